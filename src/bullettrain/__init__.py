@@ -1,0 +1,40 @@
+"""BulletTrain: robust training of neural networks at a fraction of the cost, by boundary example mining."""
+
+from bullettrain.allocation import StepBudget, theoretical_speedup
+from bullettrain.engine import BulletTrain, StepOutput
+from bullettrain.mining import (
+    Category,
+    OracleSeparation,
+    RobustFraction,
+    random_score,
+    separate,
+    signed_cross_entropy,
+    signed_gradient_norm,
+    signed_margin,
+    signed_prediction_variance,
+)
+from bullettrain.objectives import MART, PGDAT, TRADES, AugMix, Objective
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MART",
+    "PGDAT",
+    "TRADES",
+    "AugMix",
+    "BulletTrain",
+    "Category",
+    "Objective",
+    "OracleSeparation",
+    "RobustFraction",
+    "StepBudget",
+    "StepOutput",
+    "__version__",
+    "random_score",
+    "separate",
+    "signed_cross_entropy",
+    "signed_gradient_norm",
+    "signed_margin",
+    "signed_prediction_variance",
+    "theoretical_speedup",
+]

@@ -1,0 +1,41 @@
+"""What an attack ascends: one value an example, (n,), in at least float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+AttackLoss = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+"""``loss(logits (n, K), labels (n,), target (n, K) or None) -> (n,)``, to be made large."""
+
+
+def ce(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
+    """Cross-entropy with the label."""
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+def kl(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
+    """KL(target ‖ softmax of the logits); ``target`` are probabilities (n, K), and no label is needed."""
+    if target is None:
+        raise ValueError("loss='kl' needs target=, the clean probabilities (m, K)")
+    return F.kl_div(F.log_softmax(logits, dim=1), target, reduction="none").sum(dim=1)
+
+
+def margin(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
+    """The largest wrong logit less the true one: positive once the example is lost."""
+    true = logits.gather(1, labels[:, None])[:, 0]
+    other = logits.scatter(1, labels[:, None], float("-inf")).amax(dim=1)
+    return other - true
+
+
+LOSSES: dict[str, AttackLoss] = {"ce": ce, "kl": kl, "margin": margin}
+
+
+def loss_named(name: str) -> AttackLoss:
+    """The loss called ``name``."""
+    try:
+        return LOSSES[name]
+    except KeyError:
+        raise ValueError(f"there is no attack loss {name!r}; there are {', '.join(LOSSES)}") from None

@@ -1,0 +1,138 @@
+"""Projected gradient ascent with a step count of its own for every example: one visible loop."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bullettrain.attacks.losses import AttackLoss, loss_named
+from bullettrain.attacks.norms import Norm, norm_named, per_example
+from bullettrain.attacks.state import Mode, bare, frozen, underflows
+from bullettrain.checks import check_bounds, check_count, check_logits_shape, check_positive
+from bullettrain.precision import wide
+
+RandomStart = Literal["uniform", "normal"]
+
+
+def pgd(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float,
+    steps: int | Tensor,
+    step_size: float | Tensor,
+    norm: str | Norm = "linf",
+    loss: str | AttackLoss = "ce",
+    target: Tensor | None = None,
+    random_start: RandomStart | None = "uniform",
+    start: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    mode: Mode = "eval",
+) -> Tensor:
+    """Corrupt each example by as many ascent steps as it is given.
+
+    At iteration t only the examples with more than t steps are forwarded: the batch really shrinks. Examples
+    without steps come back untouched. The network is left exactly as it was found.
+
+    Args:
+        model: returns logits (n, K) for any n.
+        x: (m, …) clean examples, within ``bounds``.
+        y: (m,) labels.
+        eps: radius of the ball around ``x``.
+        steps: one number for all, or (m,) integers.
+        step_size: one number for all, or (m,).
+        norm: "linf" or "l2".
+        loss: "ce", "kl" or "margin", or a function of (logits, labels, target) that returns (n,).
+        target: (m, K) probabilities for "kl"; not tracked.
+        random_start: "uniform" in the ball, "normal" (x + 0.001·N(0,1), as TRADES and MART do), or None.
+        start: (m, …) points to start from instead; given as they are.
+        generator: source of the noise. Noise is drawn for the whole batch, so that an example's noise does
+            not depend on how many steps the others get.
+        bounds: valid range of pixels.
+        mode: of the network during the attack.
+
+    Returns:
+        (m, …) corrupted examples, detached.
+    """
+    check_positive(eps, "eps")
+    low_high = check_bounds(bounds)
+    norm = norm_named(norm) if isinstance(norm, str) else norm
+    ascend = loss_named(loss) if isinstance(loss, str) else loss
+    x = x.detach()
+    counts = _host_counts(steps, len(x))  # the one thing the host has to know: how the batch shrinks
+    if not any(counts):
+        return x.clone()
+    if start is None:
+        start = x if random_start is None else x + _noise(random_start, norm, x, eps, generator)
+    elif start.shape != x.shape:
+        raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
+
+    # Most steps first, so that the examples still under attack are always the first ones. Stable: with equal
+    # steps for everyone nothing moves, and the batch is the plain algorithm's.
+    order = sorted(range(len(counts)), key=lambda i: -counts[i])
+    steps_left = [counts[i] for i in order if counts[i]]
+    attacked = _Rows(order[: len(steps_left)], x)
+    clean, labels = attacked.take(x), attacked.take(y)
+    goal = None if target is None else attacked.take(target.detach())
+    x_adv = attacked.take(start.detach()).clone()
+    size = per_example(attacked.take(torch.as_tensor(step_size, device=x.device).expand(len(x))), x)
+
+    net = bare(model)
+    with frozen(net, mode), torch.enable_grad():
+        n = len(steps_left)
+        for t in range(steps_left[0]):
+            while steps_left[n - 1] <= t:
+                n -= 1
+            images = x_adv[:n].detach().requires_grad_()
+            logits = net(images)
+            check_logits_shape(logits, n)
+            value = ascend(wide(logits), labels[:n], None if goal is None else goal[:n]).sum()
+            # A power of two changes no direction; float16 would round small gradients to 0 without it.
+            (gradient,) = torch.autograd.grad(value * 1024 if underflows(x.device) else value, images)
+            stepped = images.detach() + size[:n] * norm.direction(gradient)
+            x_adv[:n] = norm.project(stepped, clean[:n], eps, low_high)
+    return attacked.put(x_adv, x)
+
+
+class _Rows:
+    """Some rows of a batch, in an order of their own; nothing is copied where that is all rows as they are."""
+
+    def __init__(self, rows: list[int], batch: Tensor) -> None:
+        everything = rows == list(range(len(batch)))
+        self.index = None if everything else torch.tensor(rows, device=batch.device)
+        self.format = torch.contiguous_format
+        if batch.ndim == 4 and batch.is_contiguous(memory_format=torch.channels_last):
+            self.format = torch.channels_last
+
+    def take(self, t: Tensor) -> Tensor:
+        if self.index is None:
+            return t
+        rows = t.index_select(0, self.index)
+        return rows.contiguous(memory_format=self.format) if rows.ndim == 4 else rows
+
+    def put(self, rows: Tensor, batch: Tensor) -> Tensor:
+        return rows if self.index is None else batch.clone().index_copy_(0, self.index, rows)
+
+
+def _host_counts(steps: int | Tensor, m: int) -> list[int]:
+    if not torch.is_tensor(steps):
+        return [check_count(steps, "steps")] * m
+    if steps.is_floating_point() or steps.dtype == torch.bool:
+        raise TypeError(f"steps are {steps.dtype}; give whole numbers, an integer tensor")
+    if steps.ndim and steps.shape != (m,):
+        raise ValueError(f"steps have the shape {tuple(steps.shape)}; {m} examples need ({m},)")
+    counts: list[int] = steps.expand(m).tolist()
+    check_count(min(counts), "steps")
+    return counts
+
+
+def _noise(kind: RandomStart, norm: Norm, x: Tensor, eps: float, generator: torch.Generator | None) -> Tensor:
+    if kind == "uniform":
+        return norm.noise(x, eps, generator)
+    if kind == "normal":
+        return 0.001 * torch.empty_like(x).normal_(generator=generator)
+    raise ValueError(f"there is no random start {kind!r}; there are 'uniform', 'normal' and None")

@@ -1,0 +1,79 @@
+"""The network as an attack sees it: in the mode that is asked for, weights held, everything put back after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import nn
+
+Mode = Literal["eval", "train"]
+
+
+@contextmanager
+def frozen(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
+    """Hold the network still: its modules in ``mode``, no gradient for weights, no statistic changed.
+
+    On leaving, also by an exception, each module's mode, each parameter's ``requires_grad`` and each buffer
+    are what they were. Weights without gradient also keep autocast from caching casts that have none.
+    """
+    if mode not in ("eval", "train"):
+        raise ValueError(f"there is no mode {mode!r}; an attack runs in 'eval' or 'train' mode")
+    training = [(module, module.training) for module in model.modules()]
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # In training mode batch norm writes its statistics: it gets copies, and the originals never change.
+    buffers = [
+        (module._buffers, name, buffer)
+        for module, _ in training
+        for name, buffer in module._buffers.items()
+        if mode == "train" and buffer is not None
+    ]
+    try:
+        model.train(mode == "train")
+        for parameter in learning:
+            parameter.requires_grad_(False)
+        for owner, name, buffer in buffers:
+            owner[name] = buffer.clone()
+        yield
+    finally:
+        for owner, name, buffer in buffers:
+            owner[name] = buffer
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        for module, was in training:
+            module.training = was
+
+
+@contextmanager
+def training(model: nn.Module) -> Iterator[None]:
+    """The network in training mode. One that is in training mode keeps the modes of its parts (frozen norms)."""
+    if model.training:
+        yield
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    model.train()
+    try:
+        yield
+    finally:
+        for module, was in modes:
+            module.training = was
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The module inside DistributedDataParallel, or the model itself.
+
+    Attacks differ in length from worker to worker, so they must not wait for each other's gradients.
+    """
+    inner = getattr(model, "_orig_mod", model)  # a compiled wrapper around DistributedDataParallel
+    if isinstance(inner, nn.parallel.DistributedDataParallel):
+        module = inner.module
+        assert isinstance(module, nn.Module)
+        return module
+    return model
+
+
+def underflows(device: torch.device) -> bool:
+    """Whether autocast runs in float16 here, whose small gradients round to 0."""
+    return torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.float16

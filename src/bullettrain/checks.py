@@ -1,0 +1,127 @@
+"""What bad input gets: one sentence that says what is wrong and what to do, before anything is changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+ROUNDING = 1e-4
+"""How far outside its bounds an image may be: interpolation and half precision round, nothing else does."""
+
+
+def check_fraction(value: float, name: str, *, low_open: bool = False, high_open: bool = False) -> float:
+    """``value`` as a float in [0, 1], or the half-open interval that is asked for."""
+    low, high = "(" if low_open else "[", ")" if high_open else "]"
+    above, below = value > 0 if low_open else value >= 0, value < 1 if high_open else value <= 1
+    if not (above and below):  # NaN is neither
+        raise ValueError(f"{name} is {value}; it has to lie in {low}0, 1{high}")
+    return float(value)
+
+
+def check_positive(value: float, name: str) -> float:
+    """``value`` as a finite float above 0."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} is {value}; it has to be a number above 0")
+    return float(value)
+
+
+def check_count(value: int, name: str) -> int:
+    """``value`` as an integer of at least 0; 3.0 is refused like 2.5, since it hides a mistake."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {value!r}; steps are whole numbers (an int)")
+    value = value.__index__()
+    if value < 0:
+        raise ValueError(f"{name} is {value}; steps cannot be negative")
+    return value
+
+
+def check_batch(x: Tensor, y: Tensor) -> None:
+    """Shapes and dtypes of a batch; costs nothing on any device."""
+    if not torch.is_tensor(x) or not torch.is_tensor(y):
+        raise TypeError("x and y have to be tensors: images (m, …) and class indices (m,)")
+    if not x.is_floating_point():
+        raise TypeError(f"x is {_dtype(x)}; give floating-point images, e.g. x.float() / 255 for uint8")
+    if y.dtype != torch.int64:
+        raise TypeError(f"labels are {_dtype(y)}; give class indices as int64, e.g. y.long()")
+    if x.ndim < 2:
+        raise ValueError(f"x has the shape {tuple(x.shape)}; give a batch, (m, …) with one row an example")
+    if len(x) == 0:
+        raise ValueError("the batch is empty; skip it, or use drop_last=True in the loader")
+    if y.shape != (len(x),):
+        raise ValueError(f"labels have the shape {tuple(y.shape)}; {len(x)} examples need ({len(x)},)")
+    if x.device != y.device:
+        raise ValueError(f"x is on {x.device} and the labels are on {y.device}; move them to one device")
+
+
+def check_range(x: Tensor, bounds: tuple[float, float]) -> None:
+    """Pixel values of ``x`` within ``bounds``; waits for the device."""
+    low, high = (float(v) for v in torch.aminmax(x.detach()))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError("x has NaN or infinite values; look at the input pipeline")
+    if low < bounds[0] - ROUNDING or high > bounds[1] + ROUNDING:
+        raise ValueError(
+            f"x ranges over [{low:.4g}, {high:.4g}], outside [{bounds[0]:g}, {bounds[1]:g}]; scale the images "
+            "and normalise inside the network, or give the objective bounds=(low, high)"
+        )
+
+
+def check_logits_shape(logits: object, m: int) -> None:
+    """The network's output is (m, K) with K ≥ 2; costs nothing on any device."""
+    if not torch.is_tensor(logits):
+        raise TypeError(f"the network returned {type(logits).__name__}; it has to return logits, a tensor (m, K)")
+    if logits.ndim != 2 or logits.shape[0] != m or logits.shape[1] < 2:
+        raise ValueError(
+            f"the network returned the shape {tuple(logits.shape)} for {m} examples; it has to return "
+            f"logits ({m}, K) with K ≥ 2 classes"
+        )
+    if not logits.is_floating_point():
+        raise TypeError(f"the network returned {_dtype(logits)}; logits are floating-point")
+
+
+def check_logits(logits: Tensor, m: int, step: int) -> None:
+    """No NaN and no infinity; waits for the device."""
+    if torch.isfinite(logits).all():
+        return
+    kind = "NaN" if torch.isnan(logits).any() else "infinite"
+    raise ValueError(
+        f"the network returned {kind} logits at step {step} (a forward of {m} examples); "
+        "lower the learning rate, clip gradients, or look at the weights"
+    )
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    """Labels within [0, classes); waits for the device."""
+    low, high = (int(v) for v in torch.aminmax(y))
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"labels range over [{low}, {high}], but the network has {classes} classes, 0 to {classes - 1}"
+        )
+
+
+def check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
+    """A pair (low, high) with low < high."""
+    low, high = (float(v) for v in bounds)
+    if not low < high:
+        raise ValueError(f"bounds are ({low:g}, {high:g}); give (low, high) with low < high")
+    return low, high
+
+
+@contextmanager
+def buffers_restored_on_error(model: nn.Module) -> Iterator[None]:
+    """Put the buffers (batch-norm statistics) back as they were if the block raises."""
+    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for buffer, value in saved:
+                buffer.copy_(value)
+        raise
+
+
+def _dtype(t: Tensor) -> str:
+    return str(t.dtype).removeprefix("torch.")

@@ -1,0 +1,182 @@
+"""One training step: the paper's Algorithm 2, top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bullettrain.allocation import Allocation, Work
+from bullettrain.attacks import bare
+from bullettrain.checks import (
+    buffers_restored_on_error,
+    check_batch,
+    check_count,
+    check_labels,
+    check_logits,
+    check_range,
+)
+from bullettrain.engine.workers import Workers
+from bullettrain.mining import (
+    Category,
+    RobustFraction,
+    Score,
+    Separation,
+    SeparationWithModel,
+    separate,
+    signed_prediction_variance,
+)
+from bullettrain.objectives import Objective
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step computed. Only ``loss`` carries a graph."""
+
+    loss: Tensor
+    """0-d: call ``.backward()`` on it."""
+    category: Tensor
+    """(m,) of :class:`Category`. With equal steps for everyone nothing is selected, and all are BOUNDARY."""
+    steps: Tensor
+    """(m,) steps that each example got."""
+    svar: Tensor | None
+    """(m,) scores; None where nothing was selected."""
+    work: Work
+    """Passes that were made."""
+    x_prime: Tensor
+    """(m, …) corrupted examples; AugMix: (2, m, …)."""
+    z: Tensor | None
+    """(m, K) clean training-mode logits; None for PGD-AT, whose loss has none."""
+    z_prime: Tensor
+    """(m, K) corrupted training-mode logits; AugMix: (2, m, K)."""
+
+
+class BulletTrain:
+    """Robust training that spends the effort on boundary examples. Attach it to your own loop:
+
+        train = BulletTrain(TRADES(beta=6.0, eps=8/255), budget=StepBudget(boundary=10, robust=2), gamma=0.8)
+        for x, y in loader:
+            out = train.step(model, x, y)
+            out.loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    Args:
+        objective: PGDAT, TRADES, MART or AugMix.
+        budget: steps for each class; ``StepBudget.uniform(n)`` is the plain algorithm.
+        gamma: γ in (0, 1], how far F_R is trusted; smaller is more careful.
+        momentum: p in [0, 1) of F_R's moving average.
+        score: (logits, labels) → (m,), negative where misclassified, larger where safer.
+        separation: (score, F_R) → categories (m,), or an oracle that sees the network.
+        check_every: steps between the checks of values that wait for the device (input range, label range,
+            NaN or infinite logits); the first step is always checked. 0: never.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        *,
+        budget: Allocation,
+        gamma: float = 0.8,
+        momentum: float = 0.9,
+        score: Score = signed_prediction_variance,
+        separation: Separation | SeparationWithModel = separate,
+        check_every: int = 100,
+    ) -> None:
+        self.objective = objective
+        self.budget = budget
+        self.robust_fraction = RobustFraction(gamma, momentum)
+        self.score = score
+        self.separation = separation
+        self.check_every = check_count(check_every, "check_every")
+        self.steps_taken = 0
+
+    def step(self, model: nn.Module, x: Tensor, y: Tensor, *, start: Tensor | None = None) -> StepOutput:
+        """Loss of one mini-batch; F_R moves on. The caller takes the gradient and the optimiser's step.
+
+        Args:
+            model: returns logits (n, K); may be compiled, or wrapped in DistributedDataParallel.
+            x: (m, …) clean examples in the objective's bounds.
+            y: (m,) int64 labels.
+            start: (m, …) points that the attack starts from, to fix its noise.
+        """
+        check_batch(x, y)
+        with self._watching(model, x, y):
+            out = self._algorithm(model, x, y, start)
+        self.steps_taken += 1
+        return out
+
+    def _algorithm(self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None) -> StepOutput:
+        objective, workers = self.objective, Workers(model)
+        selects = self.budget.uniform_steps is None
+        if selects:
+            s = objective.selection_logits(model, x)  # h(x)
+            svar = self.score(s.detach(), y)
+            category = self._separate(model, x, y, s.detach(), svar, workers)
+        else:  # equal steps for everyone: nothing to select, no forward for it
+            s, svar, category = None, None, torch.full_like(y, int(Category.BOUNDARY))
+        steps = self.budget.allocate(category, svar)
+        sizes = self.budget.step_sizes(category, steps, objective.eps)
+        counts = steps.cpu()  # the host has to know how the batch shrinks
+
+        x_prime = objective.corrupt(model, x, y, s, counts, sizes, start=start)  # no steps: untouched
+        z = objective.clean_logits(model, x, s)
+        z_prime = objective.corrupted_logits(model, x_prime, z, counts)  # no steps: z again
+        self.robust_fraction.update(z_prime, y, group=workers.group)
+        touched = int((counts > 0).sum())
+        loss = objective.loss(z, z_prime, y, None if touched == len(y) else steps > 0) * workers.loss_weight(y)
+        return StepOutput(
+            loss=loss,
+            category=category,
+            steps=steps,
+            svar=svar,
+            work=self._work(len(y), int(counts.sum()), touched, selects),
+            x_prime=x_prime,
+            z=None if z is None else z.detach(),
+            z_prime=z_prime.detach(),
+        )
+
+    def _separate(self, model: nn.Module, x: Tensor, y: Tensor, s: Tensor, svar: Tensor, workers: Workers) -> Tensor:
+        F_R = self.robust_fraction.value
+        if isinstance(self.separation, SeparationWithModel):
+            return self.separation.bind(bare(model), x, y, s)(svar, F_R)
+        joint, mine = workers.gather(svar)  # the quantile is over the batch of all workers
+        return self.separation(joint, F_R)[mine]
+
+    def _work(self, m: int, steps: int, touched: int, selects: bool) -> Work:
+        work = self.objective.cost.work(examples=m, steps=steps, touched=touched, selects=selects)
+        if selects and isinstance(self.separation, SeparationWithModel):
+            extra = m * self.separation.passes_per_example
+            work = Work(m, work.selection + extra, work.attack, work.update)
+        return work
+
+    @contextmanager
+    def _watching(self, model: nn.Module, x: Tensor, y: Tensor) -> Iterator[None]:
+        """On a step that is checked: look at x, y and the logits of every forward; undo on an error."""
+        if not self.check_every or self.steps_taken % self.check_every:
+            yield
+            return
+        check_range(x, self.objective.bounds)
+
+        def look(module: nn.Module, args: tuple[Any, ...], logits: Tensor) -> None:
+            if torch.is_tensor(logits) and logits.ndim == 2:  # else: the shape check has its own words
+                check_labels(y, logits.shape[1])
+                check_logits(logits, len(args[0]), self.steps_taken + 1)
+
+        hook = bare(model).register_forward_hook(look)
+        try:
+            with buffers_restored_on_error(bare(model)):
+                yield
+        finally:
+            hook.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """F_R and the number of steps taken, as plain numbers."""
+        return {"robust_fraction": self.robust_fraction.state_dict(), "steps_taken": self.steps_taken}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self.robust_fraction.load_state_dict(state["robust_fraction"])
+        self.steps_taken = check_count(state["steps_taken"], "steps_taken")

@@ -1,0 +1,43 @@
+"""Several processes as one: the joint batch of a module wrapped in DistributedDataParallel."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class Workers:
+    """The processes that share a step; one alone where the model is not wrapped."""
+
+    def __init__(self, model: nn.Module) -> None:
+        inner = getattr(model, "_orig_mod", model)
+        self.group: dist.ProcessGroup | None = None
+        if isinstance(inner, nn.parallel.DistributedDataParallel):
+            self.group = inner.process_group
+
+    def gather(self, values: Tensor) -> tuple[Tensor, slice]:
+        """``values`` (m,) of every worker in rank order, and where this worker's own stand among them."""
+        if self.group is None:
+            return values, slice(0, len(values))
+        sizes = self._sizes(values)
+        padded = values.new_zeros(max(sizes))
+        padded[: len(values)] = values
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded, group=self.group)
+        before = sum(sizes[: dist.get_rank(self.group)])
+        joint = torch.cat([part[:n] for part, n in zip(parts, sizes, strict=True)])
+        return joint, slice(before, before + len(values))
+
+    def loss_weight(self, y: Tensor) -> float:
+        """Makes the mean of the workers' losses the joint batch's: this worker's share of it × their number."""
+        if self.group is None:
+            return 1.0
+        sizes = self._sizes(y)
+        return len(y) * len(sizes) / sum(sizes)
+
+    def _sizes(self, values: Tensor) -> list[int]:
+        size = torch.tensor([len(values)], device=values.device)
+        sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(sizes, size, group=self.group)
+        return [int(n) for n in sizes]

@@ -1,0 +1,196 @@
+"""What an objective is: a corruption and a surrogate loss, with the forwards that they share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from bullettrain.allocation import Cost
+from bullettrain.attacks import AttackLoss, Norm, bare, frozen, pgd
+from bullettrain.attacks.pgd import RandomStart
+from bullettrain.attacks.state import Mode, training
+from bullettrain.checks import check_bounds, check_logits_shape, check_positive
+
+
+class Objective(ABC):
+    """The parts of one training step, in the order in which Algorithm 2 uses them.
+
+    Args:
+        selection: which clean logits select. "eval": of the network in eval mode. "train": the training-mode
+            logits of the loss, computed first and kept.
+    """
+
+    eps: float = 1.0
+    bounds: tuple[float, float] = (0.0, 1.0)
+    has_clean_term = True
+    """Whether the loss looks at the clean logits z."""
+
+    def __init__(self, selection: Mode) -> None:
+        if selection not in ("eval", "train"):
+            raise ValueError(f"selection is {selection!r}; the logits that select are of 'eval' or 'train' mode")
+        self.selection: Mode = selection
+
+    @property
+    @abstractmethod
+    def cost(self) -> Cost:
+        """Passes an example that each part costs."""
+
+    def selection_logits(self, model: nn.Module, x: Tensor) -> Tensor:
+        """s (m, K) = h(x), which select; with their graph where they are the loss's own."""
+        if self.selection == "train" and self.has_clean_term:
+            return forward(model, x)
+        return self._logits_held(model, x, self.selection)
+
+    @abstractmethod
+    def corrupt(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        s: Tensor | None,
+        steps: Tensor,
+        step_sizes: Tensor,
+        *,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        """x' = G(x): as many steps an example as ``steps`` (m,), a tensor on the host, says; none: untouched."""
+
+    def clean_logits(self, model: nn.Module, x: Tensor, s: Tensor | None) -> Tensor | None:
+        """z (m, K) = h(x) in training mode: s itself where it is that; None where the loss has no z."""
+        if not self.has_clean_term:
+            return None
+        return s if s is not None and self.selection == "train" else forward(model, x)
+
+    def corrupted_logits(self, model: nn.Module, x_prime: Tensor, z: Tensor | None, steps: Tensor) -> Tensor:
+        """z' (m, K) = h(x') in training mode. Without steps z' = z: such examples are not forwarded again."""
+        if z is None:
+            return forward(model, x_prime)
+        rows = steps.nonzero()[:, 0].to(z.device, non_blocking=True)
+        if len(rows) == 0:
+            return z
+        # The wrapper of several workers has seen this step's first forward, and syncs gradients of both.
+        if len(rows) == len(z):
+            return forward(bare(model), x_prime)
+        return z.index_copy(0, rows, forward_some(bare(model), x_prime[rows]).to(z.dtype))
+
+    @abstractmethod
+    def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:
+        """The surrogate loss, a mean over the m examples.
+
+        Args:
+            z: (m, K) clean logits.
+            z_prime: (m, K) corrupted logits; AugMix: (2, m, K).
+            y: (m,) labels.
+            touched: (m,) booleans, which examples were corrupted. The divergence of z and z' is taken over
+                these only: where z' is z there is none. None: all.
+        """
+
+    @staticmethod
+    def _logits_held(model: nn.Module, x: Tensor, mode: Mode) -> Tensor:
+        net = bare(model)
+        with frozen(net, mode), torch.no_grad():
+            return forward(net, x, as_it_is=True)
+
+
+class AdversarialObjective(Objective):
+    """An objective whose corruption is a PGD attack.
+
+    Args:
+        eps: radius of the ball.
+        norm: "linf" or "l2".
+        bounds: valid range of pixels.
+        attack_mode: mode of the network during the attack; the TRADES and MART authors have it in eval mode.
+        selection: see :class:`Objective`.
+        generator: source of the attack's noise.
+    """
+
+    attack_loss: str | AttackLoss = "ce"
+    random_start: RandomStart = "normal"
+
+    def __init__(
+        self,
+        *,
+        eps: float,
+        norm: str | Norm,
+        bounds: tuple[float, float],
+        attack_mode: Mode,
+        selection: Mode,
+        generator: torch.Generator | None,
+    ) -> None:
+        super().__init__(selection)
+        self.eps, self.norm, self.bounds = check_positive(eps, "eps"), norm, check_bounds(bounds)
+        self.attack_mode: Mode = attack_mode
+        self.generator = generator
+
+    def corrupt(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        s: Tensor | None,
+        steps: Tensor,
+        step_sizes: Tensor,
+        *,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        """x' by PGD, (m, …)."""
+        return pgd(
+            model,
+            x,
+            y,
+            eps=self.eps,
+            steps=steps,
+            step_size=step_sizes,
+            norm=self.norm,
+            loss=self.attack_loss,
+            target=self.attack_target(model, x, s),
+            random_start=self.random_start,
+            start=start,
+            generator=self.generator,
+            bounds=self.bounds,
+            mode=self.attack_mode,
+        )
+
+    def attack_target(self, model: nn.Module, x: Tensor, s: Tensor | None) -> Tensor | None:
+        """Probabilities (m, K) that the attack moves away from, where it does not use the labels."""
+        return None
+
+
+def forward(model: nn.Module, x: Tensor, *, as_it_is: bool = False) -> Tensor:
+    """Logits (n, K) in training mode, or in whatever mode the network is; their shape is checked."""
+    if as_it_is:
+        logits: Tensor = model(x)
+    else:
+        with training(model):
+            logits = model(x)
+    check_logits_shape(logits, len(x))
+    return logits
+
+
+def forward_some(model: nn.Module, x: Tensor) -> Tensor:
+    """Training-mode logits (n, K) of a part of the batch; one example alone has no statistics over 1×1 maps.
+
+    Where a batch norm refuses it for that, it is normalised by the running statistics.
+    """
+    try:
+        return forward(model, x)
+    except ValueError as error:
+        if len(x) > 1 or "more than 1 value per channel" not in str(error):
+            raise
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    for norm in norms:
+        norm.eval()
+    try:
+        return forward(model, x)
+    finally:
+        for norm in norms:
+            norm.train()
+
+
+def mean_over_touched(values: Tensor, touched: Tensor | None) -> Tensor:
+    """Sum of ``values`` (m,) over the touched examples, divided by all m."""
+    if touched is not None:
+        values = torch.where(touched, values, 0.0)
+    return values.mean()

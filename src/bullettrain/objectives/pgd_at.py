@@ -1,0 +1,55 @@
+"""PGD adversarial training: learn from the attacked examples alone."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bullettrain.allocation import Cost
+from bullettrain.attacks import Norm
+from bullettrain.attacks.state import Mode
+from bullettrain.objectives.base import AdversarialObjective
+from bullettrain.precision import wide
+
+
+class PGDAT(AdversarialObjective):
+    """Madry et al.: CE(z', y), with x' by ascent on the cross-entropy from a uniform start in the ball.
+
+    Its loss has no clean term, so x' is forwarded once with the untouched examples in it as they are, and
+    selecting costs a clean forward of its own.
+
+    Args: see :class:`AdversarialObjective`.
+    """
+
+    attack_loss = "ce"
+    random_start = "uniform"
+    has_clean_term = False
+
+    def __init__(
+        self,
+        *,
+        eps: float = 0.031,
+        norm: str | Norm = "linf",
+        bounds: tuple[float, float] = (0.0, 1.0),
+        attack_mode: Mode = "eval",
+        selection: Mode = "eval",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(
+            eps=eps,
+            norm=norm,
+            bounds=bounds,
+            attack_mode=attack_mode,
+            selection=selection,
+            generator=generator,
+        )
+
+    @property
+    def cost(self) -> Cost:
+        """2N + 3 plain; 1 + 2Σ + 3 with mining."""
+        return Cost(selection=1, clean=0, corrupted=3, untouched=3)
+
+    def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:
+        """CE(z', y); ``z`` may be None."""
+        return F.cross_entropy(wide(z_prime), y)

@@ -1,0 +1,67 @@
+"""TRADES: a clean term, and a robust one that keeps the corrupted prediction near the clean one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bullettrain.allocation import Cost
+from bullettrain.attacks import Norm
+from bullettrain.attacks.state import Mode
+from bullettrain.checks import check_positive
+from bullettrain.objectives.base import AdversarialObjective, mean_over_touched
+from bullettrain.precision import wide
+
+
+class TRADES(AdversarialObjective):
+    """Zhang et al.: CE(z, y) + β·KL(softmax z ‖ softmax z'), with x' by ascent on the same KL.
+
+    The attack's target, the clean probabilities in eval mode, is computed once; the same logits select.
+
+    Args:
+        beta: β = 1/λ, the weight of the robust term.
+        Others: see :class:`AdversarialObjective`.
+    """
+
+    attack_loss = "kl"
+    random_start = "normal"
+
+    def __init__(
+        self,
+        *,
+        beta: float = 6.0,
+        eps: float = 0.031,
+        norm: str | Norm = "linf",
+        bounds: tuple[float, float] = (0.0, 1.0),
+        attack_mode: Mode = "eval",
+        selection: Mode = "eval",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(
+            eps=eps,
+            norm=norm,
+            bounds=bounds,
+            attack_mode=attack_mode,
+            selection=selection,
+            generator=generator,
+        )
+        self.beta = check_positive(beta, "beta")
+
+    @property
+    def cost(self) -> Cost:
+        """1 + 2N + 6 plain; 1 + 2Σ + 3·(2 − s) with mining."""
+        return Cost(selection=1 if self.selection == "eval" != self.attack_mode else 0, target=1)
+
+    def attack_target(self, model: nn.Module, x: Tensor, s: Tensor | None) -> Tensor:
+        """Clean probabilities (m, K) in the attack's mode: those of ``s`` where it is of that mode."""
+        if s is None or not self.selection == "eval" == self.attack_mode:
+            s = self._logits_held(model, x, self.attack_mode)
+        return wide(s).softmax(dim=1)
+
+    def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:
+        """CE(z, y) + β·KL(softmax z ‖ softmax z'); the target of the KL is not detached."""
+        assert z is not None
+        z, z_prime = wide(z), wide(z_prime)
+        kl = F.kl_div(F.log_softmax(z_prime, dim=1), F.softmax(z, dim=1), reduction="none").sum(dim=1)
+        return F.cross_entropy(z, y) + self.beta * mean_over_touched(kl, touched)
