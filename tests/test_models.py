@@ -276,9 +276,7 @@ def test_the_unused_sub_block1_of_the_trades_checkpoint_is_dropped() -> None:
     wrapped.load_state_dict({f"0.{k}": v for k, v in checkpoint.items()}, strict=True)
 
 
-@pytest.mark.parametrize(
-    "name", ["block4.layer.0.conv1.weight", "sub_block2.x", "sub_block1x", "normalize.mean"]
-)
+@pytest.mark.parametrize("name", ["block4.layer.0.conv1.weight", "sub_block2.x", "sub_block1x", "normalize.mean"])
 def test_other_unexpected_names_are_still_refused(name: str) -> None:
     net = WideResNet(10, 1)
     with pytest.raises(RuntimeError, match="Unexpected key"):

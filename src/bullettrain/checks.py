@@ -39,6 +39,15 @@ def check_count(value: int, name: str) -> int:
     return value
 
 
+def check_steps(steps: Tensor, m: int) -> Tensor:
+    """Allocated steps as (m,) integers; their sign is checked where the host reads them."""
+    if steps.is_floating_point() or steps.dtype == torch.bool or steps.shape != (m,):
+        raise TypeError(
+            f"the budget allocated {_dtype(steps)} of shape {tuple(steps.shape)}; steps are whole numbers, ({m},)"
+        )
+    return steps
+
+
 def check_batch(x: Tensor, y: Tensor) -> None:
     """Shapes and dtypes of a batch; costs nothing on any device."""
     if not torch.is_tensor(x) or not torch.is_tensor(y):
@@ -82,13 +91,13 @@ def check_logits_shape(logits: object, m: int) -> None:
         raise TypeError(f"the network returned {_dtype(logits)}; logits are floating-point")
 
 
-def check_logits(logits: Tensor, m: int, step: int) -> None:
+def check_logits(logits: Tensor, step: int) -> None:
     """No NaN and no infinity; waits for the device."""
     if torch.isfinite(logits).all():
         return
     kind = "NaN" if torch.isnan(logits).any() else "infinite"
     raise ValueError(
-        f"the network returned {kind} logits at step {step} (a forward of {m} examples); "
+        f"the network returned {kind} logits at step {step}; "
         "lower the learning rate, clip gradients, or look at the weights"
     )
 

@@ -80,4 +80,5 @@ def per_example(values: Tensor, like: Tensor) -> Tensor:
 
 def length(t: Tensor) -> Tensor:
     """Euclidean length (m,) of each example of (m, …)."""
-    return t.flatten(1).norm(dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(t.flatten(1), dim=1)
+    return lengths

@@ -79,7 +79,8 @@ def pgd(
     clean, labels = attacked.take(x), attacked.take(y)
     goal = None if target is None else attacked.take(target.detach())
     x_adv = attacked.take(start.detach()).clone()
-    size = per_example(attacked.take(torch.as_tensor(step_size, device=x.device).expand(len(x))), x)
+    sizes = step_size if torch.is_tensor(step_size) else torch.full((), step_size, dtype=x.dtype, device=x.device)
+    size = per_example(attacked.take(sizes.to(x.device).expand(len(x))), x)
 
     net = bare(model)
     with frozen(net, mode), torch.enable_grad():

@@ -12,6 +12,13 @@ from torch import nn
 Mode = Literal["eval", "train"]
 
 
+def check_mode(mode: Mode, name: str) -> Mode:
+    """``mode``, if there is such a one."""
+    if mode not in ("eval", "train"):
+        raise ValueError(f"{name} is {mode!r}; a network is in 'eval' or 'train' mode")
+    return mode
+
+
 @contextmanager
 def frozen(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
     """Hold the network still: its modules in ``mode``, no gradient for weights, no statistic changed.
@@ -19,8 +26,7 @@ def frozen(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
     On leaving, also by an exception, each module's mode, each parameter's ``requires_grad`` and each buffer
     are what they were. Weights without gradient also keep autocast from caching casts that have none.
     """
-    if mode not in ("eval", "train"):
-        raise ValueError(f"there is no mode {mode!r}; an attack runs in 'eval' or 'train' mode")
+    check_mode(mode, "mode")
     training = [(module, module.training) for module in model.modules()]
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # In training mode batch norm writes its statistics: it gets copies, and the originals never change.

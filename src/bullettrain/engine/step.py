@@ -18,7 +18,9 @@ from bullettrain.checks import (
     check_count,
     check_labels,
     check_logits,
+    check_logits_shape,
     check_range,
+    check_steps,
 )
 from bullettrain.engine.workers import Workers
 from bullettrain.mining import (
@@ -85,6 +87,11 @@ class BulletTrain:
         separation: Separation | SeparationWithModel = separate,
         check_every: int = 100,
     ) -> None:
+        if not isinstance(objective, Objective):
+            name = getattr(objective, "__name__", type(objective).__name__)
+            raise TypeError(f"the objective is {name}; give an instance, e.g. TRADES()")
+        if not hasattr(budget, "allocate"):
+            raise TypeError(f"the budget is {budget!r}; give StepBudget(boundary, robust) or StepBudget.uniform(n)")
         self.objective = objective
         self.budget = budget
         self.robust_fraction = RobustFraction(gamma, momentum)
@@ -117,7 +124,7 @@ class BulletTrain:
             category = self._separate(model, x, y, s.detach(), svar, workers)
         else:  # equal steps for everyone: nothing to select, no forward for it
             s, svar, category = None, None, torch.full_like(y, int(Category.BOUNDARY))
-        steps = self.budget.allocate(category, svar)
+        steps = check_steps(self.budget.allocate(category, svar), len(y))
         sizes = self.budget.step_sizes(category, steps, objective.eps)
         counts = steps.cpu()  # the host has to know how the batch shrinks
 
@@ -161,9 +168,9 @@ class BulletTrain:
         check_range(x, self.objective.bounds)
 
         def look(module: nn.Module, args: tuple[Any, ...], logits: Tensor) -> None:
-            if torch.is_tensor(logits) and logits.ndim == 2:  # else: the shape check has its own words
-                check_labels(y, logits.shape[1])
-                check_logits(logits, len(args[0]), self.steps_taken + 1)
+            check_logits_shape(logits, len(args[0]))
+            check_labels(y, logits.shape[1])
+            check_logits(logits, self.steps_taken + 1)
 
         hook = bare(model).register_forward_hook(look)
         try:

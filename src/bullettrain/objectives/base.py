@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from bullettrain.allocation import Cost
 from bullettrain.attacks import AttackLoss, Norm, bare, frozen, pgd
+from bullettrain.attacks.norms import norm_named
 from bullettrain.attacks.pgd import RandomStart
-from bullettrain.attacks.state import Mode, training
+from bullettrain.attacks.state import Mode, check_mode, training
 from bullettrain.checks import check_bounds, check_logits_shape, check_positive
 
 
@@ -28,9 +29,7 @@ class Objective(ABC):
     """Whether the loss looks at the clean logits z."""
 
     def __init__(self, selection: Mode) -> None:
-        if selection not in ("eval", "train"):
-            raise ValueError(f"selection is {selection!r}; the logits that select are of 'eval' or 'train' mode")
-        self.selection: Mode = selection
+        self.selection: Mode = check_mode(selection, "selection")
 
     @property
     @abstractmethod
@@ -120,8 +119,9 @@ class AdversarialObjective(Objective):
         generator: torch.Generator | None,
     ) -> None:
         super().__init__(selection)
-        self.eps, self.norm, self.bounds = check_positive(eps, "eps"), norm, check_bounds(bounds)
-        self.attack_mode: Mode = attack_mode
+        self.eps, self.bounds = check_positive(eps, "eps"), check_bounds(bounds)
+        self.norm = norm_named(norm) if isinstance(norm, str) else norm
+        self.attack_mode: Mode = check_mode(attack_mode, "attack_mode")
         self.generator = generator
 
     def corrupt(

@@ -59,8 +59,8 @@ class MART(AdversarialObjective):
         assert z is not None
         z_prime = wide(z_prime)
         p, p_prime = F.softmax(wide(z), dim=1), F.softmax(z_prime, dim=1)
-        wrong = p_prime.scatter(1, y[:, None], -1.0).max(dim=1).values
-        boosted = F.cross_entropy(z_prime, y) - torch.log(1.0001 - wrong + 1e-12).mean()
-        kl = F.kl_div(torch.log(p_prime + 1e-12), p, reduction="none").sum(dim=1)
+        rival = p_prime.scatter(1, y[:, None], -1.0).argmax(dim=1)  # the wrong class that comes nearest
+        boosted = F.cross_entropy(z_prime, y) + F.nll_loss(torch.log(1.0001 - p_prime + 1e-12), rival)
         weight = 1.0000001 - p.gather(1, y[:, None])[:, 0]
+        kl = F.kl_div(torch.log(p_prime + 1e-12), p, reduction="none").sum(dim=1)
         return boosted + self.beta * mean_over_touched(kl * weight, touched)

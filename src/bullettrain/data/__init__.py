@@ -1,0 +1,36 @@
+"""Datasets: reading them, fetching them, and batches of them on the device.
+
+`load` reads one into an `ImageSet`, `split_validation` holds a part of it out, a `Loader` gives its batches;
+`prepare`, `verify` and `available` are behind `bullettrain data`.
+"""
+
+from bullettrain.data.augment import Augment, Draws, to_unit
+from bullettrain.data.base import DataError, ImageSet, root
+from bullettrain.data.download import Progress, prepare, progress_bar
+from bullettrain.data.loader import Loader
+from bullettrain.data.sets import NAMES, load, split_validation
+from bullettrain.data.sources import SOURCES, Archive, Availability, File, FileCheck, Source, available, verify
+
+__all__ = [
+    "NAMES",
+    "SOURCES",
+    "Archive",
+    "Augment",
+    "Availability",
+    "DataError",
+    "Draws",
+    "File",
+    "FileCheck",
+    "ImageSet",
+    "Loader",
+    "Progress",
+    "Source",
+    "available",
+    "load",
+    "prepare",
+    "progress_bar",
+    "root",
+    "split_validation",
+    "to_unit",
+    "verify",
+]

@@ -1,0 +1,105 @@
+"""What every part of the data package shares: the error, the image set, and where datasets are looked for."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ENVIRONMENT = "BULLETTRAIN_DATA"
+
+
+class DataError(ValueError):
+    """A dataset that cannot be read: one sentence with the file, what is wrong with it, and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Labelled images of one size, as they lie in memory.
+
+    images: uint8 (n, C, H, W); labels: int64 (n,), each an index into classes.
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise DataError(
+                f"images are {self.images.dtype} of shape {tuple(self.images.shape)}: give uint8 (n, C, H, W)."
+            )
+        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+            raise DataError(
+                f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)}:"
+                f" give int64 ({len(self.images)},), one for each image."
+            )
+        if len(self.labels):
+            low, high = (int(end) for end in self.labels.aminmax())
+            if low < 0 or high >= len(self.classes):
+                raise DataError(
+                    f"labels run from {low} to {high}, but {len(self.classes)} classes"
+                    f" need labels from 0 to {len(self.classes) - 1}."
+                )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, indices: Tensor) -> ImageSet:
+        """The images at `indices`, int64 (m,), in that order."""
+        return ImageSet(self.images[indices], self.labels[indices], self.classes)
+
+    def to(self, device: torch.device | str) -> ImageSet:
+        """The same set on `device`; itself when it is there already."""
+        images, labels = self.images.to(device), self.labels.to(device)
+        if images is self.images and labels is self.labels:
+            return self
+        return ImageSet(images, labels, self.classes)
+
+
+def root(data_dir: str | Path | None = None) -> Path:
+    """The folder datasets are looked for in: `data_dir`, else $BULLETTRAIN_DATA, else the user's cache."""
+    if data_dir is not None:
+        return Path(data_dir).expanduser()
+    if os.environ.get(ENVIRONMENT):
+        return Path(os.environ[ENVIRONMENT]).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "bullettrain"
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A generator's seed from a tuple: hashed, because neighbours must give unrelated streams."""
+    digest = hashlib.blake2b("/".join(str(part) for part in parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def need(module: str, package: str, why: str) -> Any:
+    """The module of an optional package, imported now, or an error that names the extra to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DataError(f'{why} needs {package}: pip install "bullettrain[app]".') from error
+
+
+def missing(path: Path, name: str) -> DataError:
+    """The error for a file of dataset `name` that is not at `path`."""
+    return DataError(
+        f"{path} is missing: run `bullettrain data prepare {name}`, put the file there yourself,"
+        f" or name the folder that has it with --data-dir or {ENVIRONMENT}."
+    )
+
+
+def read_bytes(path: Path, name: str) -> bytes:
+    """The bytes of a file of dataset `name`, or a DataError that says why there are none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise missing(path, name) from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error

@@ -1,0 +1,143 @@
+"""Batches on the device: from one resident tensor when it fits, through a standard DataLoader when not.
+
+Every batch is a function of (seed, epoch, batch index) alone. So a run resumes in the middle of an epoch,
+several processes cut the same joint batch into shares, and whether the data fits changes no batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from bullettrain.data.augment import Augment, to_unit
+from bullettrain.data.base import DataError, ImageSet, derive_seed
+
+RESIDENT_SHARE = 0.4  # of the free device memory: the network and its activations need the rest
+
+
+class Loader:
+    """Batches of `data`, epoch by epoch.
+
+    batch_size is the joint batch over all `world` processes; process `rank` gets its contiguous share of
+    each, near-equal in size (and empty, where a last batch is smaller than the world, so that every process
+    takes the same number of steps). resident=None puts the images on the device when they take up at most
+    40 % of its free memory.
+    """
+
+    def __init__(
+        self,
+        data: ImageSet,
+        *,
+        batch_size: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        augment: Augment | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        rank: int = 0,
+        world: int = 1,
+        resident: bool | None = None,
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
+    ) -> None:
+        if batch_size < 1:
+            raise DataError(f"batch_size={batch_size}: a batch has at least one image.")
+        if not 0 <= rank < world:
+            raise DataError(f"rank={rank} of world={world}: ranks count from 0 to world - 1.")
+        if drop_last and 0 < len(data) < batch_size:
+            raise DataError(
+                f"{len(data)} images make no full batch of {batch_size}:"
+                " choose a smaller batch size, or keep the last batch (drop_last=False)."
+            )
+        self.device = torch.device(device)
+        self.resident = _fits(data, self.device) if resident is None else resident
+        self.data = data.to(self.device if self.resident else "cpu")
+        self.batch_size, self.seed, self.augment = batch_size, seed, augment
+        self.shuffle, self.drop_last, self.rank, self.world = shuffle, drop_last, rank, world
+        self.dtype, self.channels_last = dtype, channels_last
+
+    def __len__(self) -> int:
+        """Batches an epoch, the same for every rank."""
+        if self.drop_last:
+            return len(self.data) // self.batch_size
+        return -(-len(self.data) // self.batch_size)
+
+    def joint_size(self, index: int) -> int:
+        """How many images batch `index` has over all processes."""
+        return min(self.batch_size, len(self.data) - index * self.batch_size)
+
+    def order(self, epoch: int) -> Tensor:
+        """The order the images come in, int64 (n,), drawn on the device."""
+        n = len(self.data)
+        if not self.shuffle:
+            return torch.arange(n, device=self.device)
+        generator = torch.Generator(self.device)
+        generator.manual_seed(derive_seed(self.seed, epoch, "order"))
+        return torch.randperm(n, generator=generator, device=self.device)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch from batch `start` on.
+
+        Each is x, `dtype` (m, C, H, W) in [0, 1], and y, int64 (m,), both on the device. The same call gives
+        the same batches, whatever was iterated before; neither torch's nor numpy's global generator is used.
+        """
+        if not 0 <= start <= len(self):
+            raise DataError(f"start={start}: an epoch has batches 0 to {len(self)}.")
+        return self._batches(epoch, start)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator(self.device)
+        for index, (x, y) in enumerate(self._rows(epoch, start), start):
+            if self.augment is not None:
+                generator.manual_seed(derive_seed(self.seed, epoch, index))
+                # Drawn for the joint batch and then cut, so that the number of processes changes no image.
+                draws = self.augment.draw(self.joint_size(index), generator)
+                x = self.augment.apply(x, draws[self._share(index)])
+            yield to_unit(x, self.dtype, self.channels_last), y
+
+    def _share(self, index: int) -> slice:
+        """The part of joint batch `index` that falls to this rank."""
+        size = self.joint_size(index)
+        return slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
+
+    def _rows(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The bytes and labels of this rank's share of each batch, on the device."""
+        order = self.order(epoch)
+        if not self.resident:
+            order = order.cpu()  # once an epoch, the only wait for the device
+        starts = [index * self.batch_size for index in range(len(self))]
+        shares = [order[at : at + self.batch_size][self._share(i)] for i, at in enumerate(starts)][start:]
+        if self.resident:
+            for rows in shares:
+                yield self.data.images.index_select(0, rows), self.data.labels.index_select(0, rows)
+        else:
+            loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
+                _Rows(self.data),
+                batch_size=None,
+                sampler=shares,  # an iterable of whole batches' indices
+                pin_memory=self.device.type == "cuda",
+                generator=torch.Generator(),  # else DataLoader draws a seed from the global one
+            )
+            for x, y in loader:
+                yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+
+
+class _Rows(Dataset[tuple[Tensor, Tensor]]):
+    """An image set that is asked for a batch of rows at a time."""
+
+    def __init__(self, data: ImageSet) -> None:
+        self.data = data
+
+    def __getitem__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return self.data.images.index_select(0, rows), self.data.labels.index_select(0, rows)
+
+
+def _fits(data: ImageSet, device: torch.device) -> bool:
+    """Whether the images may lie on the device; on anything but a CUDA device they do."""
+    if device.type != "cuda" or data.images.device.type == "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return data.images.nbytes <= RESIDENT_SHARE * free

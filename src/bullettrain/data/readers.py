@@ -1,0 +1,160 @@
+"""Readers of MNIST idx files and CIFAR batches, laid out as torchvision does, and of the digits."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bullettrain.data.base import DataError, ImageSet, need, read_bytes
+from bullettrain.data.pickles import read_pickle
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+MNIST_FOLDER = Path("MNIST", "raw")
+MNIST_PREFIX = {"train": "train", "test": "t10k"}
+CIFAR10_FOLDER = Path("cifar-10-batches-py")
+CIFAR10_FILES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
+CIFAR100_FOLDER = Path("cifar-100-python")
+
+_IDX_KINDS = {0x0801: "labels", 0x0803: "images"}
+
+
+def read_mnist(root: Path, split: str) -> ImageSet:
+    """MNIST, images (n, 1, 28, 28), from root/MNIST/raw, as plain or as .gz files."""
+    folder = root / MNIST_FOLDER
+    images_path = idx_path(folder / f"{MNIST_PREFIX[split]}-images-idx3-ubyte")
+    labels_path = idx_path(folder / f"{MNIST_PREFIX[split]}-labels-idx1-ubyte")
+    images, labels = read_idx(images_path, "images"), read_idx(labels_path, "labels")
+    check_labels(labels_path, labels, 10)
+    if len(images) != len(labels):
+        raise DataError(
+            f"{images_path} has {len(images)} images but {labels_path.name} has {len(labels)} labels:"
+            " they are not of one set; run `bullettrain data prepare mnist`."
+        )
+    return image_set(images[:, None], labels, tuple("0123456789"))
+
+
+def idx_path(path: Path) -> Path:
+    """`path` itself, or with .gz after it where only that is there."""
+    packed = path.with_name(path.name + ".gz")
+    return packed if packed.exists() and not path.exists() else path
+
+
+def idx_bytes(path: Path) -> bytes:
+    """The content of an idx file, unpacked where its name ends in .gz."""
+    data = read_bytes(path, "mnist")
+    if path.suffix != ".gz":
+        return data
+    try:
+        return gzip.decompress(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        what = "is truncated" if isinstance(error, EOFError) else "is not a gzip file"
+        raise DataError(f"{path} {what}: delete it and run `bullettrain data prepare mnist`.") from error
+
+
+def read_idx(path: Path, kind: str) -> Array:
+    """The uint8 array of an idx file: (n, H, W) where kind is "images", (n,) where it is "labels"."""
+    data = idx_bytes(path)
+    remedy = "delete it and run `bullettrain data prepare mnist`"
+    found = _IDX_KINDS.get(int.from_bytes(data[:4], "big"))
+    if found is None:
+        raise DataError(f"{path} is not an MNIST idx file (it begins with {data[:4].hex(' ') or 'nothing'}): {remedy}.")
+    if found != kind:
+        raise DataError(f"{path} holds {found} where {kind} were expected, as if it were renamed: {remedy}.")
+    start = 8 if kind == "labels" else 16
+    shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, start, 4))
+    size = start + math.prod(shape)
+    if len(data) < max(start, size):
+        raise DataError(f"{path} is truncated, {len(data)} bytes of {max(start, size)}: {remedy}.")
+    if len(data) > size:
+        raise DataError(f"{path} has {len(data)} bytes where its header promises {size}: {remedy}.")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def read_cifar10(root: Path, split: str) -> ImageSet:
+    """CIFAR-10, images (n, 3, 32, 32), from root/cifar-10-batches-py."""
+    folder = root / CIFAR10_FOLDER
+    classes = read_names(folder / "batches.meta", "label_names", 10, "cifar10")
+    batches = [read_batch(folder / name, "labels", 10, "cifar10") for name in CIFAR10_FILES[split]]
+    return image_set(
+        np.concatenate([images for images, _ in batches]),
+        np.concatenate([labels for _, labels in batches]),
+        classes,
+    )
+
+
+def read_cifar100(root: Path, split: str) -> ImageSet:
+    """CIFAR-100 with its 100 fine classes, images (n, 3, 32, 32), from root/cifar-100-python."""
+    folder = root / CIFAR100_FOLDER
+    classes = read_names(folder / "meta", "fine_label_names", 100, "cifar100")
+    images, labels = read_batch(folder / split, "fine_labels", 100, "cifar100")
+    return image_set(images, labels, classes)
+
+
+def read_batch(path: Path, key: str, classes: int, name: str) -> tuple[Array, Array]:
+    """One CIFAR batch: images uint8 (n, 3, 32, 32) and labels int64 (n,), which lie under `key`."""
+    content = read_pickle(path, name)
+    if "data" not in content or key not in content:
+        there = ", ".join(sorted(content)) or "nothing"
+        raise DataError(f"{path} is no {name} batch: it holds {there}, and 'data' and '{key}' were expected.")
+    images = np.asarray(content["data"])
+    if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 3072:
+        raise DataError(
+            f"{path} holds {images.dtype} data of shape {images.shape} where {name} has uint8 (n, 3072):"
+            f" delete it and run `bullettrain data prepare {name}`."
+        )
+    try:
+        labels = np.asarray(content[key])
+    except ValueError:
+        labels = np.empty(0)  # a ragged list, refused below
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise DataError(f"{path} holds '{key}' that are no list of integers: it is no {name} batch.")
+    check_labels(path, labels, classes)
+    if len(images) != len(labels):
+        raise DataError(
+            f"{path} has {len(images)} images but {len(labels)} labels:"
+            f" delete it and run `bullettrain data prepare {name}`."
+        )
+    return images.reshape(-1, 3, 32, 32), labels.astype(np.int64)
+
+
+def read_names(path: Path, key: str, count: int, name: str) -> tuple[str, ...]:
+    """The class names that lie under `key` in CIFAR's file of names."""
+    names = read_pickle(path, name).get(key)
+    if not isinstance(names, list) or len(names) != count:
+        raise DataError(
+            f"{path} does not hold the {count} '{key}' of {name}: delete it and run `bullettrain data prepare {name}`."
+        )
+    return tuple(n.decode("latin1") if isinstance(n, bytes) else str(n) for n in names)
+
+
+def read_digits() -> ImageSet:
+    """Scikit-learn's handwritten digits, images (1797, 1, 8, 8), their values 0..16 spread to 0..255."""
+    digits = need("sklearn.datasets", "scikit-learn", "the digits dataset").load_digits()
+    images = np.round(digits.images * (255 / 16)).astype(np.uint8)
+    return image_set(images[:, None], digits.target.astype(np.int64), tuple("0123456789"))
+
+
+def check_labels(path: Path, labels: Array, classes: int) -> None:
+    """Refuse a file of no labels, and one with a label outside 0..classes-1."""
+    if not len(labels):
+        raise DataError(f"{path} holds no labels: a dataset has at least one image.")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise DataError(
+            f"{path} has the label {low if low < 0 else high}, outside 0 to {classes - 1}:"
+            " it is damaged, or of another dataset."
+        )
+
+
+def image_set(images: Array, labels: Array, classes: tuple[str, ...]) -> ImageSet:
+    """An ImageSet of arrays (n, C, H, W) and (n,); read-only ones are copied, torch wants to write."""
+    images = np.require(images, np.uint8, ["C", "W"])
+    labels = np.require(labels, np.int64, ["C", "W"])
+    return ImageSet(torch.from_numpy(images), torch.from_numpy(labels), classes)

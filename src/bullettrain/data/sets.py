@@ -1,0 +1,118 @@
+"""`load` a dataset by name or path, and split off a part of one, class by class, from a seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bullettrain.data.base import DataError, ImageSet, derive_seed
+from bullettrain.data.base import root as find_root
+from bullettrain.data.files import class_names, read_folder, read_npz
+from bullettrain.data.readers import image_set, read_cifar10, read_cifar100, read_digits, read_mnist
+
+NAMES = ("digits", "mnist", "cifar10", "cifar100")
+TEST_SHARE, TEST_SEED = 0.2, 0  # where a dataset comes without a test set of its own
+
+Split = Literal["train", "test"]
+
+
+def load(
+    name_or_path: str,
+    *,
+    split: Split,
+    root: str | Path | None = None,
+    image_size: int | tuple[int, int] | None = None,
+) -> ImageSet:
+    """A dataset: "digits", "mnist", "cifar10", "cifar100", "folder:PATH" or "npz:PATH".
+
+    folder:PATH takes PATH/train and PATH/test where both are there, npz:PATH takes PATH/train.npz and
+    PATH/test.npz where PATH is a folder; otherwise, as with the digits, a fifth of every class is the test
+    set, always the same one. image_size, a side or (H, W), resizes the images of a folder.
+    """
+    if split not in ("train", "test"):
+        raise DataError(f"split {split!r} is unknown: there are train and test.")
+    kind, colon, where = name_or_path.partition(":")
+    if image_size is not None and kind != "folder":
+        raise DataError(f"an image size was given for {name_or_path}: only folders of images are resized.")
+    if colon and kind in ("folder", "npz") and where:
+        path = Path(where).expanduser()
+        return _load_npz(path, split) if kind == "npz" else _load_folder(path, split, _size(image_size))
+    if name_or_path == "digits":
+        return _part(read_digits(), split)
+    readers = {"mnist": read_mnist, "cifar10": read_cifar10, "cifar100": read_cifar100}
+    if name_or_path not in readers:
+        raise DataError(f"dataset {name_or_path!r} is unknown: there are {', '.join(NAMES)}, folder:PATH and npz:PATH.")
+    return readers[name_or_path](find_root(root), split)
+
+
+def split_validation(data: ImageSet, size: int, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Hold out `size` images from the seed, every class in proportion: (the others, those held out).
+
+    Both keep the order of `data`; size 0 gives `data` itself and an empty set.
+    """
+    if size and not 0 < size < len(data):
+        raise DataError(f"a validation split of {size} images was asked of {len(data)}: choose 0 to {len(data) - 1}.")
+    rest, held = stratified(data.labels, size, seed)
+    return (data if size == 0 else data.subset(rest)), data.subset(held)
+
+
+def stratified(labels: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of labels, int64 (n,), in two sorted parts of n - size and size, every class in proportion."""
+    counts = torch.bincount(labels.cpu()).tolist()
+    quotas = [size * count // max(len(labels), 1) for count in counts]
+    # The images that rounding down left over go to the classes that lost most by it, first ones first.
+    by_loss = sorted(range(len(counts)), key=lambda c: -(size * counts[c] % max(len(labels), 1)))
+    for c in by_loss[: size - sum(quotas)]:
+        quotas[c] += 1
+    generator = torch.Generator().manual_seed(derive_seed(seed, "split"))
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for c, quota in enumerate(quotas):
+        members = (labels.cpu() == c).nonzero()[:, 0]
+        held[members[torch.randperm(len(members), generator=generator)[:quota]]] = True
+    parts = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+    return parts[0].to(labels.device), parts[1].to(labels.device)
+
+
+def _part(data: ImageSet, split: Split) -> ImageSet:
+    """The training or the test part of a dataset that comes in one."""
+    train, test = stratified(data.labels, round(len(data) * TEST_SHARE), TEST_SEED)
+    return data.subset(train if split == "train" else test)
+
+
+def _load_folder(path: Path, split: Split, image_size: tuple[int, int] | None) -> ImageSet:
+    if (path / "train").is_dir() and (path / "test").is_dir():
+        return read_folder(path / split, classes=class_names(path / "train"), image_size=image_size)
+    return _part(read_folder(path, image_size=image_size), split)
+
+
+def _load_npz(path: Path, split: Split) -> ImageSet:
+    parts = {"all": path}
+    if path.is_dir():
+        parts = {"train": path / "train.npz", "test": path / "test.npz"}
+    arrays = {part: read_npz(file) for part, file in parts.items()}
+    # Over both parts: a class that only one of them has is still a class.
+    top = max(int(y.max()) for _, y in arrays.values())
+    if top >= sum(len(y) for _, y in arrays.values()):
+        raise DataError(f"{path} has the label {top}, but fewer images: number the classes from 0 on.")
+    classes = tuple(str(c) for c in range(top + 1))
+    if "all" in arrays:
+        return _part(image_set(*arrays["all"], classes), split)
+    shapes = {part: x.shape[1:] for part, (x, _) in arrays.items()}
+    if shapes["train"] != shapes["test"]:
+        raise DataError(
+            f"{parts['test']} has images of shape {shapes['test']} but {parts['train'].name} of"
+            f" {shapes['train']}: give both the same."
+        )
+    return image_set(*arrays[split], classes)
+
+
+def _size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    if image_size is None:
+        return None
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if height < 1 or width < 1:
+        raise DataError(f"image size {height}x{width}: give at least one pixel each way.")
+    return height, width

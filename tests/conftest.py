@@ -1,0 +1,70 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from torch import nn
+
+settings.register_profile(
+    "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+settings.load_profile("default")
+torch.set_num_threads(1)  # tests are small: threads cost more than they give, and workers share the cores
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def real_data() -> Path:
+    folder = os.environ.get("BULLETTRAIN_DATA")
+    if not folder:
+        pytest.skip("BULLETTRAIN_DATA is not set: no real data to test on")
+    return Path(folder)
+
+
+def tiny_net(classes=4, channels=1, size=4, seed=0) -> nn.Sequential:
+    """A smooth network in float64 without batch norm: one example at a time gives what the batch gives."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(channels * size * size, 12), nn.Tanh(), nn.Linear(12, classes)
+    ).double()
+
+
+def norm_net(classes=4, channels=3) -> nn.Sequential:
+    """A small convolutional network with batch norm."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 3, padding=1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24, classes),
+    )
+
+
+def batch(m=16, classes=4, channels=3, size=6, dtype=torch.float32, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(m, channels, size, size, generator=generator, dtype=dtype)
+    return x, torch.randint(classes, (m,), generator=generator)
+
+
+def snapshot(model: nn.Module):
+    """Everything an attack must leave as it was."""
+    return (
+        {name: value.clone() for name, value in model.state_dict().items()},
+        [module.training for module in model.modules()],
+        [(p.requires_grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()],
+    )
+
+
+def assert_same(before, after):
+    assert before[1] == after[1]
+    for name in before[0]:
+        assert torch.equal(before[0][name], after[0][name]), name
+    for (needs, grad), (needs_now, grad_now) in zip(before[2], after[2], strict=True):
+        assert needs == needs_now
+        assert (grad is None and grad_now is None) or torch.equal(grad, grad_now)

@@ -1,0 +1,146 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bullettrain as bt
+from bullettrain import Category, StepBudget, theoretical_speedup
+
+EVERY = torch.tensor([Category.OUTLIER, Category.BOUNDARY, Category.ROBUST])
+
+
+def test_steps_and_step_sizes_by_class():
+    budget = StepBudget(boundary=10, robust=2)
+    steps = budget.allocate(EVERY)
+    assert steps.dtype == torch.int64
+    assert steps.tolist() == [0, 10, 2]
+    assert budget.step_sizes(EVERY, steps, 0.031).tolist() == [0.0, 0.007, 1.7 * 0.031 / 2]
+    assert budget.step_sizes(EVERY, steps, 8 / 255).tolist() == [0.0, 2.25 * 8 / 255 / 10, 1.7 * 8 / 255 / 2]
+
+
+def test_step_sizes_can_be_given():
+    assert StepBudget(10, 2, step_size=0.01).boundary_step(0.031) == 0.01
+    assert StepBudget(7, 0, 7, ordered=False, scale=1.7).step_sizes(EVERY, EVERY, 0.3).tolist() == [
+        pytest.approx(1.7 * 0.3 / 7),
+        pytest.approx(1.7 * 0.3 / 7),
+        0.0,
+    ]
+
+
+def test_uniform():
+    budget = StepBudget.uniform(10)
+    assert budget.allocate(EVERY).tolist() == [10, 10, 10]
+    assert budget.uniform_steps == 10
+    assert StepBudget(10, 2).uniform_steps is None
+    assert StepBudget.uniform(0).uniform_steps == 0
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+def test_order_is_wanted_unless_it_is_waived(boundary, robust, outlier):
+    free = StepBudget(boundary, robust, outlier, ordered=False)
+    assert free.allocate(EVERY).tolist() == [outlier, boundary, robust]
+    if boundary >= robust >= outlier:
+        StepBudget(boundary, robust, outlier)
+    else:
+        with pytest.raises(ValueError, match="ordered=False"):
+            StepBudget(boundary, robust, outlier)
+
+
+@pytest.mark.parametrize("bad", [-1, 2.5, 3.0, "3", True, None])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_counts_are_whole_numbers(bad, place):
+    counts = [10, 2, 0]
+    counts[place] = bad
+    with pytest.raises((TypeError, ValueError), match=r"boundary|robust|outlier"):
+        StepBudget(*counts, ordered=False)
+
+
+def test_one_step_size_rule_at_a_time():
+    with pytest.raises(ValueError, match="give one of them"):
+        StepBudget(10, 2, step_size=0.1, scale=2.0)
+    with pytest.raises(ValueError, match="above 0"):
+        StepBudget(10, 2, step_size=0.0)
+
+
+# The paper's rows: budget, F_B, F_R, F_O, its theoretical speed-up. Its N_B sweep gives no fractions; the
+# TRADES row's at γ = 0.8 are the nearest there are, and are not used here.
+PAPER = {
+    "TRADES + BT, N_R = 0": (StepBudget(10, 0), (0.26, 0.55, 0.18), 3.0),
+    "TRADES + BT, N_R = 2": (StepBudget(10, 2), (0.28, 0.54, 0.18), 2.3),
+    "MART + BT, N_R = 1": (StepBudget(10, 1), (0.29, 0.44, 0.27), 2.5),
+    "MART + BT, N_R = 2": (StepBudget(10, 2), (0.30, 0.43, 0.26), 2.2),
+    "TRADES": (StepBudget.uniform(10), (1, 0, 0), 1.0),
+    "TRADES + FAST": (StepBudget.uniform(1), (1, 0, 0), 5.5),
+}
+
+
+def overlap(low, high, figure):
+    return low <= figure + 0.05 and figure - 0.05 <= high
+
+
+@pytest.mark.parametrize("row", PAPER)
+def test_theoretical_speedup_at_the_papers_fractions(row):
+    budget, shares, figure = PAPER[row]
+
+    def at(shift):
+        boundary, robust, outlier = (share + shift if 0 < share < 1 else share for share in shares)
+        return theoretical_speedup(budget, boundary=boundary, robust=robust, outlier=outlier, steps=10)
+
+    assert overlap(at(0.005), at(-0.005), figure)
+
+
+@pytest.mark.parametrize(("F_B", "figure"), [(0.35, 1.8), (0.36, 1.8), (1.0, 1.0)])
+def test_theoretical_speedup_of_augmix(F_B, figure):
+    def at(shift):
+        return theoretical_speedup(StepBudget(1, 0), boundary=F_B + shift, robust=1 - F_B, outlier=0, views=2)
+
+    assert at(0) == pytest.approx(3 / (1 + 2 * F_B))
+    assert overlap(at(0.005), at(-0.005), figure)
+
+
+def test_theoretical_speedup_of_fewer_boundary_steps():
+    # Multi-step FAST: N of 10 for everyone.
+    assert theoretical_speedup(StepBudget.uniform(5), boundary=1, robust=0, outlier=0, steps=10) == pytest.approx(
+        11 / 6
+    )
+
+
+WORK = {  # SPEC's table: (objective, plain at N = 10, with BulletTrain at N_R = 2 from Σ and s)
+    "TRADES": (bt.TRADES(), 27, lambda total, s: 1 + 2 * total + 3 * (2 - s)),
+    "MART": (bt.MART(), 26, lambda total, s: 2 * total + 3 * (2 - s)),
+    "PGD-AT": (bt.PGDAT(), 23, lambda total, s: 1 + 2 * total + 3),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+@given(shares=st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0.01, 1)), robust=st.integers(0, 9))
+def test_work_is_the_specified_count(name, shares, robust):
+    objective, plain, formula = WORK[name]
+    F_B, F_R, F_O = (share / sum(shares) for share in shares)
+    total, untouched = F_B * 10 + F_R * robust, F_O + (F_R if robust == 0 else 0)
+    assert objective.cost.work(steps=10, touched=1, selects=False).per_example == plain
+    mined = objective.cost.work(steps=total, touched=1 - untouched)
+    assert mined.per_example == pytest.approx(formula(total, untouched))
+    speedup = objective.cost.speedup(StepBudget(10, robust), boundary=F_B, robust=F_R, outlier=F_O)
+    assert speedup == pytest.approx(plain / mined.per_example)
+
+
+def test_work_of_augmix():
+    cost = bt.AugMix().cost
+    assert cost.work(steps=1, touched=1, selects=False).per_example == 9
+    assert cost.work(steps=0.35, touched=0.35).per_example == pytest.approx(3 + 6 * 0.35)
+
+
+@pytest.mark.parametrize(
+    ("objective", "robust", "shares", "figure"),
+    [
+        (bt.TRADES(), 2, (0.28, 0.54, 0.18), 1.90),
+        (bt.TRADES(), 0, (0.26, 0.55, 0.18), 2.71),
+        (bt.MART(), 1, (0.29, 0.44, 0.27), 2.19),
+        (bt.MART(), 2, (0.30, 0.43, 0.26), 2.01),
+    ],
+)
+def test_work_speedup_at_the_papers_fractions(objective, robust, shares, figure):
+    boundary, strong, outlier = shares
+    speedup = objective.cost.speedup(StepBudget(10, robust), boundary=boundary, robust=strong, outlier=outlier)
+    assert speedup == pytest.approx(figure, abs=0.03)

@@ -1,0 +1,153 @@
+"""Each mistake gets one sentence that says what to do, and changes nothing."""
+
+import pytest
+import torch
+from torch import nn
+
+import bullettrain as bt
+from bullettrain import BulletTrain, StepBudget
+from conftest import assert_same, batch, norm_net, snapshot
+
+OBJECTIVES = [bt.PGDAT, bt.TRADES, bt.MART]
+X, Y = batch()
+
+
+class Returning(nn.Module):
+    """norm_net, with its output changed."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.net, self.change = norm_net(), change
+
+    def forward(self, x):
+        return self.change(self.net(x))
+
+
+def spoil(t, value, at=3):
+    t = t.clone()
+    t.view(-1)[at] = value
+    return t
+
+
+def refused(train, model, x, y, message, error=(ValueError, TypeError)):
+    """The step raises with one sentence, and network, F_R and step count are what they were."""
+    before, state = snapshot(model), train.state_dict()
+    with pytest.raises(error, match=message) as caught:
+        train.step(model, x, y)
+    assert "\n" not in str(caught.value)
+    assert_same(before, snapshot(model))
+    assert train.state_dict() == state
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("budget", [StepBudget(2, 1), StepBudget.uniform(2)])
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (spoil(X, 1.01), Y, r"outside \[0, 1\]; scale the images"),
+        (spoil(X, -0.5), Y, r"outside \[0, 1\]"),
+        (X * 255, Y, r"outside \[0, 1\]"),
+        (spoil(X, float("nan")), Y, "NaN or infinite"),
+        ((X * 255).to(torch.uint8), Y, "x is uint8; give floating-point images"),
+        (X, Y.int(), "labels are int32; give class indices as int64"),
+        (X, Y.float(), "labels are float32"),
+        (X, Y[:-1], r"labels have the shape \(15,\); 16 examples need \(16,\)"),
+        (X, Y[:, None], r"labels have the shape \(16, 1\)"),
+        (X, spoil(Y, 4), r"labels range over \[0, 4\], but the network has 4 classes"),
+        (X, spoil(Y, -1), r"labels range over \[-1, 3\]"),
+        (X[:0], Y[:0], "the batch is empty"),
+        (X[0, 0, 0], Y[:6], "give a batch"),
+        (X.tolist(), Y, "have to be tensors"),
+    ],
+)
+def test_bad_batches(objective, budget, x, y, message):
+    refused(BulletTrain(objective(), budget=budget), norm_net(), x, y, message)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("budget", [StepBudget(2, 1), StepBudget.uniform(2), StepBudget.uniform(0)])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda z: z[:, 0], r"returned the shape \(16,\) for 16 examples"),
+        (lambda z: z[:, :1], r"returned the shape \(16, 1\)"),
+        (lambda z: z[:3], r"returned the shape \(3, 4\)"),
+        (lambda z: z[:, :, None], r"returned the shape \(16, 4, 1\)"),
+        (lambda z: (z, z), "returned tuple; it has to return logits"),
+        (lambda z: None, "returned NoneType"),
+        (lambda z: z * float("nan"), "NaN logits at step 1"),
+        (lambda z: z.exp() * float("inf"), "infinite logits at step 1"),
+    ],
+)
+def test_bad_networks(objective, budget, change, message):
+    refused(BulletTrain(objective(), budget=budget), Returning(change), X, Y, message)
+
+
+def test_rounding_at_the_edges_is_no_mistake():
+    BulletTrain(bt.TRADES(), budget=StepBudget(2, 1)).step(norm_net(), spoil(spoil(X, 1 + 1e-6), -1e-6, 5), Y)
+
+
+def test_other_bounds_are_checked_instead():
+    train = BulletTrain(bt.TRADES(bounds=(-1, 1)), budget=StepBudget(2, 1))
+    train.step(norm_net(), X * 2 - 1, Y)
+    refused(BulletTrain(bt.TRADES(bounds=(-1, 1)), budget=StepBudget(2, 1)), norm_net(), X * 2, Y, r"outside \[-1, 1\]")
+
+
+def test_checks_of_values_come_every_so_many_steps():
+    train = BulletTrain(bt.TRADES(), budget=StepBudget.uniform(1), check_every=3)
+    net, outside = norm_net(), X + 0.5
+    train.step(net, X, Y)
+    train.step(net, outside, Y)  # steps 2 and 3 are not looked at
+    train.step(net, outside, Y)
+    refused(train, net, outside, Y, "outside")
+    off = BulletTrain(bt.TRADES(), budget=StepBudget.uniform(1), check_every=0)
+    off.step(net, outside, Y)
+
+
+def test_nan_that_appears_in_mid_training_names_its_step():
+    train = BulletTrain(bt.MART(), budget=StepBudget(1, 0), check_every=2)
+    net = norm_net()
+    for _ in range(4):
+        train.step(net, X, Y)
+    with torch.no_grad():
+        net[0].weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="NaN logits at step 5"):
+        train.step(net, X, Y)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: bt.TRADES(eps=0), "eps is 0"),
+        (lambda: bt.MART(eps=-1), "eps is -1"),
+        (lambda: bt.PGDAT(eps=float("inf")), "eps is inf"),
+        (lambda: bt.TRADES(beta=0), "beta is 0"),
+        (lambda: bt.AugMix(beta=-2), "beta is -2"),
+        (lambda: bt.TRADES(selection="test"), "'eval' or 'train'"),
+        (lambda: bt.TRADES(bounds=(1, 1)), "low < high"),
+        (lambda: bt.TRADES(norm="l3"), "linf, l2"),
+        (lambda: bt.PGDAT(attack_mode="test"), "'eval' or 'train'"),
+        (lambda: BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), gamma=0), "gamma is 0"),
+        (lambda: BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), momentum=1), "momentum is 1"),
+        (lambda: BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), check_every=-1), "check_every"),
+        (lambda: BulletTrain(bt.TRADES, budget=StepBudget(2, 1)), r"TRADES\(\)"),
+        (lambda: BulletTrain(bt.TRADES(), budget=10), "StepBudget"),
+        (lambda: StepBudget(2, 5), "ordered=False"),
+    ],
+)
+def test_bad_settings_are_refused_at_once(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+def test_a_scheme_that_allocates_nonsense_is_named():
+    class Fractions:
+        uniform_steps = None
+
+        def allocate(self, category, svar=None):
+            return svar
+
+        def step_sizes(self, category, steps, eps):
+            return steps
+
+    refused(BulletTrain(bt.PGDAT(), budget=Fractions()), norm_net(), X, Y, r"allocated .*whole numbers")

@@ -1,0 +1,466 @@
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import nn
+
+import bullettrain as bt
+import plain
+import reference
+from bullettrain import BulletTrain, Category, StepBudget
+from bullettrain.models import SmallCNN
+from conftest import batch, norm_net, tiny_net
+
+NAMES = {"outlier": Category.OUTLIER, "boundary": Category.BOUNDARY, "robust": Category.ROBUST}
+OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
+BUDGETS = [(b, r, o) for b, r, o in itertools.product(range(4), repeat=3) if b > r >= o] + [(2, 2, 2), (0, 0, 0)]
+
+
+def views(x):
+    return (x * 0.9, (x + 0.05).clamp(0, 1))
+
+
+def engine(name, budget, **settings):
+    gamma, momentum = settings.pop("gamma", 0.8), settings.pop("momentum", 0.9)
+    if name == "augmix":
+        return BulletTrain(bt.AugMix(views=views), budget=budget, gamma=gamma, momentum=momentum)
+    return BulletTrain(OBJECTIVES[name](eps=0.05, **settings), budget=budget, gamma=gamma, momentum=momentum)
+
+
+# ------------------------------------------------------------------------------ against the literal twin
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(sorted(OBJECTIVES)),
+    st.sampled_from(BUDGETS),
+    st.integers(1, 8),
+    st.sampled_from([2, 3, 5]),
+    st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0]),
+    st.sampled_from(["mixed", "all outliers", "no outliers"]),
+    st.integers(0, 50),
+)
+def test_a_step_is_the_literal_one(name, counts, m, classes, F_R, labels, seed):
+    net = tiny_net(classes=classes, seed=seed)
+    x, y = batch(m, classes=classes, channels=1, size=4, dtype=torch.float64, seed=seed)
+    predicted = net(x).argmax(1)
+    y = {"mixed": y, "no outliers": predicted, "all outliers": (predicted + 1) % classes}[labels]
+    if m > 2:
+        x[1], y[1] = x[0], y[0]  # a tie in SVar
+    start = x + 0.02 * torch.randn(x.shape, dtype=torch.float64)
+
+    train = engine(name, StepBudget(*counts, step_size=0.02), gamma=0.7, momentum=0.6)
+    train.robust_fraction.load_state_dict({"value": F_R, "gamma": 0.7, "momentum": 0.6})
+    out = train.step(net, x, y, start=start)
+    gradients = torch.autograd.grad(out.loss, list(net.parameters()))
+
+    literal = reference.step(
+        net,
+        list(x),
+        y.tolist(),
+        list(start),
+        objective=name,
+        F_R=F_R,
+        gamma=0.7,
+        p=0.6,
+        N_B=counts[0],
+        N_R=counts[1],
+        N_O=counts[2],
+        eps=0.05,
+        alpha=0.02,
+        beta=6.0,
+    )
+    if len(set(counts)) > 1:  # else nothing is selected
+        assert out.category.tolist() == [NAMES[n] for n in literal["names"]]
+        assert torch.allclose(out.svar, torch.tensor(literal["svar"], dtype=torch.float64), atol=1e-12)
+    assert out.steps.tolist() == literal["steps"]
+    assert torch.allclose(out.x_prime, torch.stack(literal["x_prime"]), atol=1e-12)
+    assert out.loss.item() == pytest.approx(literal["loss"], abs=1e-12)
+    for ours, theirs in zip(gradients, literal["gradients"], strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-11)
+    assert float(train.robust_fraction.value) == pytest.approx(literal["F_R"], abs=1e-15)
+
+
+# ------------------------------------------------------------------- a uniform budget is the plain algorithm
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uniform_is_the_plain_algorithm_bit_for_bit(name, dtype):
+    ours, theirs = norm_net().to(dtype), norm_net().to(dtype)
+    theirs.load_state_dict(ours.state_dict())
+    train = engine(name, StepBudget.uniform(3, step_size=0.02))
+    written_out = {"pgd": plain.pgd_at, "trades": plain.trades, "mart": plain.mart}[name]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in (ours, theirs)]
+    for i in range(4):
+        x, y = batch(dtype=dtype, seed=i)
+        start = x + 0.001 * torch.randn_like(x)
+        out = train.step(ours, x, y, start=start)
+        x_adv, loss = written_out(theirs, x, y, start, 3, 0.02, 0.05, 6.0)
+        assert torch.equal(out.x_prime, x_adv)
+        assert torch.equal(out.loss, loss)
+        out.loss.backward()
+        loss.backward()
+        for (key, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad), key
+        for key, value in ours.state_dict().items():
+            assert torch.equal(value, theirs.state_dict()[key]), key
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_uniform_draws_the_authors_noise_from_a_generator(kind):
+    net = norm_net()
+    x, y = batch()
+    generator = torch.Generator().manual_seed(5)
+    name = {"uniform": "pgd", "normal": "trades"}[kind]
+    out = engine(name, StepBudget.uniform(2, step_size=0.02), generator=generator).step(copy.deepcopy(net), x, y)
+    again = torch.Generator().manual_seed(5)
+    noise = torch.empty_like(x).uniform_(-0.05, 0.05, generator=again)
+    if kind == "normal":
+        noise = 0.001 * torch.randn(x.shape, generator=torch.Generator().manual_seed(5))
+    written_out = plain.pgd_at if kind == "uniform" else plain.trades
+    assert torch.equal(out.x_prime, written_out(net, x, y, x + noise, 2, 0.02, 0.05, 6.0)[0])
+
+
+# ---------------------------------------------------------------------------------------- counted work
+
+
+def counting(net):
+    """Examples forwarded: without a gradient, towards an attack step, in training mode."""
+    seen = {"held": 0, "attack": 0, "train": 0}
+
+    def hook(module, args, out):
+        where = "train" if module.training else "attack" if args[0].requires_grad else "held"
+        seen[where] += len(args[0])
+
+    net.register_forward_hook(hook)
+    return seen
+
+
+@settings(max_examples=50)
+@given(
+    st.sampled_from([*sorted(OBJECTIVES), "augmix"]),
+    st.sampled_from(BUDGETS),
+    st.integers(1, 12),
+    st.floats(0, 1),
+    st.integers(0, 9),
+)
+def test_forwards_counted_by_a_hook_are_the_reported_work(name, counts, m, F_R, seed):
+    if name == "augmix":
+        counts = (1, 0, 0) if len(set(counts)) > 1 else (1, 1, 1)
+    net = tiny_net(seed=seed)
+    x, y = batch(m, channels=1, size=4, dtype=torch.float64, seed=seed)
+    y[: m // 2] = net(x).argmax(1)[: m // 2]
+    train = engine(name, StepBudget(*counts))
+    train.robust_fraction.load_state_dict({"value": F_R * 0.8, "gamma": 0.8, "momentum": 0.9})
+    seen = counting(net)
+    out = train.step(net, x, y)
+    total, touched, selects = int(out.steps.sum()), int((out.steps > 0).sum()), len(set(counts)) > 1
+    assert out.steps.tolist() == [(counts[2], counts[0], counts[1])[c] for c in out.category.tolist()]
+
+    held = {"pgd": m * selects, "trades": m, "mart": 0, "augmix": 0}[name]
+    trained = {"pgd": m, "trades": m + touched, "mart": m + touched, "augmix": m + 2 * touched}[name]
+    assert seen == {"held": held, "attack": 0 if name == "augmix" else total, "train": trained}
+    assert out.work.total == seen["held"] + 2 * seen["attack"] + 3 * seen["train"]
+    assert out.work.per_example == out.work.total / m
+
+
+@pytest.mark.parametrize("name", ["pgd", "trades", "mart"])
+@pytest.mark.parametrize("selection", ["eval", "train"])
+@pytest.mark.parametrize("attack_mode", ["eval", "train"])
+def test_other_modes_cost_what_they_report(name, selection, attack_mode):
+    net = norm_net()
+    x, y = batch()
+    y[:8] = net.eval()(x).argmax(1)[:8]
+    net.train()
+    train = engine(name, StepBudget(3, 1), selection=selection, attack_mode=attack_mode)
+    passes, statistics = [], net[1].num_batches_tracked.clone()
+
+    def count(module, args, out):
+        each = 2 if args[0].requires_grad else 3 if out.requires_grad else 1
+        passes.append(len(args[0]) * each)
+
+    net.register_forward_hook(count)
+    out = train.step(net, x, y)
+    assert out.work.total == sum(passes)
+    out.loss.backward()
+    assert int(net[1].num_batches_tracked - statistics) == (1 if name == "pgd" else 2)  # the loss's own forwards
+
+
+def test_an_oracle_costs_its_attack():
+    net = tiny_net()
+    x, y = batch(20, channels=1, size=4, dtype=torch.float64)
+    oracle = bt.OracleSeparation(eps=0.1, steps=10)
+    train = BulletTrain(bt.PGDAT(eps=0.1), budget=StepBudget(3, 0), separation=oracle)
+    seen = counting(net)
+    out = train.step(net, x, y)
+    assert out.work.total == seen["held"] + 2 * seen["attack"] + 3 * seen["train"]
+    assert out.work.selection == 20 * (1 + 2 * 10 + 1)
+
+
+# ---------------------------------------------------------------------------- scores, schemes, other parts
+
+
+@pytest.mark.parametrize("score", [bt.signed_cross_entropy, bt.signed_margin, bt.signed_gradient_norm, bt.random_score])
+def test_other_scores_take_svars_place(score):
+    net = tiny_net()
+    x, y = batch(20, channels=1, size=4, dtype=torch.float64)
+    train = BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(3, 1), score=score)
+    out = train.step(net, x, y)
+    assert torch.equal(out.category == Category.OUTLIER, net(x).argmax(1) != y)
+    if score is not bt.random_score:
+        assert torch.equal(out.svar, score(net(x), y))
+
+
+def test_another_allocation_scheme_replaces_the_budget_alone():
+    class ByRank:
+        """More steps the nearer to the boundary, whatever the class."""
+
+        uniform_steps = None
+
+        def allocate(self, category, svar=None):
+            return (svar.abs().argsort().argsort() * -1 + len(svar) - 1).clamp_max(4)
+
+        def step_sizes(self, category, steps, eps):
+            return 1.7 * eps / steps.clamp_min(1)
+
+    net = tiny_net()
+    x, y = batch(8, channels=1, size=4, dtype=torch.float64)
+    out = BulletTrain(bt.MART(eps=0.05), budget=ByRank()).step(net, x, y)
+    assert sorted(out.steps.tolist()) == [0, 1, 2, 3, 4, 4, 4, 4]
+    assert torch.equal(out.x_prime[out.steps == 0], x[out.steps == 0])
+    assert (out.x_prime[out.steps > 0] != x[out.steps > 0]).flatten(1).any(1).all()
+
+
+def test_a_separation_of_ones_own():
+    net = tiny_net()
+    x, y = batch(6, channels=1, size=4, dtype=torch.float64)
+    train = BulletTrain(
+        bt.TRADES(), budget=StepBudget(2, 0), separation=lambda svar, F_R: torch.full_like(y, Category.ROBUST)
+    )
+    out = train.step(net, x, y)
+    assert out.steps.sum() == 0
+    assert torch.equal(out.x_prime, x)
+    assert out.loss.item() == pytest.approx(F.cross_entropy(net(x), y).item())
+
+
+def test_l2_and_other_bounds():
+    net = tiny_net()
+    x, y = batch(8, channels=1, size=4, dtype=torch.float64)
+    x = x * 2 - 1
+    train = BulletTrain(bt.TRADES(eps=0.5, norm="l2", bounds=(-1, 1)), budget=StepBudget.uniform(3))
+    delta = (train.step(net, x, y).x_prime - x).flatten(1).norm(dim=1)
+    assert ((delta > 0.1) & (delta <= 0.5 + 1e-9)).all()
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8))
+def test_augmix_skips_the_jsd_of_untouched_examples(touched):
+    m = len(touched)
+    z = torch.randn(m, 5, dtype=torch.float64) * 8  # probabilities below the clamp
+    z_prime = torch.stack([z, z])
+    mask = torch.tensor(touched)
+    z_prime[:, mask] += torch.randn(2, int(mask.sum()), 5, dtype=torch.float64)
+    y = torch.randint(5, (m,))
+    objective = bt.AugMix()
+    total = F.cross_entropy(z, y, reduction="sum")
+    for i in range(m):
+        if touched[i]:
+            row = slice(i, i + 1)
+            total += objective.loss(z[row], z_prime[:, row], y[row]) - F.cross_entropy(z[row], y[row])
+    assert torch.allclose(objective.loss(z, z_prime, y, mask), total / m)
+    none = torch.zeros(m, dtype=torch.bool)
+    assert torch.equal(objective.loss(z, torch.stack([z, z]), y, none), F.cross_entropy(z, y))
+
+
+def test_augmix_step():
+    net = norm_net()
+    x, y = batch(24)
+    y[:16] = net(x).argmax(1)[:16]
+    train = engine("augmix", StepBudget(1, 0))
+    out = train.step(net, x, y)
+    boundary = out.category == Category.BOUNDARY
+    assert out.z_prime.shape == (2, 24, 4)
+    assert torch.equal(out.z_prime[:, ~boundary], out.z.expand(2, -1, -1)[:, ~boundary])
+    assert torch.equal(out.x_prime[0, boundary], views(x[boundary])[0])
+    assert out.work.per_example == pytest.approx(3 + 6 * float(boundary.double().mean()))
+    out.loss.backward()
+    with pytest.raises(ValueError, match="a step is both views"):
+        engine("augmix", StepBudget.uniform(2)).step(net, x, y)
+    with pytest.raises(ValueError, match="views="):
+        BulletTrain(bt.AugMix(), budget=StepBudget.uniform(1)).step(net, x, y)
+
+
+# ------------------------------------------------------------------------------------ in a user's own loop
+
+
+@pytest.mark.parametrize("name", [*sorted(OBJECTIVES), "augmix"])
+def test_state_dict_resumes(name):
+    budget = StepBudget(1, 0) if name == "augmix" else StepBudget(3, 1)
+    net = norm_net()
+    train = engine(name, budget)
+    for i in range(3):
+        train.step(net, *batch(seed=i))
+    resumed = engine(name, budget)
+    resumed.load_state_dict(train.state_dict())
+    assert resumed.state_dict() == train.state_dict()
+    assert resumed.state_dict()["steps_taken"] == 3
+    torch.manual_seed(9)
+    a = train.step(copy.deepcopy(net), *batch(seed=7))
+    torch.manual_seed(9)
+    b = resumed.step(copy.deepcopy(net), *batch(seed=7))
+    assert torch.equal(a.loss, b.loss)
+
+
+@pytest.mark.parametrize("name", [*sorted(OBJECTIVES), "augmix"])
+def test_gradient_accumulation(name):
+    budget = StepBudget(1, 0) if name == "augmix" else StepBudget(2, 1)
+    net = tiny_net()
+    parts = [batch(6, channels=1, size=4, dtype=torch.float64, seed=i) for i in range(2)]
+    train = engine(name, budget)
+    singles = []
+    for x, y in parts:
+        torch.manual_seed(1)
+        state = train.state_dict()
+        out = train.step(net, x, y)
+        singles.append(torch.autograd.grad(out.loss / 2, list(net.parameters())))
+        train.load_state_dict(state)
+        torch.manual_seed(1)
+        (train.step(net, x, y).loss / 2).backward()
+    for p, a, b in zip(net.parameters(), *singles, strict=True):
+        assert torch.allclose(p.grad, a + b)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A network half way through robust training on real digits, a batch, and F_R as it stands."""
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images / 16, dtype=torch.float32).view(-1, 1, 8, 8)
+    y = torch.tensor(labels)
+    torch.manual_seed(0)
+    net = SmallCNN(channels=1, image_size=8)
+    train = BulletTrain(bt.TRADES(eps=0.1), budget=StepBudget(10, 2))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.005)
+    for i in range(60):
+        rows = slice(128 * (i % 12), 128 * (i % 12 + 1))
+        train.step(net, x[rows], y[rows]).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return net, x[-256:], y[-256:], train.robust_fraction.state_dict()
+
+
+@pytest.mark.parametrize("name", [*sorted(OBJECTIVES), "augmix"])
+@pytest.mark.parametrize("counts", [(10, 2, 0), (10, 0, 0), (10, 10, 10)])
+def test_bf16_autocast_agrees_with_float32(name, counts, trained):
+    if name == "augmix":
+        counts = tuple(min(c, 1) for c in counts)
+    net, x, y, state = trained
+    noise = torch.randn_like(x)
+    outs = []
+    for enabled in (False, True):
+        train = engine(name, StepBudget(*counts))
+        train.robust_fraction.load_state_dict(state)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            outs.append(train.step(copy.deepcopy(net), x, y, start=x + 0.001 * noise))
+    wide, half = outs
+    assert half.loss.dtype == torch.float32
+    assert half.loss.item() == pytest.approx(wide.loss.item(), rel=0.02)
+    if wide.svar is not None:
+        assert half.svar.dtype == torch.float32
+        # Same categories, except where SVar's own rounding reaches a threshold.
+        threshold = torch.quantile(wide.svar.double(), 1 - state["value"])
+        rounding = (half.svar - wide.svar).abs().max()
+        assert rounding < 0.01
+        near = ((wide.svar - threshold).abs() <= 2 * rounding) | (wide.svar.abs() <= 2 * rounding)
+        assert torch.equal(half.category[~near], wide.category[~near])
+        assert (half.category == wide.category).float().mean() > 0.95
+        assert len(set(wide.category.tolist())) == 3
+
+
+def test_autocast_training_gets_every_gradient():
+    net = norm_net()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = engine("trades", StepBudget(2, 1)).step(net, *batch())
+    out.loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.parameters())
+
+
+def test_grad_scaler():
+    net = norm_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    before = net[0].weight.clone()
+    with torch.autocast("cpu", torch.float16):
+        out = engine("mart", StepBudget(2, 1)).step(net, *batch())
+    scaler.scale(out.loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert not torch.equal(before, net[0].weight)
+    assert torch.isfinite(net[0].weight).all()
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_a_compiled_module_gives_the_same(name):
+    torch.compiler.reset()
+    net = norm_net()
+    compiled = torch.compile(copy.deepcopy(net), backend="aot_eager")
+    x, y = batch()
+    y[:8] = net.eval()(x).argmax(1)[:8]
+    net.train()
+    start = x + 0.001 * torch.randn_like(x)
+    outs = [engine(name, StepBudget(2, 1)).step(m, x, y, start=start) for m in (net, compiled)]
+    assert torch.equal(outs[0].category, outs[1].category)
+    assert torch.allclose(outs[0].x_prime, outs[1].x_prime, atol=1e-6)
+    assert torch.allclose(outs[0].loss, outs[1].loss, rtol=1e-5)
+    for out in outs:
+        out.loss.backward()
+    for a, b in zip(net.parameters(), compiled.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_channels_last_gives_the_same():
+    net = norm_net()
+    x, y = batch()
+    start = x + 0.001 * torch.randn_like(x)
+    last = copy.deepcopy(net).to(memory_format=torch.channels_last)
+    a = engine("trades", StepBudget(2, 1)).step(net, x, y, start=start)
+    b = engine("trades", StepBudget(2, 1)).step(last, x.to(memory_format=torch.channels_last), y, start=start)
+    assert torch.allclose(a.loss, b.loss, rtol=1e-5)
+    assert torch.equal(a.category, b.category)
+
+
+def test_a_network_left_in_eval_mode_still_trains_in_training_mode():
+    net = norm_net().eval()
+    engine("trades", StepBudget(2, 1)).step(net, *batch())
+    assert not any(module.training for module in net.modules())
+    assert int(net[1].num_batches_tracked) >= 1
+
+
+def test_frozen_batch_norm_stays_frozen():
+    net = norm_net()
+    net[1].eval()
+    engine("trades", StepBudget(2, 1)).step(net, *batch())
+    assert int(net[1].num_batches_tracked) == 0
+
+
+def test_one_touched_example_passes_a_batch_norm_that_wants_two():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(108, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    x, y = batch(8)
+    only = torch.tensor([Category.BOUNDARY] + [Category.OUTLIER] * 7)
+    train = BulletTrain(bt.TRADES(), budget=StepBudget(2, 0), separation=lambda svar, F_R: only)
+    train.step(net, x, y).loss.backward()
+    assert net[2].training
+    assert all(torch.isfinite(p.grad).all() for p in net.parameters())
+
+
+def test_the_output_holds_no_graph_but_the_losss():
+    out = engine("mart", StepBudget(2, 1)).step(norm_net(), *batch())
+    assert out.loss.requires_grad
+    assert not any(t.requires_grad for t in (out.category, out.steps, out.svar, out.x_prime, out.z, out.z_prime))

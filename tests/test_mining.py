@@ -1,0 +1,166 @@
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+import bullettrain as bt
+import reference
+from bullettrain import Category
+
+NAMES = {"outlier": Category.OUTLIER, "boundary": Category.BOUNDARY, "robust": Category.ROBUST}
+SCORES = [
+    bt.signed_prediction_variance,
+    bt.signed_cross_entropy,
+    bt.signed_margin,
+    bt.signed_gradient_norm,
+    bt.random_score,
+]
+
+# Few values, so that ties and −0.0 are common.
+score_lists = st.lists(st.sampled_from([-0.2, -0.1, -0.0, 0.0, 0.05, 0.1, 0.15, 0.2]), min_size=1, max_size=20)
+fractions = st.one_of(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.floats(0, 1))
+logit_arrays = arrays(
+    "float64", array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=7), elements=st.integers(-3, 3)
+)
+
+
+@given(logit_arrays, st.data())
+def test_svar_is_the_literal_one(values, data):
+    labels = data.draw(st.lists(st.integers(0, values.shape[1] - 1), min_size=len(values), max_size=len(values)))
+    ours = bt.signed_prediction_variance(torch.from_numpy(values), torch.tensor(labels))
+    assert ours.dtype == torch.float64
+    for got, row, label in zip(ours.tolist(), values.tolist(), labels, strict=True):
+        literal = reference.svar(row, label)
+        assert got == pytest.approx(literal, abs=1e-15)
+        assert math.copysign(1, got) == math.copysign(1, literal)
+
+
+@given(score_lists, fractions)
+def test_separate_is_the_literal_one(scores, F_R):
+    literal = [NAMES[name] for name in reference.separate(scores, F_R)]
+    svar = torch.tensor(scores, dtype=torch.float64)
+    assert bt.separate(svar, F_R).tolist() == literal
+    assert bt.separate(svar, torch.tensor(F_R, dtype=torch.float64)).tolist() == literal
+
+
+@given(score_lists, st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0]))
+def test_separate_in_float32_agrees_on_the_float32_scores(scores, F_R):
+    svar = torch.tensor(scores, dtype=torch.float32)
+    literal = [NAMES[name] for name in reference.separate(svar.double().tolist(), F_R)]
+    assert bt.separate(svar, F_R).tolist() == literal
+
+
+@given(score_lists, fractions)
+def test_separate_commutes_with_a_permutation(scores, F_R):
+    svar = torch.tensor(scores, dtype=torch.float64)
+    order = torch.randperm(len(svar))
+    assert torch.equal(bt.separate(svar[order], F_R), bt.separate(svar, F_R)[order])
+
+
+def test_degenerate_batches_have_one_right_answer():
+    def names(scores, F_R):
+        return [Category(c).name for c in bt.separate(torch.tensor(scores), F_R).tolist()]
+
+    assert names([0.2], 0.0) == names([0.2], 1.0) == ["ROBUST"]  # at its own threshold
+    assert names([-0.2], 0.5) == ["OUTLIER"]
+    assert names([-0.0, 0.0], 0.0) == ["OUTLIER", "ROBUST"]
+    assert names([-0.1, -0.2, -0.0], 0.3) == ["OUTLIER"] * 3
+    assert names([0.1, 0.1, 0.1], 0.0) == ["ROBUST"] * 3  # all ties: none is below the threshold
+    assert names([0.1, 0.2, 0.3], 1.0) == ["ROBUST"] * 3
+    assert names([0.1, 0.2, 0.3], 0.0) == ["BOUNDARY", "BOUNDARY", "ROBUST"]
+    assert names([-0.1, 0.1, 0.2, 0.3, 0.4], 0.5) == ["OUTLIER", "BOUNDARY", "ROBUST", "ROBUST", "ROBUST"]
+
+
+def test_uniform_softmax_is_an_outlier_when_wrong():
+    logits = torch.zeros(2, 3)
+    svar = bt.signed_prediction_variance(logits, torch.tensor([1, 0]))
+    assert torch.signbit(svar).tolist() == [True, False]
+    assert bt.separate(svar, 0.5).tolist() == [Category.OUTLIER, Category.ROBUST]
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_every_score_is_negative_exactly_where_the_prediction_is_wrong(score):
+    logits, labels = torch.randn(200, 5), torch.randint(5, (200,))
+    logits[:5] = 0.0  # ties
+    value = score(logits, labels)
+    assert value.shape == (200,)
+    assert torch.equal(torch.signbit(value), logits.argmax(1) != labels)
+    assert score(logits.double(), labels).dtype == torch.float64
+    assert score(logits.bfloat16(), labels).dtype == torch.float32
+
+
+@pytest.mark.parametrize("score", SCORES[:-1])
+def test_scores_rise_with_confidence_in_the_true_class(score):
+    confidence = torch.linspace(0.1, 4, 30)
+    logits = torch.stack([confidence, torch.zeros(30), torch.zeros(30)], dim=1)
+    value = score(logits, torch.zeros(30, dtype=torch.int64))
+    assert (value.diff() > 0).all()
+
+
+def test_two_class_scores_rank_alike():
+    logits = torch.randn(100, 2, dtype=torch.float64)
+    labels = logits.argmax(1)
+    ranks = [score(logits, labels).argsort().tolist() for score in SCORES[:-1]]
+    assert all(rank == ranks[0] for rank in ranks)
+
+
+@given(
+    st.lists(st.lists(st.booleans(), min_size=1, max_size=8), min_size=1, max_size=6),
+    st.floats(0.01, 1),
+    st.floats(0, 0.99),
+)
+def test_robust_fraction_is_the_literal_one(batches, gamma, momentum):
+    fraction, literal = bt.RobustFraction(gamma, momentum), 0.0
+    for hits in batches:
+        y = torch.zeros(len(hits), dtype=torch.int64)
+        z = torch.tensor([[1.0, 0.0] if hit else [0.0, 1.0] for hit in hits])
+        fraction.update(z, y)
+        literal = reference.updated_F_R(literal, [0 if hit else 1 for hit in hits], [0] * len(hits), gamma, momentum)
+        assert float(fraction.value) == pytest.approx(literal, abs=1e-15)
+    assert 0 <= float(fraction.value) <= gamma
+
+
+def test_robust_fraction_averages_views_and_resumes():
+    fraction = bt.RobustFraction(gamma=1.0, momentum=0.5)
+    views = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]])  # hits: 1, 1 and 0, 1
+    fraction.update(views, torch.tensor([0, 0]))
+    assert float(fraction.value) == 0.5 * 0.75
+    resumed = bt.RobustFraction()
+    resumed.load_state_dict(fraction.state_dict())
+    assert resumed.state_dict() == fraction.state_dict() == {"value": 0.375, "gamma": 1.0, "momentum": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("gamma", "momentum"), [(0.0, 0.9), (1.1, 0.9), (-1, 0.9), (math.nan, 0.9), (0.8, 1.0), (0.8, -0.1)]
+)
+def test_robust_fraction_refuses(gamma, momentum):
+    with pytest.raises(ValueError, match="it has to lie in"):
+        bt.RobustFraction(gamma, momentum)
+
+
+class Threshold(torch.nn.Module):
+    """Class 0 above 0.5, class 1 below: the distance to the boundary is known."""
+
+    def forward(self, x):
+        v = x.flatten(1)[:, 0] - 0.5
+        return torch.stack([v, -v], dim=1)
+
+
+def test_oracle_finds_the_true_classes():
+    x = torch.tensor([0.1, 0.45, 0.52, 0.58, 0.65, 0.9])[:, None, None, None]
+    y = torch.zeros(6, dtype=torch.int64)
+    net = Threshold()
+    oracle = bt.OracleSeparation(eps=0.1, steps=10)
+    found = oracle.bind(net, x, y, net(x))(torch.zeros(6), 0.0)
+    assert [Category(c).name[0] for c in found.tolist()] == ["O", "O", "B", "B", "R", "R"]
+
+
+@given(st.integers(2, 30), st.floats(0.05, 0.95))
+def test_share_of_robust_follows_F_R(m, F_R):
+    svar = torch.rand(m, dtype=torch.float64)
+    assume(len(set(svar.tolist())) == m)
+    share = (bt.separate(svar, F_R) == Category.ROBUST).double().mean()
+    assert abs(float(share) - F_R) <= 1 / m + 1e-9

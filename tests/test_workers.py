@@ -1,0 +1,112 @@
+"""Two gloo processes against one: the joint batch's step, with a module wrapped in DistributedDataParallel."""
+
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+import bullettrain as bt
+from bullettrain import BulletTrain, StepBudget
+from conftest import batch, norm_net, tiny_net
+
+OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART, "augmix": bt.AugMix}
+SIZES = (5, 8)  # unequal shares of the joint batch
+
+
+def make(name, budget):
+    objective = bt.AugMix(views=lambda x: (x * 0.9, x * 0.8)) if name == "augmix" else OBJECTIVES[name](eps=0.05)
+    return BulletTrain(objective, budget=budget)
+
+
+def run(model, train, parts, steps=3):
+    """Loss, gradients, categories and F_R of a few steps on ``parts``, one list of batches."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    record = []
+    for x, y, start in parts:
+        out = train.step(model, x, y, start=start)
+        optimizer.zero_grad()
+        out.loss.backward()
+        record.append(
+            (
+                out.loss.item(),
+                [p.grad.clone() for p in model.parameters()],
+                out.category,
+                float(train.robust_fraction.value),
+            )
+        )
+        optimizer.step()
+    return record
+
+
+def joint_batches():
+    batches = []
+    for seed in range(3):
+        x, y = batch(sum(SIZES), channels=1, size=4, dtype=torch.float64, seed=seed)
+        y[::2] = tiny_net()(x).argmax(1)[::2]
+        batches.append(
+            (x, y, x + 0.001 * torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+        )
+    return batches
+
+
+def worker(rank, port, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    share = slice(0, SIZES[0]) if rank == 0 else slice(SIZES[0], None)
+    results = {}
+    for name in OBJECTIVES:
+        budget = StepBudget(1, 0) if name == "augmix" else StepBudget(3, 1)
+        model = nn.parallel.DistributedDataParallel(tiny_net())
+        results[name] = run(model, make(name, budget), [tuple(t[share] for t in part) for part in joint_batches()])
+    # With batch norm the buffers are broadcast at each wrapped forward; both losses' graphs must survive that.
+    # One rank has nothing to attack: no worker may wait for another's attack.
+    model = nn.parallel.DistributedDataParallel(norm_net())
+    x, y = batch(8, seed=rank)
+    only = torch.full((16,), bt.Category.OUTLIER)
+    only[:3] = bt.Category.BOUNDARY
+    for objective in (bt.TRADES, bt.MART):
+        train = BulletTrain(objective(), budget=StepBudget(2, 0), separation=lambda svar, F_R: only)
+        for _ in range(2):
+            out = train.step(model, x, y)
+            assert int((out.steps > 0).sum()) == (3 if rank == 0 else 0)
+            out.loss.backward()
+    results["norm"] = [p.grad.clone() for p in model.parameters()]
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("this torch build has no gloo")
+    folder = tmp_path_factory.mktemp("workers")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(worker, args=(port, str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_two_workers_take_the_joint_batchs_step(two, name):
+    budget = StepBudget(1, 0) if name == "augmix" else StepBudget(3, 1)
+    alone = run(tiny_net(), make(name, budget), joint_batches())
+    assert len({int(c) for step in alone for c in step[2]}) > 1
+    for single, first, second in zip(alone, two[0][name], two[1][name], strict=True):
+        assert torch.equal(torch.cat([first[2], second[2]]), single[2])  # quantile over the joint batch
+        assert (first[0] + second[0]) / 2 == pytest.approx(single[0], abs=1e-12)
+        assert first[3] == second[3] == pytest.approx(single[3], abs=1e-15)
+        for g, g1, g2 in zip(single[1], first[1], second[1], strict=True):
+            assert torch.equal(g1, g2)
+            assert torch.allclose(g, g1, atol=1e-12)
+
+
+def test_batch_norm_and_uneven_attacks_do_not_deadlock_or_break_the_graph(two):
+    for a, b in zip(two[0]["norm"], two[1]["norm"], strict=True):
+        assert torch.equal(a, b)
+        assert torch.isfinite(a).all()
