@@ -29,7 +29,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     model.eval()
     with torch.no_grad():
-        return (model(x).argmax(1) == y).double().mean().item()
+        return float((model(x).argmax(1) == y).double().mean())
 
 
 def train_network(budget: bt.StepBudget, epochs: int, seed: int) -> dict[str, float]:
@@ -43,9 +43,9 @@ def train_network(budget: bt.StepBudget, epochs: int, seed: int) -> dict[str, fl
     passes, seconds = 0.0, time.perf_counter()
     for _ in range(epochs):
         model.train()
-        for rows in torch.randperm(len(x)).split(128):
+        for rows in torch.split(torch.randperm(len(x)), 128):
             out = train.step(model, x[rows], y[rows])
-            out.loss.backward()
+            out.loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
             passes += out.work.total

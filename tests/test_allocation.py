@@ -62,15 +62,21 @@ def test_one_step_size_rule_at_a_time():
         StepBudget(10, 2, step_size=0.0)
 
 
-# The paper's rows: budget, F_B, F_R, F_O, its theoretical speed-up. Its N_B sweep gives no fractions; the
-# TRADES row's at γ = 0.8 are the nearest there are, and are not used here.
+# The paper's rows: budget, F_B, F_R, F_O, its theoretical speed-up. YOPO has none, and the N_B sweep no fractions.
 PAPER = {
+    "TRADES, λ = 1": (StepBudget.uniform(10), (1, 0, 0), 1.0),
+    "TRADES, λ = 1/6": (StepBudget.uniform(10), (1, 0, 0), 1.0),
+    "TRADES + FAST": (StepBudget.uniform(1), (1, 0, 0), 5.5),
     "TRADES + BT, N_R = 0": (StepBudget(10, 0), (0.26, 0.55, 0.18), 3.0),
     "TRADES + BT, N_R = 2": (StepBudget(10, 2), (0.28, 0.54, 0.18), 2.3),
+    "MART": (StepBudget.uniform(10), (1, 0, 0), 1.0),
+    "MART + FAST": (StepBudget.uniform(1), (1, 0, 0), 5.5),
     "MART + BT, N_R = 1": (StepBudget(10, 1), (0.29, 0.44, 0.27), 2.5),
     "MART + BT, N_R = 2": (StepBudget(10, 2), (0.30, 0.43, 0.26), 2.2),
-    "TRADES": (StepBudget.uniform(10), (1, 0, 0), 1.0),
-    "TRADES + FAST": (StepBudget.uniform(1), (1, 0, 0), 5.5),
+    "FAST, N = 2": (StepBudget.uniform(2), (1, 0, 0), 3.7),
+    "FAST, N = 3": (StepBudget.uniform(3), (1, 0, 0), 2.8),
+    "FAST, N = 4": (StepBudget.uniform(4), (1, 0, 0), 2.2),
+    "FAST, N = 5": (StepBudget.uniform(5), (1, 0, 0), 1.8),
 }
 
 
@@ -89,7 +95,7 @@ def test_theoretical_speedup_at_the_papers_fractions(row):
     assert overlap(at(0.005), at(-0.005), figure)
 
 
-@pytest.mark.parametrize(("F_B", "figure"), [(0.35, 1.8), (0.36, 1.8), (1.0, 1.0)])
+@pytest.mark.parametrize(("F_B", "figure"), [(0.35, 1.8), (0.36, 1.8), (1.0, 1.0), (0.0, 3.0)])
 def test_theoretical_speedup_of_augmix(F_B, figure):
     def at(shift):
         return theoretical_speedup(StepBudget(1, 0), boundary=F_B + shift, robust=1 - F_B, outlier=0, views=2)
@@ -98,11 +104,13 @@ def test_theoretical_speedup_of_augmix(F_B, figure):
     assert overlap(at(0.005), at(-0.005), figure)
 
 
-def test_theoretical_speedup_of_fewer_boundary_steps():
-    # Multi-step FAST: N of 10 for everyone.
-    assert theoretical_speedup(StepBudget.uniform(5), boundary=1, robust=0, outlier=0, steps=10) == pytest.approx(
-        11 / 6
-    )
+def test_speedups_against_another_number_of_steps():
+    # N_B = 3 against the plain algorithm's 10, at the TRADES row's fractions.
+    shares = {"boundary": 0.28, "robust": 0.54, "outlier": 0.18}
+    budget = StepBudget(3, 2)
+    assert theoretical_speedup(budget, **shares, steps=10) == pytest.approx(11 / (0.28 * 3 + 0.54 * 2 + 1))
+    work = 1 + 2 * (0.28 * 3 + 0.54 * 2) + 3 * (2 - 0.18)
+    assert bt.TRADES().cost.speedup(budget, **shares, steps=10) == pytest.approx(27 / work)
 
 
 WORK = {  # SPEC's table: (objective, plain at N = 10, with BulletTrain at N_R = 2 from Σ and s)

@@ -37,6 +37,7 @@ def refused(train, model, x, y, message, error=(ValueError, TypeError)):
     assert "\n" not in str(caught.value)
     assert_same(before, snapshot(model))
     assert train.state_dict() == state
+    assert not model._forward_hooks
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -151,3 +152,59 @@ def test_a_scheme_that_allocates_nonsense_is_named():
             return steps
 
     refused(BulletTrain(bt.PGDAT(), budget=Fractions()), norm_net(), X, Y, r"allocated .*whole numbers")
+
+
+def test_the_first_step_after_a_resume_is_checked():
+    train = BulletTrain(bt.TRADES(), budget=StepBudget.uniform(1))
+    train.load_state_dict({"robust_fraction": {"value": 0.1, "gamma": 0.8, "momentum": 0.9}, "steps_taken": 50})
+    refused(train, norm_net(), X * 255, Y, "outside")
+
+
+def test_a_step_that_raises_unchecked_leaves_robust_fraction():
+    train = BulletTrain(bt.TRADES(), budget=StepBudget.uniform(1), check_every=0)
+    train.step(norm_net(), X, Y)
+    state = train.state_dict()
+    with pytest.raises(IndexError):
+        train.step(norm_net(), X, spoil(Y, 9))
+    assert train.state_dict() == state
+
+
+def test_synchronised_batch_norm_is_refused():
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(norm_net())
+    refused(BulletTrain(bt.TRADES(), budget=StepBudget(2, 1)), net, X, Y, "SyncBatchNorm")
+
+
+@pytest.mark.parametrize("wrong", [Y.float(), Y[:3], None])
+def test_a_separation_that_returns_no_categories_is_named(wrong):
+    train = BulletTrain(bt.PGDAT(), budget=StepBudget(2, 1), separation=lambda svar, F_R: wrong)
+    refused(train, norm_net(), X, Y, "separation|subscriptable")
+
+
+@pytest.mark.parametrize(
+    ("views", "message"),
+    [
+        (lambda x: (x,), "views made 1"),
+        (lambda x: (x, x[:, :1]), "it has to make two like x"),
+        (lambda x: (x, x, x), "views made 3"),
+    ],
+)
+def test_views_that_are_not_two(views, message):
+    train = BulletTrain(bt.AugMix(views=views), budget=StepBudget.uniform(1))
+    with pytest.raises(ValueError, match=message):
+        train.step(norm_net(), X, Y)
+    with pytest.raises(ValueError, match="start has the shape"):
+        train.step(norm_net(), X, Y, start=X)
+
+
+def test_negative_steps_of_a_scheme_are_refused():
+    class Negative:
+        uniform_steps = None
+
+        def allocate(self, category, svar=None):
+            return torch.full_like(category, -1)
+
+        def step_sizes(self, category, steps, eps):
+            return steps.double()
+
+    for objective in (bt.PGDAT(), bt.AugMix(views=lambda x: (x, x))):
+        refused(BulletTrain(objective, budget=Negative()), norm_net(), X, Y, "cannot be negative")

@@ -110,8 +110,9 @@ def test_wrong_folders_are_named(tmp_path):
 
 def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
     write_folder(tmp_path)
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    complains(r'needs Pillow: pip install "bullettrain\[app\]"', f"folder:{tmp_path}", tmp_path)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match=r'needs Pillow: pip install "bullettrain\[app\]"'):
+        load(f"folder:{tmp_path}", split="train")
 
 
 # --- npz ---

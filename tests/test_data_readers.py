@@ -273,7 +273,7 @@ def test_digits_are_split_once_and_for_all():
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r'needs scikit-learn: pip install "bullettrain\[app\]"'):
+    with pytest.raises(ImportError, match=r'needs scikit-learn: pip install "bullettrain\[app\]"'):
         load("digits", split="train")
 
 

@@ -35,21 +35,26 @@ def engine(name, budget, **settings):
 # ------------------------------------------------------------------------------ against the literal twin
 
 
-@settings(max_examples=60)
+SEEN = set()
+
+
+@pytest.mark.parametrize("counts", BUDGETS)
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+@settings(max_examples=8)
 @given(
-    st.sampled_from(sorted(OBJECTIVES)),
-    st.sampled_from(BUDGETS),
-    st.integers(1, 8),
+    st.sampled_from([1, 4, 6, 8]),
     st.sampled_from([2, 3, 5]),
     st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0]),
-    st.sampled_from(["mixed", "all outliers", "no outliers"]),
+    st.sampled_from(["mixed", "mixed", "mixed", "all outliers", "no outliers"]),
     st.integers(0, 50),
 )
 def test_a_step_is_the_literal_one(name, counts, m, classes, F_R, labels, seed):
     net = tiny_net(classes=classes, seed=seed)
     x, y = batch(m, classes=classes, channels=1, size=4, dtype=torch.float64, seed=seed)
-    predicted = net(x).argmax(1)
-    y = {"mixed": y, "no outliers": predicted, "all outliers": (predicted + 1) % classes}[labels]
+    right = net(x).argmax(1)
+    wrong = (right + 1) % classes
+    mixed = torch.where(torch.arange(m) % 4 == 3, wrong, right)
+    y = {"mixed": mixed, "no outliers": right, "all outliers": wrong}[labels]
     if m > 2:
         x[1], y[1] = x[0], y[0]  # a tie in SVar
     start = x + 0.02 * torch.randn(x.shape, dtype=torch.float64)
@@ -78,12 +83,19 @@ def test_a_step_is_the_literal_one(name, counts, m, classes, F_R, labels, seed):
     if len(set(counts)) > 1:  # else nothing is selected
         assert out.category.tolist() == [NAMES[n] for n in literal["names"]]
         assert torch.allclose(out.svar, torch.tensor(literal["svar"], dtype=torch.float64), atol=1e-12)
+        SEEN.add(frozenset(literal["names"]))
     assert out.steps.tolist() == literal["steps"]
     assert torch.allclose(out.x_prime, torch.stack(literal["x_prime"]), atol=1e-12)
     assert out.loss.item() == pytest.approx(literal["loss"], abs=1e-12)
     for ours, theirs in zip(gradients, literal["gradients"], strict=True):
         assert torch.allclose(ours, theirs, atol=1e-11)
     assert float(train.robust_fraction.value) == pytest.approx(literal["F_R"], abs=1e-15)
+
+
+def test_the_comparison_above_saw_every_mixture_of_classes():
+    if not SEEN:
+        pytest.skip("the comparison ran in another process, or not at all")
+    assert {frozenset(NAMES), frozenset(["outlier"]), frozenset(["boundary", "robust"])} <= SEEN
 
 
 # ------------------------------------------------------------------- a uniform budget is the plain algorithm
@@ -166,7 +178,7 @@ def test_forwards_counted_by_a_hook_are_the_reported_work(name, counts, m, F_R, 
     total, touched, selects = int(out.steps.sum()), int((out.steps > 0).sum()), len(set(counts)) > 1
     assert out.steps.tolist() == [(counts[2], counts[0], counts[1])[c] for c in out.category.tolist()]
 
-    held = {"pgd": m * selects, "trades": m, "mart": 0, "augmix": 0}[name]
+    held = {"pgd": m * selects, "trades": m if total or selects else 0, "mart": 0, "augmix": 0}[name]
     trained = {"pgd": m, "trades": m + touched, "mart": m + touched, "augmix": m + 2 * touched}[name]
     assert seen == {"held": held, "attack": 0 if name == "augmix" else total, "train": trained}
     assert out.work.total == seen["held"] + 2 * seen["attack"] + 3 * seen["train"]
@@ -368,7 +380,8 @@ def test_bf16_autocast_agrees_with_float32(name, counts, trained):
         train = engine(name, StepBudget(*counts))
         train.robust_fraction.load_state_dict(state)
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            outs.append(train.step(copy.deepcopy(net), x, y, start=x + 0.001 * noise))
+            start = None if name == "augmix" else x + 0.001 * noise
+            outs.append(train.step(copy.deepcopy(net), x, y, start=start))
     wide, half = outs
     assert half.loss.dtype == torch.float32
     assert half.loss.item() == pytest.approx(wide.loss.item(), rel=0.02)
@@ -450,14 +463,67 @@ def test_frozen_batch_norm_stays_frozen():
     assert int(net[1].num_batches_tracked) == 0
 
 
-def test_one_touched_example_passes_a_batch_norm_that_wants_two():
-    net = nn.Sequential(nn.Flatten(), nn.Linear(108, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+def wants_two():
+    """A network whose batch norm refuses a single example in training mode, behind one that does not."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.BatchNorm2d(6),
+        nn.Flatten(),
+        nn.Linear(6, 4),
+    )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("attack_mode", ["eval", "train"])
+def test_one_touched_example_passes_a_batch_norm_that_wants_two(compiled, attack_mode):
+    torch.compiler.reset()
+    net = wants_two()
+    model = torch.compile(net, backend="aot_eager") if compiled else net
     x, y = batch(8)
     only = torch.tensor([Category.BOUNDARY] + [Category.OUTLIER] * 7)
-    train = BulletTrain(bt.TRADES(), budget=StepBudget(2, 0), separation=lambda svar, F_R: only)
-    train.step(net, x, y).loss.backward()
-    assert net[2].training
+    objective = bt.TRADES(attack_mode=attack_mode)
+    train = BulletTrain(objective, budget=StepBudget(2, 0), separation=lambda svar, F_R: only)
+    train.step(model, x, y).loss.backward()
+    assert all(module.training for module in net.modules())
     assert all(torch.isfinite(p.grad).all() for p in net.parameters())
+    assert int(net[1].num_batches_tracked) == int(net[4].num_batches_tracked) == 1  # the clean forward's alone
+
+
+@pytest.mark.parametrize("name", ["trades", "mart", "augmix"])
+def test_untouched_examples_add_no_divergence_not_even_to_the_gradient(name):
+    objective = bt.AugMix() if name == "augmix" else OBJECTIVES[name]()
+    z = torch.tensor([[200.0, 0, 0], [1.0, 0, 0]], requires_grad=True)  # the first softmax underflows
+    z_prime = torch.stack([z, z]) if name == "augmix" else z.clone()
+    objective.loss(z, z_prime, torch.zeros(2, dtype=torch.int64), torch.tensor([1])).backward()
+    assert torch.isfinite(z.grad).all()
+
+
+def test_a_frozen_batch_norm_stays_frozen_in_an_attack_in_training_mode():
+    net = norm_net()
+    net[1].eval()
+    modes = []
+    net[1].register_forward_hook(lambda module, args, out: modes.append(module.training))
+    engine("trades", StepBudget.uniform(2), attack_mode="train").step(net, *batch())
+    assert modes == [False] * 5  # target, two steps, clean, corrupted
+
+
+def test_augmix_takes_views_that_were_made_before():
+    net = norm_net()
+    x, y = batch(12)
+    y[:9] = net(x).argmax(1)[:9]
+    made = torch.stack(views(x))
+    before = BulletTrain(bt.AugMix(), budget=StepBudget(1, 0)).step(copy.deepcopy(net), x, y, start=made)
+    on_the_spot = engine("augmix", StepBudget(1, 0)).step(copy.deepcopy(net), x, y)
+    assert torch.equal(before.loss, on_the_spot.loss)
+
+
+def test_no_hook_is_left_behind():
+    net = norm_net()
+    engine("mart", StepBudget(2, 1)).step(net, *batch())
+    assert not net._forward_hooks
 
 
 def test_the_output_holds_no_graph_but_the_losss():

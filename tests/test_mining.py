@@ -53,6 +53,15 @@ def test_separate_in_float32_agrees_on_the_float32_scores(scores, F_R):
     assert bt.separate(svar, F_R).tolist() == literal
 
 
+def test_separate_is_exact_for_large_batches_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):  # float32 ranks would be off by an example here and there
+        svar = torch.randint(-50, 100, (501,), generator=generator).float() / 1000
+        F_R = int(torch.randint(0, 501, (), generator=generator)) / 500
+        literal = [NAMES[name] for name in reference.separate(svar.double().tolist(), F_R)]
+        assert bt.separate(svar, F_R).tolist() == literal
+
+
 @given(score_lists, fractions)
 def test_separate_commutes_with_a_permutation(scores, F_R):
     svar = torch.tensor(scores, dtype=torch.float64)
@@ -156,6 +165,32 @@ def test_oracle_finds_the_true_classes():
     oracle = bt.OracleSeparation(eps=0.1, steps=10)
     found = oracle.bind(net, x, y, net(x))(torch.zeros(6), 0.0)
     assert [Category(c).name[0] for c in found.tolist()] == ["O", "O", "B", "B", "R", "R"]
+
+
+class Ridge(torch.nn.Module):
+    """Class 0 on a ridge whose top has no gradient: only a random start finds the way down."""
+
+    def forward(self, x):
+        v = 0.002 - (x.flatten(1)[:, 0] - 0.5) ** 2
+        return torch.stack([v, -v], dim=1)
+
+
+def test_the_oracle_starts_at_random_and_can_be_fixed():
+    x, y = torch.full((5, 1, 1, 1), 0.5), torch.zeros(5, dtype=torch.int64)
+    oracle = bt.OracleSeparation(eps=0.1, generator=torch.Generator().manual_seed(0))
+    assert oracle.bind(Ridge(), x, y, Ridge()(x))(torch.zeros(5), 0.0).tolist() == [Category.BOUNDARY] * 5
+    first = oracle.generator.get_state()
+    again = bt.OracleSeparation(eps=0.1, generator=torch.Generator().manual_seed(0))
+    again.bind(Ridge(), x, y, Ridge()(x))
+    assert torch.equal(again.generator.get_state(), first)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"eps": -1.0}, {"eps": 0.1, "steps": 0}, {"eps": 0.1, "norm": "l5"}, {"eps": 0.1, "step_size": 0}]
+)
+def test_the_oracle_refuses(bad):
+    with pytest.raises(ValueError):
+        bt.OracleSeparation(**bad)
 
 
 @given(st.integers(2, 30), st.floats(0.05, 0.95))

@@ -22,12 +22,12 @@ def make(name, budget):
     return BulletTrain(objective, budget=budget)
 
 
-def run(model, train, parts, steps=3):
+def run(model, train, parts):
     """Loss, gradients, categories and F_R of a few steps on ``parts``, one list of batches."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     record = []
     for x, y, start in parts:
-        out = train.step(model, x, y, start=start)
+        out = train.step(model, x, y, start=None if isinstance(train.objective, bt.AugMix) else start)
         optimizer.zero_grad()
         out.loss.backward()
         record.append(
@@ -65,17 +65,26 @@ def worker(rank, port, folder):
         results[name] = run(model, make(name, budget), [tuple(t[share] for t in part) for part in joint_batches()])
     # With batch norm the buffers are broadcast at each wrapped forward; both losses' graphs must survive that.
     # One rank has nothing to attack: no worker may wait for another's attack.
-    model = nn.parallel.DistributedDataParallel(norm_net())
+    norms = nn.parallel.DistributedDataParallel(norm_net())
     x, y = batch(8, seed=rank)
     only = torch.full((16,), bt.Category.OUTLIER)
     only[:3] = bt.Category.BOUNDARY
     for objective in (bt.TRADES, bt.MART):
         train = BulletTrain(objective(), budget=StepBudget(2, 0), separation=lambda svar, F_R: only)
         for _ in range(2):
-            out = train.step(model, x, y)
+            out = train.step(norms, x, y)
             assert int((out.steps > 0).sum()) == (3 if rank == 0 else 0)
             out.loss.backward()
-    results["norm"] = [p.grad.clone() for p in model.parameters()]
+    # Compiled and then wrapped, or wrapped and then compiled: the same step.
+    for order in ("wrapped", "compiled"):
+        net = tiny_net()
+        if order == "wrapped":
+            model = torch.compile(nn.parallel.DistributedDataParallel(net), backend="eager")
+        else:
+            model = nn.parallel.DistributedDataParallel(torch.compile(net, backend="eager"))
+        parts = [tuple(t[share] for t in part) for part in joint_batches()]
+        results[order] = run(model, make("trades", StepBudget(3, 1)), parts)
+    results["norm"] = [p.grad.clone() for p in norms.parameters()]
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -90,6 +99,15 @@ def two(tmp_path_factory):
         port = free.getsockname()[1]
     mp.spawn(worker, args=(port, str(folder)), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.mark.parametrize("order", ["wrapped", "compiled"])
+def test_compiled_and_wrapped_in_either_order(two, order):
+    for worker in two:
+        for plain, other in zip(worker["trades"], worker[order], strict=True):
+            assert torch.equal(plain[2], other[2])
+            assert other[0] == pytest.approx(plain[0], abs=1e-12)
+            assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(plain[1], other[1], strict=True))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

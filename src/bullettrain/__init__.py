@@ -2,9 +2,9 @@
 
 from bullettrain.allocation import StepBudget, theoretical_speedup
 from bullettrain.engine import BulletTrain, StepOutput
+from bullettrain.loading import load
 from bullettrain.mining import (
     Category,
-    OracleSeparation,
     RobustFraction,
     random_score,
     separate,
@@ -14,6 +14,7 @@ from bullettrain.mining import (
     signed_prediction_variance,
 )
 from bullettrain.objectives import MART, PGDAT, TRADES, AugMix, Objective
+from bullettrain.oracle import OracleSeparation
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ __all__ = [
     "StepBudget",
     "StepOutput",
     "__version__",
+    "load",
     "random_score",
     "separate",
     "signed_cross_entropy",

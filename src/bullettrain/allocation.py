@@ -35,7 +35,7 @@ class StepBudget:
     """The paper's scheme: N_B steps for boundary examples, N_R for robust ones, N_O for outliers.
 
     Args:
-        boundary, robust, outlier: N_B, N_R, N_O. The method wants N_O ≤ N_R < N_B.
+        boundary, robust, outlier: N_B, N_R, N_O. The method wants N_O ≤ N_R < N_B; equal counts are let through.
         ordered: refuse counts that are out of that order; studies set it to False.
         step_size: α of the boundary examples. None: 0.007 at ε = 0.031, else 2.25·ε/N_B.
         scale: α = scale·ε/N_B instead (the MNIST study: 1.7). Robust and outlier steps are 1.7·ε/N always.
@@ -84,6 +84,8 @@ class StepBudget:
 
     def boundary_step(self, eps: float) -> float:
         """α of the boundary examples."""
+        if not self.boundary:
+            return 0.0
         if self.step_size is not None:
             return self.step_size
         if self.scale is None and eps == 0.031:
@@ -158,9 +160,11 @@ class Cost:
     """What an objective's parts cost, in passes an example."""
 
     selection: int = 0
-    """Forward for selecting that nothing else needs; not made with a uniform budget."""
+    """Forward that selects; not made with a uniform budget, and 0 where the loss's own logits select."""
     target: int = 0
-    """Clean forward that the attack needs anyway (TRADES)."""
+    """Clean forward that the attack needs (TRADES)."""
+    shared: bool = False
+    """Whether the forward that selects is also the attack's target."""
     step: int = 2
     """One attack step: forward, and backward to the input."""
     clean: int = 3
@@ -175,17 +179,21 @@ class Cost:
 
         With one example and average fractions this is the expected work an example.
         """
+        aimed = steps and not (selects and self.shared)
         return Work(
             examples=examples,
             selection=self.selection * examples if selects else 0,
-            attack=self.target * examples + self.step * steps,
+            attack=(self.target * examples if aimed else 0) + self.step * steps,
             update=self.clean * examples + self.corrupted * touched + self.untouched * (examples - touched),
         )
 
-    def speedup(self, budget: StepBudget, *, boundary: float, robust: float, outlier: float) -> float:
-        """Work of the plain algorithm (N_B steps for everyone) over that of ``budget`` at these fractions."""
+    def speedup(
+        self, budget: StepBudget, *, boundary: float, robust: float, outlier: float, steps: int | None = None
+    ) -> float:
+        """Plain work, with ``steps`` (N_B unless given) for everyone, over that of ``budget`` at these fractions."""
+        full = budget.boundary if steps is None else check_count(steps, "steps")
         parts = ((boundary, budget.boundary), (robust, budget.robust), (outlier, budget.outlier))
-        plain = self.work(steps=budget.boundary, touched=1, selects=False)
+        plain = self.work(steps=full, touched=1, selects=False)
         mined = self.work(
             steps=sum(share * n for share, n in parts),
             touched=sum(share for share, n in parts if n),

@@ -13,8 +13,13 @@ ROUNDING = 1e-4
 """How far outside its bounds an image may be: interpolation and half precision round, nothing else does."""
 
 
+class DivergedError(ValueError):
+    """The network returns NaN or infinity."""
+
+
 def check_fraction(value: float, name: str, *, low_open: bool = False, high_open: bool = False) -> float:
     """``value`` as a float in [0, 1], or the half-open interval that is asked for."""
+    _check_number(value, name)
     low, high = "(" if low_open else "[", ")" if high_open else "]"
     above, below = value > 0 if low_open else value >= 0, value < 1 if high_open else value <= 1
     if not (above and below):  # NaN is neither
@@ -24,6 +29,7 @@ def check_fraction(value: float, name: str, *, low_open: bool = False, high_open
 
 def check_positive(value: float, name: str) -> float:
     """``value`` as a finite float above 0."""
+    _check_number(value, name)
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name} is {value}; it has to be a number above 0")
     return float(value)
@@ -41,11 +47,28 @@ def check_count(value: int, name: str) -> int:
 
 def check_steps(steps: Tensor, m: int) -> Tensor:
     """Allocated steps as (m,) integers; their sign is checked where the host reads them."""
+    if not torch.is_tensor(steps):
+        raise TypeError(f"the budget allocated {type(steps).__name__}; it has to return a tensor of whole numbers")
     if steps.is_floating_point() or steps.dtype == torch.bool or steps.shape != (m,):
         raise TypeError(
             f"the budget allocated {_dtype(steps)} of shape {tuple(steps.shape)}; steps are whole numbers, ({m},)"
         )
     return steps
+
+
+def check_category(category: Tensor, m: int) -> Tensor:
+    """What a separation returned, as (m,) integers."""
+    if not torch.is_tensor(category) or category.is_floating_point() or category.shape != (m,):
+        raise TypeError(f"the separation returned {category!r}; it has to return ({m},) integers of Category")
+    return category
+
+
+def check_norms(model: nn.Module) -> None:
+    """Batch norms that wait for every worker would wait for ever: workers attack different numbers of examples."""
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        raise ValueError(
+            "the network has SyncBatchNorm, which waits for forwards that other workers do not make; use BatchNorm"
+        )
 
 
 def check_batch(x: Tensor, y: Tensor) -> None:
@@ -96,7 +119,7 @@ def check_logits(logits: Tensor, step: int) -> None:
     if torch.isfinite(logits).all():
         return
     kind = "NaN" if torch.isnan(logits).any() else "infinite"
-    raise ValueError(
+    raise DivergedError(
         f"the network returned {kind} logits at step {step}; "
         "lower the learning rate, clip gradients, or look at the weights"
     )
@@ -122,14 +145,19 @@ def check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
 @contextmanager
 def buffers_restored_on_error(model: nn.Module) -> Iterator[None]:
     """Put the buffers (batch-norm statistics) back as they were if the block raises."""
-    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    saved = [(buffer, buffer.clone()) for buffer in model.buffers() if not nn.parameter.is_lazy(buffer)]
     try:
         yield
     except BaseException:
-        with torch.no_grad():
-            for buffer, value in saved:
-                buffer.copy_(value)
+        for buffer, value in saved:
+            # .data: as batch norm's own updates, this is no change that a graph made before has to mind.
+            buffer.data.copy_(value)
         raise
+
+
+def _check_number(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is {value!r}; it has to be a number")
 
 
 def _dtype(t: Tensor) -> str:

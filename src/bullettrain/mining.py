@@ -1,6 +1,6 @@
 """Boundary example mining: which examples deserve the effort.
 
-The paper's rule in three pure functions over tensors, with F_R kept by one small class:
+The paper's rule in two pure functions over tensors, with F_R kept by one small class:
 
     svar     = signed_prediction_variance(logits, labels)   # how far from the boundary, and on which side
     category = separate(svar, robust_fraction)              # outlier / boundary / robust
@@ -54,13 +54,13 @@ def signed_prediction_variance(logits: Tensor, labels: Tensor) -> Tensor:
         (m,) floats in [−1/4, 1/4]. A misclassified example with a uniform softmax gets −0.0: its sign counts.
     """
     variance = wide(logits).softmax(dim=1).var(dim=1, correction=0)
-    return torch.where(_correct(logits, labels), variance, -variance)
+    return torch.where(is_correct(logits, labels), variance, -variance)
 
 
 def signed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy as a score: log K − CE where correct (CE < log K there), −CE where not."""
     ce = nn.functional.cross_entropy(wide(logits), labels, reduction="none")
-    return torch.where(_correct(logits, labels), (math.log(logits.shape[1]) - ce).clamp_min(0), -ce)
+    return torch.where(is_correct(logits, labels), (math.log(logits.shape[1]) - ce).clamp_min(0), -ce)
 
 
 def signed_margin(logits: Tensor, labels: Tensor) -> Tensor:
@@ -69,20 +69,20 @@ def signed_margin(logits: Tensor, labels: Tensor) -> Tensor:
     true = p.gather(1, labels[:, None])[:, 0]
     other = p.scatter(1, labels[:, None], -1.0).amax(dim=1)
     margin = (true - other).abs()
-    return torch.where(_correct(logits, labels), margin, -margin)
+    return torch.where(is_correct(logits, labels), margin, -margin)
 
 
 def signed_gradient_norm(logits: Tensor, labels: Tensor) -> Tensor:
     """Norm of the loss gradient at the logits, ‖softmax − onehot‖₂ ≤ √2: √2 − norm where correct, −norm where not."""
     p = wide(logits).softmax(dim=1)
     norm = (p - nn.functional.one_hot(labels, logits.shape[1])).norm(dim=1)
-    return torch.where(_correct(logits, labels), (math.sqrt(2) - norm).clamp_min(0), -norm)
+    return torch.where(is_correct(logits, labels), (math.sqrt(2) - norm).clamp_min(0), -norm)
 
 
 def random_score(logits: Tensor, labels: Tensor) -> Tensor:
     """A uniform draw with the prediction's sign: the control that any score has to beat."""
     draw = torch.rand_like(wide(logits[:, 0]))
-    return torch.where(_correct(logits, labels), draw, -draw)
+    return torch.where(is_correct(logits, labels), draw, -draw)
 
 
 # ------------------------------------------------------------------------------------------ separation
@@ -102,8 +102,8 @@ def separate(svar: Tensor, robust_fraction: float | Tensor) -> Tensor:
         (m,) int64 of :class:`Category`.
     """
     wide_svar = svar.to(widest(svar.device))
-    F_R = torch.as_tensor(robust_fraction, dtype=wide_svar.dtype, device=svar.device)
-    boundary = wide_svar < torch.quantile(wide_svar, 1 - F_R)
+    F_R = robust_fraction if torch.is_tensor(robust_fraction) else wide_svar.new_full((), robust_fraction)
+    boundary = wide_svar < torch.quantile(wide_svar, 1 - F_R.to(wide_svar))
     category = torch.where(boundary, int(Category.BOUNDARY), int(Category.ROBUST))
     # signbit, not < 0: a uniform softmax that is wrong has SVar −0.0 and is an outlier.
     return torch.where(torch.signbit(svar), int(Category.OUTLIER), category)
@@ -119,47 +119,6 @@ class SeparationWithModel(Protocol):
     def bind(self, model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Separation:
         """The separation for this batch: ``x`` (m, …), ``y`` (m,), ``logits`` (m, K)."""
         ...
-
-
-class OracleSeparation:
-    """The true classes by attack (the paper's MNIST study): boundary is what ``steps`` PGD steps break.
-
-    Far dearer than what it saves: it is there to study which examples matter, not to train fast.
-    """
-
-    def __init__(
-        self,
-        *,
-        eps: float,
-        steps: int = 10,
-        step_size: float | None = None,
-        norm: str = "linf",
-        bounds: tuple[float, float] = (0.0, 1.0),
-    ) -> None:
-        self.eps, self.steps, self.norm, self.bounds = eps, steps, norm, bounds
-        self.step_size = 1.7 * eps / steps if step_size is None else step_size
-        self.passes_per_example = 2 * steps + 1
-
-    def bind(self, model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Separation:
-        """Attack the batch and return the categories that the attack found."""
-        from bullettrain.attacks import frozen, pgd  # mining is below attacks; only the oracle looks up
-
-        x_adv = pgd(
-            model,
-            x,
-            y,
-            eps=self.eps,
-            steps=self.steps,
-            step_size=self.step_size,
-            norm=self.norm,
-            random_start="uniform",
-            bounds=self.bounds,
-        )
-        with frozen(model), torch.no_grad():
-            survives = _correct(model(x_adv), y)
-        category = torch.where(survives, int(Category.ROBUST), int(Category.BOUNDARY))
-        category = torch.where(_correct(logits, y), category, int(Category.OUTLIER))
-        return lambda score, robust_fraction: category
 
 
 # ----------------------------------------------------------------------------------------------- F_R
@@ -206,11 +165,13 @@ class RobustFraction:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Continue from :meth:`state_dict`."""
-        self.gamma = check_fraction(state["gamma"], "gamma", low_open=True)
-        self.momentum = check_fraction(state["momentum"], "momentum", high_open=True)
+        gamma = check_fraction(state["gamma"], "gamma", low_open=True)
+        momentum = check_fraction(state["momentum"], "momentum", high_open=True)
         value = check_fraction(state["value"], "value")
+        self.gamma, self.momentum = gamma, momentum
         self._value = torch.tensor(value, dtype=self._value.dtype, device=self._value.device)
 
 
-def _correct(logits: Tensor, labels: Tensor) -> Tensor:
+def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """(m,) booleans: argmax of logits (m, K) is the label; of equal logits the first counts."""
     return logits.argmax(dim=1) == labels

@@ -9,8 +9,15 @@ from torch import Tensor, nn
 
 from bullettrain.attacks.losses import AttackLoss, loss_named
 from bullettrain.attacks.norms import Norm, norm_named, per_example
-from bullettrain.attacks.state import Mode, bare, frozen, underflows
-from bullettrain.checks import check_bounds, check_count, check_logits_shape, check_positive
+from bullettrain.attacks.state import Mode, bare, forward_some, frozen, underflows
+from bullettrain.checks import (
+    check_batch,
+    check_bounds,
+    check_count,
+    check_logits_shape,
+    check_positive,
+    check_range,
+)
 from bullettrain.precision import wide
 
 RandomStart = Literal["uniform", "normal"]
@@ -32,6 +39,7 @@ def pgd(
     generator: torch.Generator | None = None,
     bounds: tuple[float, float] = (0.0, 1.0),
     mode: Mode = "eval",
+    check: bool = True,
 ) -> Tensor:
     """Corrupt each example by as many ascent steps as it is given.
 
@@ -54,12 +62,18 @@ def pgd(
             not depend on how many steps the others get.
         bounds: valid range of pixels.
         mode: of the network during the attack.
+        check: refuse an ``x`` outside ``bounds``, for which there is no valid answer; waits for the device.
 
     Returns:
         (m, …) corrupted examples, detached.
     """
+    check_batch(x, y)
     check_positive(eps, "eps")
+    if not torch.is_tensor(step_size):
+        check_positive(step_size, "step_size")
     low_high = check_bounds(bounds)
+    if check:
+        check_range(x, low_high)
     norm = norm_named(norm) if isinstance(norm, str) else norm
     ascend = loss_named(loss) if isinstance(loss, str) else loss
     x = x.detach()
@@ -67,7 +81,7 @@ def pgd(
     if not any(counts):
         return x.clone()
     if start is None:
-        start = x if random_start is None else x + _noise(random_start, norm, x, eps, generator)
+        start = x if random_start is None else x + random_noise(random_start, norm, x, eps, generator)
     elif start.shape != x.shape:
         raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
 
@@ -89,7 +103,7 @@ def pgd(
             while steps_left[n - 1] <= t:
                 n -= 1
             images = x_adv[:n].detach().requires_grad_()
-            logits = net(images)
+            logits = forward_some(net, images)
             check_logits_shape(logits, n)
             value = ascend(wide(logits), labels[:n], None if goal is None else goal[:n]).sum()
             # A power of two changes no direction; float16 would round small gradients to 0 without it.
@@ -104,7 +118,7 @@ class _Rows:
 
     def __init__(self, rows: list[int], batch: Tensor) -> None:
         everything = rows == list(range(len(batch)))
-        self.index = None if everything else torch.tensor(rows, device=batch.device)
+        self.index = None if everything else torch.tensor(rows).to(batch.device, non_blocking=True)
         self.format = torch.contiguous_format
         if batch.ndim == 4 and batch.is_contiguous(memory_format=torch.channels_last):
             self.format = torch.channels_last
@@ -131,7 +145,10 @@ def _host_counts(steps: int | Tensor, m: int) -> list[int]:
     return counts
 
 
-def _noise(kind: RandomStart, norm: Norm, x: Tensor, eps: float, generator: torch.Generator | None) -> Tensor:
+def random_noise(
+    kind: RandomStart, norm: Norm, x: Tensor, eps: float, generator: torch.Generator | None = None
+) -> Tensor:
+    """What a random start adds to ``x`` (m, …)."""
     if kind == "uniform":
         return norm.noise(x, eps, generator)
     if kind == "normal":

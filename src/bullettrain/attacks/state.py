@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from bullettrain.checks import buffers_restored_on_error
 
 Mode = Literal["eval", "train"]
 
@@ -37,7 +39,8 @@ def frozen(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
         if mode == "train" and buffer is not None
     ]
     try:
-        model.train(mode == "train")
+        if mode == "eval" or not model.training:  # a network in training mode keeps the modes of its parts
+            model.train(mode == "train")
         for parameter in learning:
             parameter.requires_grad_(False)
         for owner, name, buffer in buffers:
@@ -67,10 +70,36 @@ def training(model: nn.Module) -> Iterator[None]:
             module.training = was
 
 
+def forward_some(model: nn.Module, x: Tensor) -> Tensor:
+    """Logits (n, K) of a part of a batch, in the mode that the network is in.
+
+    One example alone has no statistics over 1×1 maps, and a batch norm in training mode refuses it there. How
+    many examples are left is the method's doing, not the user's: such an example is normalised by the running
+    statistics, by every batch norm, and changes none.
+    """
+    if len(x) > 1:
+        return model(x)  # type: ignore[no-any-return]
+    try:
+        with buffers_restored_on_error(model):
+            return model(x)  # type: ignore[no-any-return]
+    except Exception as error:  # a compiled network wraps the ValueError in an error of its own
+        if "more than 1 value per channel" not in str(error):
+            raise
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    for norm in norms:
+        norm.eval()
+    try:
+        return model(x)  # type: ignore[no-any-return]
+    finally:
+        for norm in norms:
+            norm.train()
+
+
 def bare(model: nn.Module) -> nn.Module:
     """The module inside DistributedDataParallel, or the model itself.
 
-    Attacks differ in length from worker to worker, so they must not wait for each other's gradients.
+    Attacks differ in length from worker to worker, so they must not wait for each other's gradients. Of a
+    compiled wrapper this is the uncompiled module: compile first, then wrap, to attack compiled code.
     """
     inner = getattr(model, "_orig_mod", model)  # a compiled wrapper around DistributedDataParallel
     if isinstance(inner, nn.parallel.DistributedDataParallel):

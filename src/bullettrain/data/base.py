@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,14 +75,6 @@ def derive_seed(*parts: int | str) -> int:
     """A generator's seed from a tuple: hashed, because neighbours must give unrelated streams."""
     digest = hashlib.blake2b("/".join(str(part) for part in parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def need(module: str, package: str, why: str) -> Any:
-    """The module of an optional package, imported now, or an error that names the extra to install."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise DataError(f'{why} needs {package}: pip install "bullettrain[app]".') from error
 
 
 def missing(path: Path, name: str) -> DataError:

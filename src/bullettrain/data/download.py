@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bullettrain.data.base import DataError, need
+from bullettrain.data.base import DataError
 from bullettrain.data.base import root as find_root
 from bullettrain.data.sources import SOURCES, Archive, FileCheck, Source, check, md5_of, source, verify
+from bullettrain.extras import extra
 
 Progress = Callable[[str, int, int | None], None]
 """Told the file's name, the bytes that are there, and the bytes there will be (None: the server did not say)."""
@@ -39,7 +40,8 @@ def prepare(
     downloaded is checked first and removed after. Returns what `verify` finds then.
     """
     if name == "digits":
-        need("sklearn.datasets", "scikit-learn", "the digits dataset")
+        with extra("the digits dataset"):
+            import sklearn.datasets  # noqa: F401 (it comes with the package)
         return []
     base = find_root(root)
     wanted = [a for a in source(name, sources).archives if not all(check(base, f).ok for f in a.files)]
@@ -169,7 +171,8 @@ def _by_hand(name: str, base: Path, failed: Mapping[Archive, str]) -> str:
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """A progress bar in the terminal, as the `progress` of `prepare`."""
-    rich = need("rich.progress", "rich", "a progress bar")
+    with extra("a progress bar"):
+        import rich.progress as rich
     columns = (
         rich.TextColumn("{task.description}"),
         rich.BarColumn(),
@@ -178,7 +181,7 @@ def progress_bar() -> Iterator[Progress]:
         rich.TimeRemainingColumn(),
     )
     with rich.Progress(*columns) as bar:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, rich.TaskID] = {}
 
         def update(name: str, done: int, total: int | None) -> None:
             if name not in tasks:

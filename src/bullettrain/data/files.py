@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from bullettrain.data.base import DataError, ImageSet, need
+from bullettrain.data.base import DataError, ImageSet
 from bullettrain.data.readers import Array, image_set
+from bullettrain.extras import extra
 
 _GREY = ("1", "L", "LA")
 _DEEP = ("I", "F")  # and I;16 and its kin: more than a byte a pixel
@@ -30,13 +31,14 @@ def read_folder(
     if unknown := sorted(set(found) - set(classes)):
         raise DataError(f"{path / unknown[0]} is a class that the training folder does not have: add it there.")
     entries = [(file, classes.index(name)) for name in found for file in _files(path / name)]
-    opener = need("PIL.Image", "Pillow", "a folder of images")
-    first = _open(opener, entries[0][0])
+    with extra("a folder of images"):
+        from PIL import Image
+    first = _open(Image, entries[0][0])
     mode = "L" if first.mode in _GREY else "RGB"
     height, width = image_size or (first.height, first.width)
     images = np.empty((len(entries), height, width, len(mode)), np.uint8)
     for row, (file, _) in zip(images, entries, strict=True):
-        image = _open(opener, file)
+        image = _open(Image, file)
         if mode == "L" and image.mode not in _GREY:
             raise DataError(f"{file} is in colour but {entries[0][0]} is grey: make all images grey or all colour.")
         if image_size is None and (image.height, image.width) != (height, width):
@@ -46,7 +48,7 @@ def read_folder(
             )
         image = image.convert(mode)
         if image.size != (width, height):
-            image = image.resize((width, height), opener.Resampling.BILINEAR)
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
         row[:] = np.asarray(image).reshape(row.shape)
     return image_set(images.transpose(0, 3, 1, 2), np.array([label for _, label in entries]), classes)
 

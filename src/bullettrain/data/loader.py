@@ -95,10 +95,10 @@ class Loader:
                 generator.manual_seed(derive_seed(self.seed, epoch, index))
                 # Drawn for the joint batch and then cut, so that the number of processes changes no image.
                 draws = self.augment.draw(self.joint_size(index), generator)
-                x = self.augment.apply(x, draws[self._share(index)])
+                x = self.augment.apply(x, draws[self.share(index)])
             yield to_unit(x, self.dtype, self.channels_last), y
 
-    def _share(self, index: int) -> slice:
+    def share(self, index: int) -> slice:
         """The part of joint batch `index` that falls to this rank."""
         size = self.joint_size(index)
         return slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
@@ -109,7 +109,7 @@ class Loader:
         if not self.resident:
             order = order.cpu()  # once an epoch, the only wait for the device
         starts = [index * self.batch_size for index in range(len(self))]
-        shares = [order[at : at + self.batch_size][self._share(i)] for i, at in enumerate(starts)][start:]
+        shares = [order[at : at + self.batch_size][self.share(i)] for i, at in enumerate(starts)][start:]
         if self.resident:
             for rows in shares:
                 yield self.data.images.index_select(0, rows), self.data.labels.index_select(0, rows)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bullettrain.data.base import DataError, ImageSet, need, read_bytes
+from bullettrain.data.base import DataError, ImageSet, read_bytes
 from bullettrain.data.pickles import read_pickle
+from bullettrain.extras import extra
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -136,7 +137,9 @@ def read_names(path: Path, key: str, count: int, name: str) -> tuple[str, ...]:
 
 def read_digits() -> ImageSet:
     """Scikit-learn's handwritten digits, images (1797, 1, 8, 8), their values 0..16 spread to 0..255."""
-    digits = need("sklearn.datasets", "scikit-learn", "the digits dataset").load_digits()
+    with extra("the digits dataset"):
+        from sklearn.datasets import load_digits
+    digits = load_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)
     return image_set(images[:, None], digits.target.astype(np.int64), tuple("0123456789"))
 

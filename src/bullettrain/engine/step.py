@@ -15,10 +15,12 @@ from bullettrain.attacks import bare
 from bullettrain.checks import (
     buffers_restored_on_error,
     check_batch,
+    check_category,
     check_count,
     check_labels,
     check_logits,
     check_logits_shape,
+    check_norms,
     check_range,
     check_steps,
 )
@@ -40,7 +42,7 @@ class StepOutput:
     """What one step computed. Only ``loss`` carries a graph."""
 
     loss: Tensor
-    """0-d: call ``.backward()`` on it."""
+    """0-d: call ``.backward()`` on it. With several workers it is weighted by this one's share of the batch."""
     category: Tensor
     """(m,) of :class:`Category`. With equal steps for everyone nothing is selected, and all are BOUNDARY."""
     steps: Tensor
@@ -99,6 +101,7 @@ class BulletTrain:
         self.separation = separation
         self.check_every = check_count(check_every, "check_every")
         self.steps_taken = 0
+        self._checked = False  # in this process
 
     def step(self, model: nn.Module, x: Tensor, y: Tensor, *, start: Tensor | None = None) -> StepOutput:
         """Loss of one mini-batch; F_R moves on. The caller takes the gradient and the optimiser's step.
@@ -107,7 +110,11 @@ class BulletTrain:
             model: returns logits (n, K); may be compiled, or wrapped in DistributedDataParallel.
             x: (m, …) clean examples in the objective's bounds.
             y: (m,) int64 labels.
-            start: (m, …) points that the attack starts from, to fix its noise.
+            start: (m, …) points that the attack starts from, to fix its noise; for AugMix (2, m, …), the
+                views themselves.
+
+        A compiled model is best compiled in the default mode: "reduce-overhead" keeps outputs in buffers that
+        the attack's forwards overwrite. With several workers compile first, then wrap.
         """
         check_batch(x, y)
         with self._watching(model, x, y):
@@ -116,7 +123,7 @@ class BulletTrain:
         return out
 
     def _algorithm(self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None) -> StepOutput:
-        objective, workers = self.objective, Workers(model)
+        objective, workers = self.objective, Workers(model, y)
         selects = self.budget.uniform_steps is None
         if selects:
             s = objective.selection_logits(model, x)  # h(x)
@@ -126,20 +133,21 @@ class BulletTrain:
             s, svar, category = None, None, torch.full_like(y, int(Category.BOUNDARY))
         steps = check_steps(self.budget.allocate(category, svar), len(y))
         sizes = self.budget.step_sizes(category, steps, objective.eps)
-        counts = steps.cpu()  # the host has to know how the batch shrinks
+        counts = self._on_host(steps)  # the host has to know how the batch shrinks
 
         x_prime = objective.corrupt(model, x, y, s, counts, sizes, start=start)  # no steps: untouched
         z = objective.clean_logits(model, x, s)
         z_prime = objective.corrupted_logits(model, x_prime, z, counts)  # no steps: z again
-        self.robust_fraction.update(z_prime, y, group=workers.group)
-        touched = int((counts > 0).sum())
-        loss = objective.loss(z, z_prime, y, None if touched == len(y) else steps > 0) * workers.loss_weight(y)
+        touched = counts.nonzero()[:, 0]
+        some = None if len(touched) == len(y) else touched.to(y.device, non_blocking=True)
+        loss = objective.loss(z, z_prime, y, some) * workers.loss_weight
+        self.robust_fraction.update(z_prime, y, group=workers.group)  # F_R
         return StepOutput(
             loss=loss,
             category=category,
             steps=steps,
             svar=svar,
-            work=self._work(len(y), int(counts.sum()), touched, selects),
+            work=self._work(len(y), int(counts.sum()), len(touched), selects),
             x_prime=x_prime,
             z=None if z is None else z.detach(),
             z_prime=z_prime.detach(),
@@ -148,9 +156,18 @@ class BulletTrain:
     def _separate(self, model: nn.Module, x: Tensor, y: Tensor, s: Tensor, svar: Tensor, workers: Workers) -> Tensor:
         F_R = self.robust_fraction.value
         if isinstance(self.separation, SeparationWithModel):
-            return self.separation.bind(bare(model), x, y, s)(svar, F_R)
-        joint, mine = workers.gather(svar)  # the quantile is over the batch of all workers
-        return self.separation(joint, F_R)[mine]
+            category = self.separation.bind(bare(model), x, y, s)(svar, F_R)
+        else:
+            joint, mine = workers.gather(svar)  # the quantile is over the batch of all workers
+            category = self.separation(joint, F_R)[mine]
+        return check_category(category, len(y))
+
+    def _on_host(self, steps: Tensor) -> Tensor:
+        """Step counts (m,) on the host: waits for the device, unless everybody gets the same number anyway."""
+        same = self.budget.uniform_steps
+        counts = steps.cpu() if same is None else torch.full(steps.shape, same)
+        check_count(int(counts.min()), "steps")
+        return counts
 
     def _work(self, m: int, steps: int, touched: int, selects: bool) -> Work:
         work = self.objective.cost.work(examples=m, steps=steps, touched=touched, selects=selects)
@@ -162,10 +179,12 @@ class BulletTrain:
     @contextmanager
     def _watching(self, model: nn.Module, x: Tensor, y: Tensor) -> Iterator[None]:
         """On a step that is checked: look at x, y and the logits of every forward; undo on an error."""
-        if not self.check_every or self.steps_taken % self.check_every:
+        due = not self._checked or self.steps_taken % self.check_every == 0 if self.check_every else False
+        if not due:
             yield
             return
         check_range(x, self.objective.bounds)
+        check_norms(model)
 
         def look(module: nn.Module, args: tuple[Any, ...], logits: Tensor) -> None:
             check_logits_shape(logits, len(args[0]))
@@ -176,6 +195,7 @@ class BulletTrain:
         try:
             with buffers_restored_on_error(bare(model)):
                 yield
+            self._checked = True
         finally:
             hook.remove()
 

@@ -11,7 +11,7 @@ from bullettrain.allocation import Cost
 from bullettrain.attacks import AttackLoss, Norm, bare, frozen, pgd
 from bullettrain.attacks.norms import norm_named
 from bullettrain.attacks.pgd import RandomStart
-from bullettrain.attacks.state import Mode, check_mode, training
+from bullettrain.attacks.state import Mode, check_mode, forward_some, training
 from bullettrain.checks import check_bounds, check_logits_shape, check_positive
 
 
@@ -72,7 +72,7 @@ class Objective(ABC):
         # The wrapper of several workers has seen this step's first forward, and syncs gradients of both.
         if len(rows) == len(z):
             return forward(bare(model), x_prime)
-        return z.index_copy(0, rows, forward_some(bare(model), x_prime[rows]).to(z.dtype))
+        return z.index_copy(0, rows, forward(bare(model), x_prime[rows]).to(z.dtype))
 
     @abstractmethod
     def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:
@@ -82,15 +82,17 @@ class Objective(ABC):
             z: (m, K) clean logits.
             z_prime: (m, K) corrupted logits; AugMix: (2, m, K).
             y: (m,) labels.
-            touched: (m,) booleans, which examples were corrupted. The divergence of z and z' is taken over
-                these only: where z' is z there is none. None: all.
+            touched: (t,) indices of the examples that were corrupted; None: all. The divergence of z and z'
+                is computed for these only: where z' is z there is none.
         """
 
     @staticmethod
     def _logits_held(model: nn.Module, x: Tensor, mode: Mode) -> Tensor:
         net = bare(model)
         with frozen(net, mode), torch.no_grad():
-            return forward(net, x, as_it_is=True)
+            logits: Tensor = net(x)
+        check_logits_shape(logits, len(x))
+        return logits
 
 
 class AdversarialObjective(Objective):
@@ -145,12 +147,13 @@ class AdversarialObjective(Objective):
             step_size=step_sizes,
             norm=self.norm,
             loss=self.attack_loss,
-            target=self.attack_target(model, x, s),
+            target=self.attack_target(model, x, s) if steps.any() else None,
             random_start=self.random_start,
             start=start,
             generator=self.generator,
             bounds=self.bounds,
             mode=self.attack_mode,
+            check=False,  # the engine looks at x once in a while
         )
 
     def attack_target(self, model: nn.Module, x: Tensor, s: Tensor | None) -> Tensor | None:
@@ -158,39 +161,14 @@ class AdversarialObjective(Objective):
         return None
 
 
-def forward(model: nn.Module, x: Tensor, *, as_it_is: bool = False) -> Tensor:
-    """Logits (n, K) in training mode, or in whatever mode the network is; their shape is checked."""
-    if as_it_is:
-        logits: Tensor = model(x)
-    else:
-        with training(model):
-            logits = model(x)
+def forward(model: nn.Module, x: Tensor) -> Tensor:
+    """Training-mode logits (n, K); their shape is checked."""
+    with training(model):
+        logits = forward_some(model, x)
     check_logits_shape(logits, len(x))
     return logits
 
 
-def forward_some(model: nn.Module, x: Tensor) -> Tensor:
-    """Training-mode logits (n, K) of a part of the batch; one example alone has no statistics over 1×1 maps.
-
-    Where a batch norm refuses it for that, it is normalised by the running statistics.
-    """
-    try:
-        return forward(model, x)
-    except ValueError as error:
-        if len(x) > 1 or "more than 1 value per channel" not in str(error):
-            raise
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-    for norm in norms:
-        norm.eval()
-    try:
-        return forward(model, x)
-    finally:
-        for norm in norms:
-            norm.train()
-
-
-def mean_over_touched(values: Tensor, touched: Tensor | None) -> Tensor:
-    """Sum of ``values`` (m,) over the touched examples, divided by all m."""
-    if touched is not None:
-        values = torch.where(touched, values, 0.0)
-    return values.mean()
+def mean_over(values: Tensor, m: int) -> Tensor:
+    """Mean over a batch of ``m`` of which only some examples have a value, (t,); the others' is 0."""
+    return values.mean() if len(values) == m else values.sum() / m

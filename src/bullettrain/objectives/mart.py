@@ -10,7 +10,7 @@ from bullettrain.allocation import Cost
 from bullettrain.attacks import Norm
 from bullettrain.attacks.state import Mode
 from bullettrain.checks import check_positive
-from bullettrain.objectives.base import AdversarialObjective, mean_over_touched
+from bullettrain.objectives.base import AdversarialObjective, mean_over
 from bullettrain.precision import wide
 
 
@@ -61,6 +61,9 @@ class MART(AdversarialObjective):
         p, p_prime = F.softmax(wide(z), dim=1), F.softmax(z_prime, dim=1)
         rival = p_prime.scatter(1, y[:, None], -1.0).argmax(dim=1)  # the wrong class that comes nearest
         boosted = F.cross_entropy(z_prime, y) + F.nll_loss(torch.log(1.0001 - p_prime + 1e-12), rival)
+        m = len(y)
+        if touched is not None:
+            p, p_prime, y = p[touched], p_prime[touched], y[touched]
         weight = 1.0000001 - p.gather(1, y[:, None])[:, 0]
         kl = F.kl_div(torch.log(p_prime + 1e-12), p, reduction="none").sum(dim=1)
-        return boosted + self.beta * mean_over_touched(kl * weight, touched)
+        return boosted + self.beta * mean_over(kl * weight, m)

@@ -10,7 +10,7 @@ from bullettrain.allocation import Cost
 from bullettrain.attacks import Norm
 from bullettrain.attacks.state import Mode
 from bullettrain.checks import check_positive
-from bullettrain.objectives.base import AdversarialObjective, mean_over_touched
+from bullettrain.objectives.base import AdversarialObjective, mean_over
 from bullettrain.precision import wide
 
 
@@ -51,11 +51,16 @@ class TRADES(AdversarialObjective):
     @property
     def cost(self) -> Cost:
         """1 + 2N + 6 plain; 1 + 2Σ + 3·(2 − s) with mining."""
-        return Cost(selection=1 if self.selection == "eval" != self.attack_mode else 0, target=1)
+        return Cost(selection=1 if self.selection == "eval" else 0, target=1, shared=self._target_selects)
+
+    @property
+    def _target_selects(self) -> bool:
+        """Whether the logits that select are the target: both of the network held in eval mode."""
+        return self.selection == self.attack_mode == "eval"
 
     def attack_target(self, model: nn.Module, x: Tensor, s: Tensor | None) -> Tensor:
         """Clean probabilities (m, K) in the attack's mode: those of ``s`` where it is of that mode."""
-        if s is None or not self.selection == "eval" == self.attack_mode:
+        if s is None or not self._target_selects:
             s = self._logits_held(model, x, self.attack_mode)
         return wide(s).softmax(dim=1)
 
@@ -63,5 +68,6 @@ class TRADES(AdversarialObjective):
         """CE(z, y) + β·KL(softmax z ‖ softmax z'); the target of the KL is not detached."""
         assert z is not None
         z, z_prime = wide(z), wide(z_prime)
-        kl = F.kl_div(F.log_softmax(z_prime, dim=1), F.softmax(z, dim=1), reduction="none").sum(dim=1)
-        return F.cross_entropy(z, y) + self.beta * mean_over_touched(kl, touched)
+        clean, corrupted = (z, z_prime) if touched is None else (z[touched], z_prime[touched])
+        kl = F.kl_div(F.log_softmax(corrupted, dim=1), F.softmax(clean, dim=1), reduction="none").sum(dim=1)
+        return F.cross_entropy(z, y) + self.beta * mean_over(kl, len(y))

@@ -1,0 +1,5 @@
+"""`python -m bullettrain` is the command."""
+
+from bullettrain.cli import main
+
+main()

@@ -1,0 +1,30 @@
+"""The command `bullettrain`: a user's mistake is one line and exit status 2, without a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from bullettrain.extras import extra
+
+
+def main() -> None:
+    """Run the command line; also behind `python -m bullettrain`."""
+    try:
+        with extra("the command"):
+            from bullettrain.commands import app
+        from bullettrain.data import DataError
+        from bullettrain.training.config import ConfigError
+        from bullettrain.training.folder import RunError
+    except ImportError as error:
+        _stop(str(error))
+    try:
+        app(prog_name="bullettrain")
+    except (ConfigError, DataError, RunError, ImportError) as error:
+        _stop(str(error))
+
+
+def _stop(message: str) -> None:
+    if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+        print(f"bullettrain: {message}", file=sys.stderr)
+    sys.exit(2)

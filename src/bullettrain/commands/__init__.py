@@ -1,0 +1,40 @@
+"""What `bullettrain` can do: train, report, data."""
+
+from typing import Annotated
+
+import typer
+
+import bullettrain
+from bullettrain.commands.data import data_app
+from bullettrain.commands.report import report
+from bullettrain.commands.train import train
+
+app = typer.Typer(
+    help="Robust training of neural networks at a fraction of the cost.",
+    epilog="Start here:  bullettrain train",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(train)
+app.command()(report)
+app.add_typer(data_app, name="data")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bullettrain {bullettrain.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+__all__ = ["app"]

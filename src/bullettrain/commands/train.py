@@ -1,0 +1,198 @@
+"""`bullettrain train`: one command to a robust model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch.distributed as dist
+import typer
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from bullettrain.reporting import write_report
+from bullettrain.training.collapse import CollapseError
+from bullettrain.training.config import Config, ConfigError
+from bullettrain.training.display import duration, percent
+from bullettrain.training.folder import RunFolder
+from bullettrain.training.recipes import RECIPES, one_line
+from bullettrain.training.recipes import recipe as find_recipe
+from bullettrain.training.run import Result, compare, comparison, resume_command
+from bullettrain.training.run import train as run_training
+from bullettrain.training.setup import Place, find_place
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="What to train; --list shows the recipes.")] = "digits",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting of the recipe; again for more. --show lists them."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out was stopped.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="The full number of steps for everyone: no BulletTrain.")
+    ] = False,
+    compare_both: Annotated[
+        bool, typer.Option("--compare", help="Train without and with BulletTrain, and put both in one table.")
+    ] = False,
+    compile_network: Annotated[bool, typer.Option("--compile", help="Compile the network with torch.compile.")] = False,
+    accumulate: Annotated[int | None, typer.Option(help="Mini-batches to one update of the weights.")] = None,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Warn of a collapse, but do not stop.")] = False,
+    list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the settings as YAML and stop.")] = False,
+) -> None:
+    """Train a robust network.
+
+    Without arguments: handwritten digits that come with scikit-learn, on the CPU, in under a minute.
+
+    Examples:
+
+      bullettrain train
+
+      bullettrain train --compare
+
+      bullettrain train cifar10-trades-short --set epochs=10 --set eps=4/255
+
+      bullettrain train digits --set data.name=folder:my-images --set data.image_size=32
+
+      torchrun --nproc-per-node 2 -m bullettrain train cifar10-trades
+    """
+    console = Console()
+    if list_recipes:
+        _list(console)
+        return
+    config = find_recipe(recipe).with_settings(settings or [])
+    options = {"seed": seed, "accumulate": accumulate, "compile": compile_network or None}
+    config = config.replace_section("training", **{key: value for key, value in options.items() if value is not None})
+    if baseline and compare_both:
+        raise ConfigError("--baseline and --compare were both given; --compare trains the baseline too")
+    if baseline:
+        config = config.baseline()
+    if show:
+        print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), end="")
+        return
+    place = find_place(device)
+    name = recipe + ("-compare" if compare_both else "-baseline" if baseline else "")
+    folder = out or _default_folder(name, resume=resume, nested="bullettrain" if compare_both else "")
+    try:
+        _train(console, config, folder, place, data_dir, resume, keep_going, compare_both)
+    finally:
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _train(
+    console: Console,
+    config: Config,
+    folder: Path,
+    place: Place,
+    data_dir: Path | None,
+    resume: bool,
+    keep_going: bool,
+    both: bool,
+) -> None:
+    arguments: dict[str, Any] = {
+        "data_dir": data_dir,
+        "resume": resume,
+        "keep_going": keep_going,
+        "console": console if place.first else None,
+    }
+    try:
+        results = (
+            compare(config, folder, place, **arguments) if both else (run_training(config, folder, place, **arguments),)
+        )
+    except CollapseError as error:
+        if place.first:
+            console.print(f"[bold red]stopped[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            console.print("The last good checkpoint is kept. --keep-going would go on.", highlight=False)
+        sys.exit(1)
+    if not place.first:
+        return
+    last = results[-1]
+    if not last.finished:
+        extra = " --compare" if both else ""
+        console.print(
+            f"{last.reason}; go on with:\n  {resume_command(config, folder, data_dir)}{extra}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        sys.exit(128 + int(last.reason.rsplit(" ", 1)[-1]))
+    if both:
+        _print_comparison(console, *results)
+    else:
+        _print_result(console, last)
+    report = write_report(folder)
+    console.print(f"report  {report}", highlight=False, soft_wrap=True)
+
+
+def _default_folder(name: str, *, resume: bool, nested: str) -> Path:
+    """runs/NAME, or runs/NAME-2, … past the finished ones."""
+    base = Path("runs")
+    candidate, n = base / name, 1
+    while not resume and RunFolder(candidate / nested).exists and RunFolder(candidate / nested).finished:
+        n += 1
+        candidate = base / f"{name}-{n}"
+    return candidate
+
+
+def _list(console: Console) -> None:
+    table = Table.grid(padding=(0, 2))
+    for name in RECIPES:
+        table.add_row(f"[bold]{name}[/]", escape(one_line(name)))
+    console.print(table)
+
+
+def _print_result(console: Console, result: Result) -> None:
+    table = Table(title=f"{result.folder}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    attacks = list(next(iter(result.accuracy.values())))
+    for heading in ("weights", *(_attack_name(attack) for attack in attacks)):
+        table.add_column(heading, justify="left" if heading == "weights" else "right")
+    for weights, figures in result.accuracy.items():
+        table.add_row(weights, *(percent(figures[attack]) for attack in attacks))
+    end = result.end
+    lines = [f"trained {duration(end['seconds'])}, {end['work']:.1f} passes an example"]
+    if end["boundary"] < 1:
+        lines.append(
+            f"outlier {percent(end['outlier'])}, boundary {percent(end['boundary'])}, robust {percent(end['robust'])}; "
+            f"speed-up {end['theoretical_speedup']:.2f}× theoretical, {end['work_speedup']:.2f}× counted work"
+        )
+    console.print(table)
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def _print_comparison(console: Console, baseline: Result, mined: Result) -> None:
+    figures = comparison(baseline, mined)
+    table = Table(title=f"{mined.folder.parent}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    attack = next(key for key in figures["rows"][0] if key.startswith("pgd"))
+    headings = ("", "clean", _attack_name(attack), "training", "passes", "outlier", "boundary", "robust")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in figures["rows"]:
+        shares = [percent(row[key]) for key in ("outlier", "boundary", "robust")] if row["boundary"] < 1 else ["–"] * 3
+        name = "BulletTrain" if row["name"] == "bullettrain" else "baseline"
+        table.add_row(
+            name, percent(row["clean"]), percent(row[attack]), duration(row["seconds"]), f"{row['work']:.1f}", *shares
+        )
+    speedup = figures["speedup"]
+    console.print(table)
+    console.print(
+        f"speed-up {speedup['theoretical']:.2f}× theoretical, {speedup['work']:.2f}× counted work, "
+        f"{speedup['wall_clock']:.2f}× wall-clock",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _attack_name(attack: str) -> str:
+    return "clean" if attack == "clean" else attack.replace("pgd", "PGD-").replace("x", "×")

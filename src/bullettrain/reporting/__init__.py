@@ -1,0 +1,13 @@
+"""Reports: one self-contained ``report.html`` from the folder a run or a comparison left behind.
+
+    write_report(Path("runs/short"))      # -> runs/short/report.html
+
+Importing this needs nothing beyond the library; writing a report needs the ``app`` extra.
+"""
+
+from __future__ import annotations
+
+from bullettrain.reporting.report import write_report
+from bullettrain.reporting.run import Comparison, Run, read_comparison, read_run
+
+__all__ = ["Comparison", "Run", "read_comparison", "read_run", "write_report"]

@@ -1,0 +1,158 @@
+"""``report.html``: one self-contained page about a run, or about a run beside its baseline."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bullettrain.extras import extra
+from bullettrain.reporting import figures, images, summary
+from bullettrain.reporting.run import Comparison, Run, read_comparison, read_run
+from bullettrain.reporting.words import METHODS, number, settings, short
+
+
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` into a run's folder, or into a comparison's, and return its path.
+
+    The page is complete in itself: no request leaves it and no script runs in it. It replaces an older one at once.
+
+    Raises:
+        ValueError: the folder is neither a run's nor a comparison's.
+        ImportError: the ``app`` extra is not installed.
+    """
+    folder = Path(folder)
+    if (folder / "comparison.json").is_file():
+        comparison = read_comparison(folder)
+        page = _render(comparison.bullettrain, comparison)
+    else:
+        page = _render(read_run(folder), None)
+    target = folder / "report.html"
+    beside = folder / f".report.html.{os.getpid()}"
+    try:
+        beside.write_text(page, encoding="utf-8")
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
+    return target
+
+
+def _render(run: Run, comparison: Comparison | None) -> str:
+    with extra("a report"):
+        import jinja2
+    source = files("bullettrain.reporting").joinpath("template.html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    attacked = "corrupted" if run.section("method").get("objective") == "augmix" else "adversarial"
+    factor = images.amplification(run.samples) if run.samples else 0
+    strips = images.strips(run.samples, factor) if run.samples else []
+    return environment.from_string(source).render(
+        recipe=str(run.config.get("recipe") or run.folder.resolve().name),
+        facts=_facts(run),
+        status=_status(run),
+        outcome=summary.outcome(run, comparison),
+        alerts=_alerts(run) + (_alerts(comparison.baseline, "Baseline: ") if comparison else []),
+        headline=summary.headline(run, comparison),
+        shares=summary.shares(run),
+        comparison=summary.beside_baseline(comparison) if comparison else None,
+        race=figures.race(run, comparison.baseline) if comparison else [],
+        speedups=[] if run.plain else summary.speedups(run, comparison),
+        evaluations=summary.evaluations(run),
+        curves=_present(figures.loss(run), figures.accuracy(run, attacked)),
+        mining=_mining(run),
+        plain=run.plain,
+        budget=run.budget,
+        attacked=attacked,
+        factor=factor,
+        strips=strips,
+        few=all(len(strip.examples) <= 4 for strip in strips),
+        epochs=summary.epochs(run),
+        config=_config(run),
+        versions=list(settings(run.section("environment"))),
+        icon=images.data_uri(_icon()),
+    )
+
+
+def _mining(run: Run) -> list[figures.Plate]:
+    """The paper's figs. 3 to 5; none of them means anything where every example gets the same steps."""
+    if run.plain:
+        return []
+    batch = [figures.histogram(run.batch), figures.allocation(run.batch)] if run.batch else []
+    return _present(figures.shares(run), figures.svar(run), *batch)
+
+
+def _present(*plates: figures.Plate | None) -> list[figures.Plate]:
+    return [plate for plate in plates if plate is not None]
+
+
+def _facts(run: Run) -> list[str]:
+    """The run in a few words: method, network, data, device."""
+    objective = str(run.section("method").get("objective") or "")
+    method = METHODS.get(objective, objective)
+    facts = [f"{method} with BulletTrain" if method and not run.plain else method]
+    for section in ("network", "data"):
+        words = [value for value in run.section(section).values() if isinstance(value, str)]
+        facts.append(str(run.section(section).get("name") or (words[0] if words else "")))
+    facts.append(str(run.section("environment").get("device") or ""))
+    return [fact for fact in facts if fact]
+
+
+def _config(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The configuration by section; what stands outside any section comes first, as ``run``."""
+    sections = {name: value for name, value in run.config.items() if isinstance(value, Mapping)}
+    loose = {name: value for name, value in run.config.items() if name not in sections}
+    named = {**({"run": loose} if loose else {}), **sections}
+    return [(str(name), list(settings(section))) for name, section in named.items() if name != "environment"]
+
+
+def _status(run: Run) -> dict[str, str]:
+    """Whether the run came to its end, and how far it got where it did not."""
+    if run.ended == "finished":
+        return {"kind": "done", "word": "finished", "text": ""}
+    if run.ended is not None:
+        return {"kind": "open", "word": "ended early", "text": f"It ended at {_reached(run)}: {run.ended}."}
+    text = f"The log has no end: the run goes on or was killed. It got as far as {_reached(run)}."
+    return {"kind": "open", "word": "not finished", "text": text}
+
+
+def _reached(run: Run) -> str:
+    """How far the log goes: ``epoch 12 of 30, step 4 680``."""
+    table = run.progress
+    if not len(table["step"]):
+        return "its start: nothing is logged yet"
+    done = max([*run.epochs["epoch"][-1:], *table["epoch"][-1:]])
+    planned = run.section("training").get("epochs", run.section("schedule").get("epochs"))
+    of = f" of {planned}" if isinstance(planned, int | float) else ""
+    return f"epoch {short(round(float(done), 1))}{of}, step {number(float(table['step'][-1]), 0)}"
+
+
+def _alerts(run: Run, prefix: str = "") -> list[str]:
+    """What a reader must not miss: the run's own warnings, losses that were no numbers, unreadable files."""
+    grouped: dict[str, list[float]] = {}
+    for step, message in run.warnings:
+        grouped.setdefault(message, []).append(step)
+    alerts = []
+    for message, at in grouped.items():
+        where = f"Step {number(at[0], 0)}: " if math.isfinite(at[0]) else ""
+        alerts.append(f"{where}{message}" + (f" ({len(at)} times)" if len(at) > 1 else ""))
+    lost = np.flatnonzero(~np.isfinite(run.progress["loss"]))
+    if len(lost):
+        first, entries = number(float(run.progress["step"][lost[0]]), 0), len(run.progress["loss"])
+        alerts.append(
+            f"The loss was not a finite number in {len(lost)} of {entries} log entries, first at step {first}."
+        )
+    if prefix and run.ended != "finished":
+        alerts.append("it did not come to its end, so the comparison says little.")
+    return [prefix + alert for alert in (*alerts, *run.notes)]
+
+
+def _icon() -> NDArray[np.uint8]:
+    """The page's icon: the three categories as bars, in the page's colours."""
+    pixels = np.full((3, 16, 16), 255, dtype=np.uint8)
+    for index, colour in enumerate(((194, 39, 111), (210, 133, 0), (47, 111, 208))):
+        pixels[:, 10 - 4 * index :, 1 + 5 * index : 5 + 5 * index] = np.array(colour, dtype=np.uint8)[:, None, None]
+    return pixels

@@ -1,0 +1,96 @@
+"""Numbers as a person reads them: 81.5 %, 12.3 s, 1.85×. What is not a finite number is a dash."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+DASH = "–"
+THIN = "\u202f"  # a narrow space that does not break
+METHODS = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
+ATTACKS = {"clean": "Clean", "pgd20": "PGD-20", "autoattack": "AutoAttack"}
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    """0.815 as ``81.5 %``."""
+    return f"{100 * fraction:.{digits}f}{THIN}%" if math.isfinite(fraction) else DASH
+
+
+def points(difference: float, digits: int = 1) -> str:
+    """A difference of two fractions in percentage points, always with its sign."""
+    if not math.isfinite(difference):
+        return DASH
+    shown = f"{abs(100 * difference) + 1e-9:.{digits}f}"  # 2.15 is a hair less in binary: round it up all the same
+    sign = "±" if float(shown) == 0 else "+" if difference > 0 else "−"
+    return f"{sign}{shown} points"
+
+
+def duration(seconds: float) -> str:
+    """12.3 s, 5 min 12 s, 1 h 23 min."""
+    if not math.isfinite(seconds):
+        return DASH
+    if seconds < 59.95:
+        return f"{seconds:.1f}{THIN}s"
+    if seconds < 3599.5:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes}{THIN}min {rest}{THIN}s"
+    hours, rest = divmod(round(seconds / 60), 60)
+    return f"{hours}{THIN}h {rest}{THIN}min"
+
+
+def times(ratio: float) -> str:
+    """1.85×."""
+    return f"{ratio:.2f}×" if math.isfinite(ratio) else DASH
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A plain number with a fixed count of decimals."""
+    return f"{value:,.{digits}f}".replace(",", THIN).replace("-", "−") if math.isfinite(value) else DASH
+
+
+def short(value: float) -> str:
+    """A number in as few digits as say it: 0.1, 0.000625, 1e−06."""
+    return f"{value:.4g}".replace("-", "−") if math.isfinite(value) else DASH
+
+
+def attack_name(attack: str) -> str:
+    """``pgd20`` as PGD-20; a name not known here stays as it is."""
+    return ATTACKS.get(attack, attack)
+
+
+def plural(word: str, count: int) -> str:
+    """``step`` or ``steps``."""
+    return word if count == 1 else f"{word}s"
+
+
+def listed(parts: list[str]) -> str:
+    """``a, b and c``."""
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1] if parts else ""
+
+
+def setting(key: str, value: Any) -> str:
+    """One value of the configuration, as text."""
+    if value is None:
+        return DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        shown = f"{value:.6g}"
+        of_255 = value * 255
+        if key == "eps" and of_255 >= 1 and abs(of_255 - round(of_255)) < 1e-6:
+            return f"{round(of_255)}/255 = {shown}"
+        return shown
+    if isinstance(value, list | tuple):
+        return ", ".join(setting(key, item) for item in value) if value else "none"
+    return str(value)
+
+
+def settings(section: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """A section of the configuration as (dotted name, text) pairs."""
+    for key, value in section.items():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from settings(value, name)
+        else:
+            yield name, setting(str(key), value)

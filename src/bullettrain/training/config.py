@@ -1,0 +1,371 @@
+"""What a run is: typed, written down, and changed by `--set section.key=value`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal
+
+import bullettrain as bt
+from bullettrain.allocation import StepBudget
+from bullettrain.attacks.norms import NORMS
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be: one sentence with the key and what there is."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is learnt from."""
+
+    name: str = "digits"
+    """digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH."""
+    validation: int = 0
+    """Training images held out to choose the best epoch."""
+    crop: int = 0
+    """Zero padding before a random crop; 0: none."""
+    flip: bool = False
+    """Random horizontal flips."""
+    train_size: int = 0
+    """Use only so many training images (every class in proportion); 0: all."""
+    test_size: int = 0
+    """Use only so many test images; 0: all."""
+    image_size: int | None = None
+    """Side to which the images of a folder are resized."""
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """What learns."""
+
+    name: str = "small-cnn"
+    """small-cnn, preact-resnet-18, wrn-D-W."""
+    mean: tuple[float, ...] | None = None
+    """Normalisation inside the network, one value a channel."""
+    std: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """The objective, and how BulletTrain spends the effort on it."""
+
+    objective: Literal["pgd-at", "trades", "mart", "augmix"] = "trades"
+    eps: float = 0.031
+    norm: str = "linf"
+    beta: float | None = None
+    """Weight of the robust term; None: the objective's own."""
+    boundary: int = 10
+    robust: int = 2
+    outlier: int = 0
+    ordered: bool = True
+    """Refuse step counts that the method does not want; studies say false."""
+    step_size: float | None = None
+    """Of boundary examples; None: 0.007 at eps 0.031, else 2.25·eps/boundary."""
+    scale: float | None = None
+    """Step size of boundary examples as scale·eps/boundary instead."""
+    gamma: float = 0.8
+    momentum: float = 0.9
+    """Of the moving average F_R."""
+    score: Literal["svar", "cross-entropy", "margin", "gradient-norm", "random"] = "svar"
+    separation: Literal["quantile", "oracle"] = "quantile"
+    """oracle: the true classes by ten PGD steps, for studies."""
+
+    def budget(self) -> StepBudget:
+        """Steps for each class."""
+        return StepBudget(
+            self.boundary,
+            self.robust,
+            self.outlier,
+            ordered=self.ordered,
+            step_size=self.step_size,
+            scale=self.scale,
+        )
+
+    def make_objective(self) -> bt.Objective:
+        """The objective with its settings."""
+        if self.objective == "augmix":
+            return bt.AugMix(beta=12.0 if self.beta is None else self.beta)
+        if self.objective == "pgd-at":
+            if self.beta is not None:
+                raise ConfigError("method.beta is set, but pgd-at has no beta; leave it null")
+            return bt.PGDAT(eps=self.eps, norm=self.norm)
+        kind = bt.TRADES if self.objective == "trades" else bt.MART
+        return kind(eps=self.eps, norm=self.norm, beta=6.0 if self.beta is None else self.beta)
+
+    def engine(self) -> bt.BulletTrain:
+        """The training step."""
+        oracle = bt.OracleSeparation(eps=self.eps, norm=self.norm) if self.separation == "oracle" else None
+        return bt.BulletTrain(
+            self.make_objective(),
+            budget=self.budget(),
+            gamma=self.gamma,
+            momentum=self.momentum,
+            score=SCORES[self.score],
+            separation=oracle or bt.separate,
+        )
+
+
+SCORES = {
+    "svar": bt.signed_prediction_variance,
+    "cross-entropy": bt.signed_cross_entropy,
+    "margin": bt.signed_margin,
+    "gradient-norm": bt.signed_gradient_norm,
+    "random": bt.random_score,
+}
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How the weights move."""
+
+    name: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    """Of SGD."""
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    decay_norms: bool = True
+    """Whether weight decay also holds for norms and biases."""
+    clip: float = 0.0
+    """Largest norm of the gradient; 0: not clipped."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How the learning rate moves; always a function of the step alone."""
+
+    name: Literal["constant", "step", "one-cycle", "cosine"] = "constant"
+    milestones: tuple[int, ...] = ()
+    """step: epochs, counted from 1, at whose start the rate is multiplied by factor."""
+    factor: float = 0.1
+    warmup: float = 0.3
+    """one-cycle: share of the steps on the way up from 0; then linearly down to 0."""
+    final: float = 0.0
+    """cosine: rate that the half wave ends at."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The loop."""
+
+    epochs: int = 30
+    batch_size: int = 128
+    """Over all processes together."""
+    seed: int = 0
+    accumulate: int = 1
+    """Mini-batches to one update of the weights."""
+    precision: Literal["auto", "float32", "bf16"] = "float32"
+    """auto: bf16 autocast on GPUs that have it, else float32."""
+    channels_last: bool = False
+    compile: bool = False
+    average: float = 0.999
+    """Decay of the weight average; 0: none is kept."""
+    threads: int = 0
+    """CPU threads of torch; 0: its own choice."""
+    log_every: int = 50
+    """Steps between two records; values stay on the device until then."""
+    save_minutes: float = 10.0
+    """Time between checkpoints within an epoch; one is written at every epoch's end."""
+    probe: int = 256
+    """Training images on which PGD-10 looks for collapse after each epoch; 0: no probe."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """The figures at the end, in float32."""
+
+    batch_size: int = 500
+    steps: int = 20
+    step_size: float | None = None
+    """None: eps/10."""
+    restarts: int = 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    recipe: str = "digits"
+    data: DataConfig = field(default_factory=DataConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "batch_size", "accumulate", "log_every"):
+            if getattr(self.training, key) < 1:
+                raise ConfigError(f"training.{key} is {getattr(self.training, key)}; it has to be at least 1")
+        for section, key in (("data", "validation"), ("data", "train_size"), ("data", "test_size")):
+            if getattr(getattr(self, section), key) < 0:
+                raise ConfigError(f"{section}.{key} is negative; give 0 or more")
+        if not 0 <= self.training.average < 1:
+            raise ConfigError(f"training.average is {self.training.average}; a decay lies in [0, 1)")
+        if self.method.norm not in NORMS:
+            raise ConfigError(f"method.norm is {self.method.norm!r}; there are {', '.join(NORMS)}")
+        try:
+            self.method.engine()
+        except ConfigError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"method: {error}") from None
+
+    def baseline(self) -> Config:
+        """The same recipe with the full number of steps for everyone."""
+        full = self.method.boundary
+        return self.replace_section("method", robust=full, outlier=full, separation="quantile")
+
+    def replace_section(self, section: str, **changes: Any) -> Config:
+        """A copy with some keys of one section changed."""
+        return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **changes)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain mappings, lists and scalars, for YAML."""
+        return {key: _plain(value) for key, value in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Config:
+        """A config from :meth:`to_dict`; unknown and missing keys are refused."""
+        sections = {f.name: f for f in dataclasses.fields(cls)}
+        made: dict[str, Any] = {}
+        for name, value in values.items():
+            if name not in sections:
+                raise ConfigError(f"there is no section {name!r}{_nearest(name, list(sections))}")
+            kind = typing.get_type_hints(cls)[name]
+            made[name] = _section(kind, name, value) if dataclasses.is_dataclass(kind) else str(value)
+        return cls(**made)
+
+    def with_settings(self, settings: Sequence[str]) -> Config:
+        """A copy with `section.key=value` applied; a key that is in one section only needs no section."""
+        changes: dict[str, dict[str, Any]] = {}
+        for setting in settings:
+            path, equals, text = setting.partition("=")
+            if not equals:
+                raise ConfigError(f"--set {setting}: write key=value, e.g. --set method.eps=8/255")
+            section, key = _find(path.strip())
+            hint = typing.get_type_hints(type(getattr(self, section)))[key]
+            changes.setdefault(section, {})[key] = _parse(text.strip(), hint, f"{section}.{key}")
+        # All at once: settings may only make sense together.
+        sections = {name: dataclasses.replace(getattr(self, name), **values) for name, values in changes.items()}
+        return dataclasses.replace(self, **sections)
+
+    def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
+        """Settings that differ: by "section.key", the value here and the value there."""
+        mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
+        return {key: (mine[key], theirs[key]) for key in mine if mine[key] != theirs[key]}
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{"section": {"key": v}} as {"section.key": v}."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}.{key}": v for key, v in value.items()})
+        else:
+            flat[name] = value
+    return flat
+
+
+def number(text: str) -> float:
+    """A number, or a fraction such as 8/255."""
+    try:
+        return float(Fraction(text.replace(" ", ""))) if "/" in text else float(text)
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"{text!r} is no number; write e.g. 0.031 or 8/255") from None
+
+
+def as_setting(value: Any) -> str:
+    """A value as `--set` takes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return ",".join(as_setting(part) for part in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _sections() -> dict[str, list[str]]:
+    hints = typing.get_type_hints(Config)
+    return {
+        name: [f.name for f in dataclasses.fields(kind)]
+        for name, kind in hints.items()
+        if dataclasses.is_dataclass(kind)
+    }
+
+
+def _find(path: str) -> tuple[str, str]:
+    sections = _sections()
+    full = [f"{section}.{key}" for section, keys in sections.items() for key in keys]
+    if "." in path:
+        if path not in full:
+            raise ConfigError(f"there is no setting {path!r}{_nearest(path, full)}")
+        section, key = path.split(".")
+        return section, key
+    homes = [section for section, keys in sections.items() if path in keys]
+    if len(homes) > 1:
+        raise ConfigError(f"{path!r} could be {' or '.join(f'{home}.{path}' for home in homes)}; say which")
+    if not homes:
+        names = full + [key for keys in sections.values() for key in keys]
+        raise ConfigError(f"there is no setting {path!r}{_nearest(path, names)}")
+    return homes[0], path
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _section(kind: Any, name: str, values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{name} is {values!r}; it has to be a section of keys")
+    hints = typing.get_type_hints(kind)
+    for key in values:
+        if key not in hints:
+            raise ConfigError(
+                f"there is no setting '{name}.{key}'{_nearest(f'{name}.{key}', [f'{name}.{k}' for k in hints])}"
+            )
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+def _parse(text: str, hint: Any, name: str) -> Any:
+    """``text`` as the type that the setting has."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if text.lower() in ("null", "none", "") and type(None) in options:
+        return None
+    kind = next(option for option in options if option is not type(None))
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        if text not in choices:
+            raise ConfigError(f"{name} is {text!r}; there are {', '.join(choices)}{_nearest(text, choices)}")
+        return text
+    if typing.get_origin(kind) is tuple:
+        parts = [part for part in text.strip("[]()").split(",") if part.strip()]
+        return tuple(_parse(part.strip(), typing.get_args(kind)[0], name) for part in parts)
+    if kind is bool:
+        if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
+            raise ConfigError(f"{name} is {text!r}; write true or false")
+        return text.lower() in ("true", "yes", "1")
+    if kind is str:
+        return text
+    try:
+        value = number(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    if kind is int:
+        if value != int(value):
+            raise ConfigError(f"{name} is {text}; it has to be a whole number")
+        return int(value)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    return list(value) if isinstance(value, tuple) else value

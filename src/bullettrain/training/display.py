@@ -1,0 +1,148 @@
+"""What a person sees while it trains: live bars on a terminal, plain lines elsewhere, nothing from other ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from bullettrain.training.tally import CLASSES
+
+COLOURS = dict(zip(CLASSES, ("magenta", "yellow", "cyan"), strict=True))
+
+
+class Display:
+    """Progress of a run."""
+
+    def __init__(self, console: Console | None, *, epochs: int, steps_per_epoch: int, done: int, selects: bool) -> None:
+        self.console = console
+        self.epochs, self.steps_per_epoch, self.selects = epochs, steps_per_epoch, selects
+        self.progress: Progress | None = None
+        self.bar: TaskID | None = None
+        self.step, self.detail = done, ""
+        self.began = time.monotonic()
+        self.at_start = done
+
+    def __enter__(self) -> Display:
+        if self.console is not None and self.console.is_terminal:
+            self.progress = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[detail]}"),
+                TimeRemainingColumn(compact=True),
+                console=self.console,
+                expand=True,
+            )
+            self.progress.start()
+            total = self.epochs * self.steps_per_epoch
+            self.bar = self.progress.add_task("starting", total=total, completed=self.step, detail="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+    def tick(self, epoch: int) -> None:
+        """One step is done; ``epoch`` counts from 0."""
+        self.step += 1
+        if self.progress is not None and self.bar is not None:
+            self.progress.update(
+                self.bar, completed=self.step, description=f"epoch {epoch + 1}/{self.epochs}", detail=self.detail
+            )
+
+    def interval(self, record: Mapping[str, Any]) -> None:
+        """Fresh figures."""
+        parts = [
+            f"loss {_number(record['loss'])}",
+            f"lr {record['lr']:.2g}",
+            f"{record['examples_per_second']:.0f} ex/s",
+        ]
+        if self.selects:
+            parts += [shares(record, colour=True), f"F_R {record['robust_fraction']:.2f}"]
+        self.detail = "  ".join(parts)
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """An epoch is over: on a terminal the bar says enough, elsewhere one line."""
+        if self.console is None or self.progress is not None:
+            return
+        done = max(self.step - self.at_start, 1)
+        left = (time.monotonic() - self.began) / done * (self.epochs * self.steps_per_epoch - self.step)
+        parts = [
+            f"epoch {record['epoch']}/{self.epochs}",
+            f"loss {_number(record['loss'])}",
+            f"lr {record['lr']:.2g}",
+            f"{record['examples_per_second']:.0f} ex/s",
+        ]
+        if self.selects:
+            parts += [shares(record), f"F_R {record['robust_fraction']:.2f}"]
+        if record.get("validation_robust") is not None:
+            parts.append(f"validation {percent(record['validation_clean'])} / {percent(record['validation_robust'])}")
+        parts.append(f"{duration(left)} left")
+        self.console.print("  ".join(parts), soft_wrap=True, highlight=False, markup=False)
+
+    def message(self, text: str) -> None:
+        """A line that stays."""
+        if self.console is not None:
+            self.console.print(text, soft_wrap=True, highlight=False)
+
+    def evaluating(self, what: str, total: int) -> Evaluating:
+        """A bar for an evaluation of ``total`` images."""
+        return Evaluating(self.progress, what, total)
+
+
+class Evaluating:
+    """The bar of one evaluation; call it with the number of images done."""
+
+    def __init__(self, progress: Progress | None, what: str, total: int) -> None:
+        self.progress, self.what, self.total = progress, what, total
+        self.bar: TaskID | None = None
+
+    def __enter__(self) -> Evaluating:
+        if self.progress is not None:
+            self.bar = self.progress.add_task(self.what, total=self.total, detail="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.progress is not None and self.bar is not None:
+            self.progress.remove_task(self.bar)
+
+    def __call__(self, images: int) -> None:
+        """So many images are done."""
+        if self.progress is not None and self.bar is not None:
+            self.progress.advance(self.bar, images)
+
+
+def shares(record: Mapping[str, Any], *, colour: bool = False) -> str:
+    """Shares of outlier, boundary and robust examples in percent."""
+    texts = []
+    for name in CLASSES:
+        text = f"{name} {100 * record[name]:.0f}"
+        texts.append(f"[{COLOURS[name]}]{text}[/]" if colour else text)
+    return " ".join(texts) + " %"
+
+
+def percent(share: float | None) -> str:
+    """0.8146 as 81.5 %."""
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever reads best."""
+    if seconds < 90:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

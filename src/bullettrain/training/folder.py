@@ -1,0 +1,244 @@
+"""A run's folder: configuration, metrics and checkpoints, written so that a kill at any moment loses nothing whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import bullettrain
+from bullettrain.extras import extra
+from bullettrain.training.config import Config, ConfigError
+
+WEIGHTS = ("last", "best", "averaged")
+
+
+class RunError(ValueError):
+    """A run folder that cannot be used as asked: one sentence that says why and what to do."""
+
+
+class RunFolder:
+    """The files of one run.
+
+    Weights and state are two files that have to be of one step. Each is written beside and renamed; the old
+    weights stay as ``previous.safetensors`` until the new state is in place, and the step that each file
+    carries says which two belong together.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run here has come to its end."""
+        return any(record.get("kind") == "end" and record.get("reason") == "finished" for record in self.records())
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a run here."""
+        return (self.path / "config.yaml").is_file()
+
+    def foreign(self) -> bool:
+        """Whether there is something here that no run left; a run killed at its first write leaves a .new file."""
+        return any(not path.name.endswith(".new") for path in self.path.iterdir())
+
+    # ------------------------------------------------------------------------------------ configuration
+
+    def create(self, config: Config, environment: Mapping[str, Any]) -> None:
+        """Lay out a new run."""
+        with extra("a run's folder"):
+            import yaml
+        with self._writing("the run's folder"):
+            self.path.mkdir(parents=True, exist_ok=True)
+        values = {**config.to_dict(), "environment": dict(environment)}
+        self.write("config.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
+
+    def config(self) -> Config:
+        """The configuration that the run here was started with."""
+        with extra("a run's folder"):
+            import yaml
+        try:
+            values = yaml.safe_load((self.path / "config.yaml").read_text())
+            values.pop("environment", None)
+            return Config.from_dict(values)
+        except FileNotFoundError:
+            raise RunError(f"{self.path} is no run: it has no config.yaml") from None
+        except (yaml.YAMLError, AttributeError, ConfigError, TypeError) as error:
+            raise RunError(f"{self.path / 'config.yaml'} cannot be read: {_one_line(error)}") from None
+
+    # -------------------------------------------------------------------------------------------- metrics
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append one record to metrics.jsonl."""
+        with self._writing("metrics"), (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(record, allow_nan=True) + "\n")
+
+    def records(self) -> list[dict[str, Any]]:
+        """All records so far; a last line that a kill cut short is left out."""
+        try:
+            lines = (self.path / "metrics.jsonl").read_text().split("\n")
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        records = []
+        for line in lines:
+            with contextlib.suppress(json.JSONDecodeError):
+                records.append(json.loads(line))
+        return records
+
+    def metrics_size(self) -> int:
+        """Bytes of metrics so far: the mark to which resuming cuts them back."""
+        file = self.path / "metrics.jsonl"
+        return file.stat().st_size if file.exists() else 0
+
+    def cut_metrics(self, size: int) -> None:
+        """Forget the records after a mark: they are of steps that will be taken again."""
+        if self.metrics_size() > size:
+            with (self.path / "metrics.jsonl").open("r+b") as file:
+                file.truncate(size)
+
+    # ---------------------------------------------------------------------------------------- checkpoints
+
+    def save_weights(self, name: str, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """``name``.safetensors, with ``about`` as JSON beside the tensors."""
+        self.write(f"{name}.safetensors", _pack(weights, about))
+
+    def save(self, weights: Mapping[str, Tensor], about: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """A checkpoint: last.safetensors and state.pt, both of step ``about["step"]``."""
+        last, previous = self.path / "last.safetensors", self.path / "previous.safetensors"
+        with self._writing("a checkpoint"):
+            new_weights = self._beside("last.safetensors", _pack(weights, about))
+            try:
+                new_state = self._beside("state.pt", dict(state))
+            except BaseException:
+                new_weights.unlink(missing_ok=True)
+                raise
+            if last.exists():
+                os.replace(last, previous)
+            os.replace(new_weights, last)
+            os.replace(new_state, self.path / "state.pt")
+            previous.unlink(missing_ok=True)
+
+    def has_checkpoint(self) -> bool:
+        """Whether there is a state to resume from."""
+        return (self.path / "state.pt").is_file()
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Weights and state of the newest whole checkpoint."""
+        file = self.path / "state.pt"
+        try:
+            state = torch.load(file, weights_only=True, map_location="cpu")
+            step = state["step"]
+        except Exception as error:  # whatever a damaged file makes of the unpickler
+            raise RunError(f"{file} is damaged and cannot be resumed from: {_one_line(error)}") from None
+        problems = []
+        for name in ("last", "previous"):
+            try:
+                weights, about = read_weights(self.path / f"{name}.safetensors")
+            except RunError as error:
+                problems.append(str(error))
+                continue
+            if about.get("step") == step:
+                return weights, state
+            problems.append(f"{name}.safetensors is of step {about.get('step')}, the state of step {step}")
+        raise RunError(f"{self.path} cannot be resumed: {'; '.join(problems)}")
+
+    # ---------------------------------------------------------------------------------------------- helpers
+
+    def write(self, name: str, content: bytes) -> None:
+        """A file of the run, whole or not at all."""
+        with self._writing(name):
+            os.replace(self._beside(name, content), self.path / name)
+
+    def _beside(self, name: str, content: bytes | dict[str, Any]) -> Path:
+        """``content`` on the disk under a name of its own; nothing is left of it if that fails."""
+        beside = self.path / f".{name}.new"
+        try:
+            with beside.open("wb") as file:
+                if isinstance(content, bytes):
+                    file.write(content)
+                else:
+                    torch.save(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        return beside
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
+            if isinstance(error, RuntimeError) and "write" not in str(error):
+                raise
+            reason = getattr(error, "strerror", None) or _one_line(error)
+            kept = "; the checkpoint before it is intact" if self.has_checkpoint() else ""
+            raise RunError(f"{what} could not be written to {self.path}: {reason}{kept}") from None
+
+
+def read_weights(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors of a safetensors file, and what is written about them."""
+    with extra("a checkpoint"):
+        from safetensors import safe_open
+    if not file.is_file():
+        raise RunError(f"{file} is missing")
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (no mapping)
+            about = json.loads((opened.metadata() or {}).get("bullettrain", "{}"))
+    except Exception as error:  # safetensors' own error type derives from Exception
+        raise RunError(f"{file} is damaged: {_one_line(error)}") from None
+    return tensors, about
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, device, commit and command, for the record."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    return {
+        "bullettrain": bullettrain.__version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "commit": _commit(),
+        "command": " ".join(["bullettrain", *sys.argv[1:]]),
+    }
+
+
+def _commit() -> str | None:
+    here = Path(__file__).resolve().parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None if found.returncode == 0 else None
+
+
+def _pack(weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
+    with extra("a checkpoint"):
+        from safetensors.torch import save
+    tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
+    packed: bytes = save(tensors, metadata={"bullettrain": json.dumps(dict(about))})
+    return packed
+
+
+def _one_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

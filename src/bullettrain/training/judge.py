@@ -1,0 +1,78 @@
+"""Figures of merit: accuracy while training and at the end, and the two speed-ups that one run can tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from bullettrain.allocation import StepBudget, theoretical_speedup
+from bullettrain.data import ImageSet
+from bullettrain.evaluation import clean_accuracy, robust_accuracy
+from bullettrain.objectives import Objective
+from bullettrain.training.config import Config
+from bullettrain.training.display import Display
+
+
+class Judge:
+    """Accuracy of a network, with the run's settings and a progress bar."""
+
+    def __init__(self, config: Config, device: torch.device, display: Display) -> None:
+        self.config, self.device, self.display = config, device, display
+
+    def clean(self, model: nn.Module, images: ImageSet, what: str = "clean accuracy") -> float:
+        """Share of clean images that are classified correctly."""
+        with self.display.evaluating(what, len(images)) as bar:
+            return clean_accuracy(
+                model, images, device=self.device, batch_size=self.config.evaluation.batch_size, tick=bar
+            )
+
+    def pgd10(self, model: nn.Module, images: ImageSet) -> float:
+        """The quick look while training: ten steps of eps/5."""
+        return self._pgd(model, images, steps=10, step_size=self.config.method.eps / 5, restarts=1, what="PGD-10")
+
+    def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, float]:
+        """Clean accuracy, and that under the attack that the config evaluates with."""
+        evaluation = self.config.evaluation
+        attack = f"pgd{evaluation.steps}" + (f"x{evaluation.restarts}" if evaluation.restarts > 1 else "")
+        robust = self._pgd(
+            model,
+            images,
+            steps=evaluation.steps,
+            step_size=evaluation.step_size or self.config.method.eps / 10,
+            restarts=evaluation.restarts,
+            what=f"{name}: {attack}",
+        )
+        return {"clean": self.clean(model, images, f"{name}: clean"), attack: robust}
+
+    def _pgd(
+        self, model: nn.Module, images: ImageSet, *, steps: int, step_size: float, restarts: int, what: str
+    ) -> float:
+        with self.display.evaluating(what, len(images)) as bar:
+            return robust_accuracy(
+                model,
+                images,
+                eps=self.config.method.eps,
+                norm=self.config.method.norm,
+                steps=steps,
+                step_size=step_size,
+                restarts=restarts,
+                device=self.device,
+                batch_size=self.config.evaluation.batch_size,
+                seed=self.config.training.seed,
+                tick=bar,
+            )
+
+
+def speedups(objective: Objective, budget: StepBudget, figures: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Theoretical and counted, from a run's own shares and passes; wall-clock needs a second run beside it."""
+    plain = objective.cost.work(steps=budget.boundary, touched=1, selects=False).total
+    outlier, boundary, robust = (figures[name] or 0.0 for name in ("outlier", "boundary", "robust"))
+    work = figures["work"]
+    return {
+        "plain_work": plain,
+        "theoretical_speedup": theoretical_speedup(budget, boundary=boundary, robust=robust, outlier=outlier),
+        "work_speedup": plain / work if work and math.isfinite(work) else None,
+    }

@@ -1,0 +1,395 @@
+"""The training loop: batches in, steps of the engine, checkpoints and records out."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from bullettrain.attacks import random_noise
+from bullettrain.checks import DivergedError
+from bullettrain.data import Augment, ImageSet, Loader
+from bullettrain.data.base import derive_seed
+from bullettrain.engine import StepOutput
+from bullettrain.objectives import AdversarialObjective
+from bullettrain.training.collapse import CollapseError, look_at_epoch, look_at_steps
+from bullettrain.training.config import Config, ConfigError
+from bullettrain.training.display import Display
+from bullettrain.training.folder import RunFolder, read_weights
+from bullettrain.training.judge import Judge, speedups
+from bullettrain.training.optim import make_optimizer, rate
+from bullettrain.training.records import Recorder, save_samples
+from bullettrain.training.setup import Place, Shape, make_network
+from bullettrain.training.signals import StopRequest
+from bullettrain.training.tally import Counts, Tally
+
+
+@dataclass
+class Position:
+    """How far the run has come: all that changes besides weights, optimiser and F_R."""
+
+    step: int = 0
+    epoch: int = 0
+    """Counts from 0."""
+    index: int = 0
+    """Mini-batch within the epoch that comes next."""
+    seconds: float = 0.0
+    """Spent training, evaluations not counted."""
+    epoch_seconds: float = 0.0
+    best: float = -1.0
+    """Highest validation PGD-10 accuracy so far."""
+
+
+class Trainer:
+    """One run: from a config and a folder to a trained network."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        place: Place,
+        data: tuple[ImageSet, ImageSet, ImageSet],
+        *,
+        console: Console | None = None,
+        keep_going: bool = False,
+    ) -> None:
+        if config.method.objective == "augmix":
+            raise ConfigError("AugMix recipes are settings only so far: the views they train on are not made yet")
+        self.config, self.folder, self.place, self.keep_going = config, folder, place, keep_going
+        self.train_set, self.validation_set, self.test_set = data
+        training = config.training
+        torch.manual_seed(training.seed)
+        self.shape = Shape.of(self.train_set, config.network.name)
+        self.network = make_network(config.network, self.shape).to(place.device)
+        if training.channels_last:
+            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.engine = config.method.engine()
+        self.selects = self.engine.budget.uniform_steps is None
+        self.optimizer = make_optimizer(self.network, config.optimizer)
+        self.average = None
+        if training.average:
+            ema = get_ema_multi_avg_fn(training.average)  # type: ignore[no-untyped-call]
+            self.average = AveragedModel(self.network, multi_avg_fn=ema, use_buffers=True)
+        self.model: nn.Module = self.network
+        if training.compile:
+            self.model = torch.compile(self.network, dynamic=True)  # type: ignore[assignment]
+        if place.together:
+            self.model = nn.parallel.DistributedDataParallel(self.model)
+        self.loader = Loader(
+            self.train_set,
+            batch_size=training.batch_size,
+            seed=training.seed,
+            device=place.device,
+            augment=Augment(config.data.crop, config.data.flip) if config.data.crop or config.data.flip else None,
+            rank=place.rank,
+            world=place.world,
+            channels_last=training.channels_last,
+        )
+        # A last batch with fewer images than processes would leave some without any: it is left out.
+        self.batches = len(self.loader) - (self.loader.joint_size(len(self.loader) - 1) < place.world)
+        self.half = training.precision == "bf16" or (training.precision == "auto" and _has_bf16(place.device))
+        self.at = Position()
+        self.tally = Tally(place.device)
+        self.epoch_counts, self.run_counts = Counts(), Counts()
+        self.noise = torch.Generator(place.device)
+        self.display = Display(
+            console, epochs=training.epochs, steps_per_epoch=self.batches, done=0, selects=self.selects
+        )
+        self.judge = Judge(config, place.device, self.display)
+        self.recorder = Recorder(folder if place.first else None)
+        self._warned: set[str] = set()
+        self._saved = time.monotonic()
+        self._last: tuple[Tensor, Tensor, StepOutput] | None = None
+
+    # ------------------------------------------------------------------------------------------- the loop
+
+    def run(self) -> str:
+        """Train to the end, evaluate, and say how it ended: "finished", or "stopped by signal N".
+
+        A collapse raises :class:`CollapseError`, with the last good checkpoint kept.
+        """
+        self.display.step = self.display.at_start = self.at.step
+        with StopRequest() as stop, self.display, self.recorder:
+            self._warm_up()
+            try:
+                while self.at.epoch < self.config.training.epochs:
+                    if not self._epoch(stop):
+                        self.save()
+                        return f"stopped by signal {stop.signal}"
+                self._evaluate()
+            except (DivergedError, CollapseError) as error:
+                self.recorder.log({"kind": "warning", "step": self.at.step, "message": str(error)})
+                self._end(f"collapsed: {error}")
+                raise CollapseError(str(error)) from None
+            self._end("finished")
+        return "finished"
+
+    def _warm_up(self) -> None:
+        """One step on a copy, off the clock: what is loaded at the first step must not count as training time."""
+        if self.at.epoch == self.config.training.epochs:
+            return
+        devices = [self.place.device] if self.place.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            network, engine = copy.deepcopy(self.network), self.config.method.engine()
+            optimizer = make_optimizer(network, self.config.optimizer)
+            x, y = next(iter(self.loader.epoch(0)))
+            with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.half):
+                out = engine.step(network, x, y)
+            out.loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    def _epoch(self, stop: StopRequest) -> bool:
+        """The rest of the epoch; False if the run was asked to stop before its end."""
+        training, began = self.config.training, time.perf_counter()
+        for x, y in self.loader.epoch(self.at.epoch, self.at.index):
+            if self.at.index == self.batches:
+                break
+            self._step(x, y)
+            updated = self.at.index % training.accumulate == 0 or self.at.index == self.batches
+            if self.at.step % training.log_every == 0:
+                self._interval(began)
+            if updated and self._should_stop(stop):
+                self._clock(began)
+                return False
+            if updated and time.monotonic() - self._saved > 60 * training.save_minutes and not self.place.together:
+                began = self._clock(began)
+                self.save()
+        self._interval(began)
+        self._clock(began)
+        self._end_of_epoch()
+        return True
+
+    def _step(self, x: Tensor, y: Tensor) -> None:
+        """One mini-batch; the weights move where it is the last of its group."""
+        training, at = self.config.training, self.at
+        group = min(training.accumulate, self.batches - at.index // training.accumulate * training.accumulate)
+        last = (at.index + 1) % training.accumulate == 0 or at.index + 1 == self.batches
+        lr = rate(self.config.schedule, self.config.optimizer.lr, at.step, self.batches, training.epochs)
+        for param_group in self.optimizer.param_groups:
+            param_group["lr"] = lr
+        start = self._start(x)
+        wait = isinstance(self.model, nn.parallel.DistributedDataParallel) and not last
+        with self.model.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
+            with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.half):
+                out = self.engine.step(self.model, x, y, start=start)
+            (out.loss / group).backward()  # type: ignore[no-untyped-call]
+        if last:
+            if self.config.optimizer.clip:
+                nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimizer.clip)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.average is not None:
+                self.average.update_parameters(self.network)
+        self.tally.add(out, y, self.loader.joint_size(at.index) / self.place.world)
+        self._last = (x, y, out)
+        at.step, at.index = at.step + 1, at.index + 1
+        self.display.tick(at.epoch)
+
+    def _start(self, x: Tensor) -> Tensor | None:
+        """Where the attack starts: noise that depends on seed, epoch and place in the joint batch alone."""
+        objective, at = self.engine.objective, self.at
+        if not isinstance(objective, AdversarialObjective):
+            return None
+        self.noise.manual_seed(derive_seed(self.config.training.seed, at.epoch, at.index, "noise"))
+        size = self.loader.joint_size(at.index)
+        whole = x.new_empty((size, *x.shape[1:]))
+        noise = random_noise(objective.random_start, objective.norm, whole, objective.eps, self.noise)
+        return x + noise[self.loader.share(at.index)]
+
+    # ------------------------------------------------------------------------------------------ in between
+
+    def _clock(self, began: float) -> float:
+        """Add the time since ``began`` to the run's; returns now."""
+        if self.place.device.type == "cuda":
+            torch.cuda.synchronize(self.place.device)
+        now = time.perf_counter()
+        self.at.seconds += now - began
+        self.at.epoch_seconds += now - began
+        return now
+
+    def _interval(self, began: float) -> None:
+        """Read the figures since the last time, record them, and look for trouble."""
+        counts = self.tally.read(self.place.together)
+        if not counts.sums["examples"]:
+            return
+        self.epoch_counts += counts
+        elapsed = self.at.epoch_seconds + time.perf_counter() - began
+        record = {
+            "kind": "step",
+            "step": self.at.step,
+            "epoch": self.at.epoch + self.at.index / self.batches,
+            **self._figures(counts),
+            "examples_per_second": self.epoch_counts.sums["examples"] / max(elapsed, 1e-9),
+        }
+        self.recorder.log(record)
+        self.display.interval(record)
+        self._warn(look_at_steps(counts))
+
+    def _figures(self, counts: Counts) -> dict[str, Any]:
+        has_clean = self.engine.objective.has_clean_term
+        return {
+            **counts.averages(selects=self.selects, has_clean=has_clean),
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "robust_fraction": float(self.engine.robust_fraction.value),
+        }
+
+    def _warn(self, problem: str | None) -> None:
+        if problem is None or problem in self._warned:
+            return
+        if not self.keep_going:
+            raise CollapseError(problem)
+        self._warned.add(problem)
+        self.recorder.log({"kind": "warning", "step": self.at.step, "message": problem})
+        self.display.message(f"[bold red]warning[/] {problem}")
+
+    def _end_of_epoch(self) -> None:
+        """Validation, probe, best weights, checkpoint."""
+        training, counts = self.config.training, self.epoch_counts
+        figures = self._figures(counts)
+        validation: tuple[float | None, float | None] = (None, None)
+        if len(self.validation_set):
+            held = self.validation_set
+            validation = self.judge.clean(self.network, held), self.judge.pgd10(self.network, held)
+        probe = self.judge.pgd10(self.network, self._probe_images()) if training.probe else None
+        record = {
+            "kind": "epoch",
+            "epoch": self.at.epoch + 1,
+            "step": self.at.step,
+            "seconds": self.at.epoch_seconds,
+            "examples_per_second": counts.sums["examples"] / max(self.at.epoch_seconds, 1e-9),
+            **figures,
+            "validation_clean": validation[0],
+            "validation_robust": validation[1],
+            "probe_robust": probe,
+        }
+        self.recorder.log(record)
+        self._log_batch()
+        self.display.epoch(record)
+        self._warn(look_at_epoch(figures["robust_accuracy"], probe, classes=self.shape.num_classes))
+        self.run_counts += counts
+        self.epoch_counts = Counts()
+        self.at.epoch, self.at.index, self.at.epoch_seconds = self.at.epoch + 1, 0, 0.0
+        if validation[1] is not None and validation[1] > self.at.best:
+            self.at.best = validation[1]
+            if self.place.first:
+                self.folder.save_weights("best", self.network.state_dict(), self._about())
+        self.save()
+
+    def _log_batch(self) -> None:
+        if self._last is None or not self.place.first:
+            return
+        x, y, out = self._last
+        if out.svar is not None:
+            figures = {"svar": out.svar.tolist(), "steps": out.steps.tolist(), "category": out.category.tolist()}
+            self.recorder.log({"kind": "batch", "step": self.at.step, "epoch": self.at.epoch + 1, **figures})
+        save_samples(self.folder, x, y, out, self.train_set.classes)
+
+    def _probe_images(self) -> ImageSet:
+        return self.train_set.subset(torch.arange(min(self.config.training.probe, len(self.train_set))))
+
+    def _should_stop(self, stop: StopRequest) -> bool:
+        if not self.place.together:
+            return stop.signal is not None
+        if self.at.step % self.config.training.log_every:
+            return False  # processes must agree, and asking at every step would cost
+        asked = torch.tensor([stop.signal or 0], device=self.place.device)
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
+        stop.signal = int(asked) or None
+        return stop.signal is not None
+
+    # ---------------------------------------------------------------------------------------- checkpoints
+
+    def _about(self) -> dict[str, Any]:
+        """What is written into every weights file: enough to build the network again."""
+        return {
+            "step": self.at.step,
+            "epoch": self.at.epoch,
+            "network": {**asdict(self.config.network), **asdict(self.shape)},
+            "classes": list(self.train_set.classes),
+            "recipe": self.config.recipe,
+        }
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self._saved = time.monotonic()
+        if self.place.first:
+            state = {
+                "step": self.at.step,
+                "position": asdict(self.at),
+                "optimizer": self.optimizer.state_dict(),
+                "engine": self.engine.state_dict(),
+                "average": None if self.average is None else self.average.state_dict(),
+                "tally": self.tally.state_dict(),
+                "epoch_counts": self.epoch_counts.sums,
+                "run_counts": self.run_counts.sums,
+                "rng": torch.get_rng_state(),
+                "cuda_rng": torch.cuda.get_rng_state(self.place.device) if self.place.device.type == "cuda" else None,
+                "metrics_size": self.recorder.size(),
+            }
+            self.folder.save(self.network.state_dict(), self._about(), state)
+            if self.average is not None:
+                self.folder.save_weights("averaged", self.average.module.state_dict(), self._about())
+        if self.place.together:
+            dist.barrier()
+
+    def resume(self) -> None:
+        """Continue from the folder's checkpoint."""
+        weights, state = self.folder.load()
+        self.network.load_state_dict(weights)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.engine.load_state_dict(state["engine"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        self.at = Position(**state["position"])
+        self.tally.load_state_dict(state["tally"])
+        self.epoch_counts, self.run_counts = Counts(state["epoch_counts"]), Counts(state["run_counts"])
+        torch.set_rng_state(state["rng"])
+        if state["cuda_rng"] is not None and self.place.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"], self.place.device)
+        if self.place.first:
+            self.folder.cut_metrics(state["metrics_size"])
+
+    # ---------------------------------------------------------------------------------------- the end
+
+    def _evaluate(self) -> None:
+        """Clean and PGD accuracy on the test set, of all the weights that were kept."""
+        for name in self._kept():
+            model = copy.deepcopy(self.network)
+            if name == "best":
+                model.load_state_dict(read_weights(self.folder.path / "best.safetensors")[0])
+            elif name == "averaged" and self.average is not None:
+                model.load_state_dict(self.average.module.state_dict())
+            for attack, accuracy in self.judge.final(model, self.test_set, name).items():
+                figures = {"accuracy": accuracy, "examples": len(self.test_set), "epoch": self.at.epoch}
+                self.recorder.log({"kind": "evaluation", "weights": name, "attack": attack, **figures})
+
+    def _kept(self) -> list[str]:
+        kept = {"last": True, "best": len(self.validation_set) > 0, "averaged": self.average is not None}
+        return [name for name, there in kept.items() if there]
+
+    def _end(self, reason: str) -> None:
+        counts = self.run_counts + self.epoch_counts
+        figures = self._figures(counts)
+        self.recorder.log(
+            {
+                "kind": "end",
+                "reason": reason,
+                "seconds": self.at.seconds,
+                "epochs": self.at.epoch,
+                "examples": counts.sums["examples"],
+                **{name: figures[name] for name in ("outlier", "boundary", "robust", "work")},
+                **speedups(self.engine.objective, self.config.method.budget(), figures),
+            }
+        )
+
+
+def _has_bf16(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_bf16_supported()

@@ -1,0 +1,42 @@
+"""Optimiser and learning rate. The rate is a function of the step, so resuming needs no scheduler state."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from bullettrain.training.config import OptimizerConfig, ScheduleConfig
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """SGD or Adam; norms and biases (every parameter of one dimension or none) without decay if so configured."""
+    learning = [p for p in model.parameters() if p.requires_grad]
+    if config.decay_norms or not config.weight_decay:
+        groups = [{"params": learning, "weight_decay": config.weight_decay}]
+    else:
+        groups = [
+            {"params": [p for p in learning if p.ndim > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in learning if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+    if config.name == "adam":
+        return torch.optim.Adam(groups, lr=config.lr)
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+
+
+def rate(config: ScheduleConfig, peak: float, step: int, steps_per_epoch: int, epochs: int) -> float:
+    """Learning rate of ``step``, counted from 0."""
+    total = steps_per_epoch * epochs
+    if config.name == "step":
+        epoch = step // steps_per_epoch + 1  # milestones count epochs from 1
+        return peak * config.factor ** sum(epoch >= milestone for milestone in config.milestones)
+    if config.name == "one-cycle":
+        turn = config.warmup * total
+        if step + 1 <= turn:
+            return peak * (step + 1) / turn
+        return peak * (total - step) / (total - turn)
+    if config.name == "cosine":
+        wave = (1 + math.cos(math.pi * step / total)) / 2
+        return config.final + (peak - config.final) * wave
+    return peak

@@ -1,0 +1,155 @@
+"""Recipes: plain functions that return a config. The first line of each is what `--list` shows."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from bullettrain.training.config import (
+    Config,
+    ConfigError,
+    DataConfig,
+    EvaluationConfig,
+    MethodConfig,
+    NetworkConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainingConfig,
+)
+
+
+def digits() -> Config:
+    """scikit-learn's digits, a small CNN, TRADES + BulletTrain: under a minute on two cores, no download."""
+    return Config(
+        recipe="digits",
+        data=DataConfig("digits", validation=200),
+        network=NetworkConfig("small-cnn"),
+        method=MethodConfig("trades", eps=0.15, beta=6.0),
+        optimizer=OptimizerConfig("adam", lr=2e-3),
+        schedule=ScheduleConfig("one-cycle", warmup=0.2),
+        # So small that threads would only wait for each other; and one thread gives one result everywhere.
+        training=TrainingConfig(epochs=40, average=0.98, log_every=10, threads=1),
+    )
+
+
+def mnist_pgd() -> Config:
+    """The paper's MNIST study: PGD-AT, ε 0.3, seven steps, true classes by attack, none for outliers."""
+    return Config(
+        recipe="mnist-pgd",
+        data=DataConfig("mnist"),
+        network=NetworkConfig("small-cnn"),
+        method=MethodConfig("pgd-at", eps=0.3, boundary=7, robust=7, scale=1.7, separation="oracle"),
+        optimizer=OptimizerConfig("adam", lr=5e-3),
+        training=TrainingConfig(epochs=10),
+        evaluation=EvaluationConfig(steps=100, restarts=20, step_size=0.01),
+    )
+
+
+def _cifar10_paper(
+    recipe: str, method: MethodConfig, optimizer: OptimizerConfig, epochs: int, drops: tuple[int, ...]
+) -> Config:
+    return Config(
+        recipe=recipe,
+        data=DataConfig("cifar10", crop=4, flip=True),
+        network=NetworkConfig("wrn-34-10"),
+        method=method,
+        optimizer=optimizer,
+        schedule=ScheduleConfig("step", milestones=drops),
+        training=TrainingConfig(epochs=epochs, precision="auto", channels_last=True),
+        evaluation=EvaluationConfig(step_size=0.003),
+    )
+
+
+def cifar10_trades() -> Config:
+    """The paper's TRADES on CIFAR-10: WRN-34-10, 76 epochs, N_B = 10, N_R = 2, γ = 0.8."""
+    sgd = OptimizerConfig("sgd", lr=0.1, weight_decay=2e-4)
+    return _cifar10_paper("cifar10-trades", MethodConfig("trades", beta=6.0), sgd, 76, (75,))
+
+
+def cifar10_mart() -> Config:
+    """The paper's MART on CIFAR-10: WRN-34-10, 90 epochs, N_B = 10, N_R = 2, γ = 0.8."""
+    sgd = OptimizerConfig("sgd", lr=0.1, weight_decay=7e-4)
+    return _cifar10_paper("cifar10-mart", MethodConfig("mart", beta=6.0), sgd, 90, (75, 90))
+
+
+def cifar10_pgd() -> Config:
+    """PGD adversarial training with the paper's TRADES settings: WRN-34-10, 76 epochs."""
+    sgd = OptimizerConfig("sgd", lr=0.1, weight_decay=2e-4)
+    return _cifar10_paper("cifar10-pgd", MethodConfig("pgd-at"), sgd, 76, (75,))
+
+
+def _cifar10_short(recipe: str, method: MethodConfig) -> Config:
+    return Config(
+        recipe=recipe,
+        data=DataConfig("cifar10", crop=4, flip=True),
+        network=NetworkConfig("preact-resnet-18"),
+        method=method,
+        optimizer=OptimizerConfig("sgd", lr=0.1, weight_decay=5e-4, decay_norms=False),
+        schedule=ScheduleConfig("one-cycle", warmup=0.3),
+        training=TrainingConfig(epochs=30, precision="auto", channels_last=True),
+        evaluation=EvaluationConfig(step_size=0.003),
+    )
+
+
+def cifar10_trades_short() -> Config:
+    """TRADES in minutes on a GPU: PreActResNet-18, 30 epochs, one cycle."""
+    return _cifar10_short("cifar10-trades-short", MethodConfig("trades", beta=6.0))
+
+
+def cifar10_mart_short() -> Config:
+    """MART in minutes on a GPU: PreActResNet-18, 30 epochs, one cycle."""
+    return _cifar10_short("cifar10-mart-short", MethodConfig("mart", beta=5.0))
+
+
+def _augmix(recipe: str, data: str) -> Config:
+    half = (0.5, 0.5, 0.5)
+    return Config(
+        recipe=recipe,
+        data=DataConfig(data, crop=4, flip=True),
+        network=NetworkConfig("wrn-40-2", mean=half, std=half),
+        method=MethodConfig("augmix", beta=12.0, boundary=1, robust=0),
+        optimizer=OptimizerConfig("sgd", lr=0.1, nesterov=True, weight_decay=5e-4),
+        schedule=ScheduleConfig("cosine", final=1e-6),
+        training=TrainingConfig(epochs=100, precision="auto", channels_last=True),
+    )
+
+
+def cifar10_augmix() -> Config:
+    """The paper's AugMix on CIFAR-10: WRN-40-2, 100 epochs (settings only: its views are not made yet)."""
+    return _augmix("cifar10-augmix", "cifar10")
+
+
+def cifar100_augmix() -> Config:
+    """The paper's AugMix on CIFAR-100: WRN-40-2, 100 epochs (settings only: its views are not made yet)."""
+    return _augmix("cifar100-augmix", "cifar100")
+
+
+RECIPES: dict[str, Callable[[], Config]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (
+        digits,
+        mnist_pgd,
+        cifar10_trades,
+        cifar10_mart,
+        cifar10_pgd,
+        cifar10_trades_short,
+        cifar10_mart_short,
+        cifar10_augmix,
+        cifar100_augmix,
+    )
+}
+
+
+def recipe(name: str) -> Config:
+    """The config of the recipe called ``name``."""
+    if name not in RECIPES:
+        nearest = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.0)[0]
+        raise ConfigError(
+            f"there is no recipe {name!r}; did you mean {nearest!r}? `bullettrain train --list` shows all"
+        )
+    return RECIPES[name]()
+
+
+def one_line(name: str) -> str:
+    """What a recipe is, in a line."""
+    return (RECIPES[name].__doc__ or "").strip().splitlines()[0]

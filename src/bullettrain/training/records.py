@@ -1,0 +1,88 @@
+"""Records of a run: metrics.jsonl always, TensorBoard where it is installed, sample images for the report."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bullettrain.engine import StepOutput
+from bullettrain.extras import extra
+from bullettrain.mining import Category
+from bullettrain.training.folder import RunFolder
+
+SAMPLES = 4
+"""Images kept of each class."""
+
+
+class Recorder:
+    """Writes records; a process without a folder writes none."""
+
+    def __init__(self, folder: RunFolder | None) -> None:
+        self.folder = folder
+        self.board: Any = None
+
+    def __enter__(self) -> Recorder:
+        if self.folder is not None and importlib.util.find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(self.folder.path / "tensorboard"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.board is not None:
+            self.board.close()
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """One record; NaN and infinity become null, which JSON has."""
+        if self.folder is None:
+            return
+        self.folder.log({key: _json(value) for key, value in record.items()})
+        if self.board is not None and record["kind"] in ("step", "epoch"):
+            for key, value in record.items():
+                if isinstance(value, float) and math.isfinite(value):
+                    self.board.add_scalar(f"{record['kind']}/{key}", value, record["step"])
+
+    def size(self) -> int:
+        """Bytes of metrics so far."""
+        return 0 if self.folder is None else self.folder.metrics_size()
+
+
+def _json(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def save_samples(folder: RunFolder, x: Tensor, y: Tensor, out: StepOutput, classes: tuple[str, ...]) -> None:
+    """A few examples of each class before and after the attack, for the report."""
+    if out.x_prime.shape != x.shape:
+        return  # AugMix has two views of each
+    rows = torch.cat([(out.category == category).nonzero()[:SAMPLES, 0] for category in Category])
+    rows = rows.to(x.device)
+    before = out.z if out.z is not None else out.z_prime
+
+    def as_bytes(images: Tensor) -> Tensor:
+        return (images[rows].float().clamp(0, 1) * 255).round().to(torch.uint8)
+
+    tensors = {
+        "clean": as_bytes(x),
+        "adversarial": as_bytes(out.x_prime),
+        "category": out.category[rows],
+        "label": y[rows],
+        "clean_prediction": before[rows].argmax(dim=1),
+        "adversarial_prediction": out.z_prime[rows].argmax(dim=1),
+    }
+    with extra("a checkpoint"):
+        from safetensors.torch import save
+    packed = save(
+        {key: value.cpu().contiguous() for key, value in tensors.items()},
+        metadata={"classes": json.dumps(list(classes))},
+    )
+    folder.write("samples.safetensors", packed)

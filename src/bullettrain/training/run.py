@@ -1,0 +1,170 @@
+"""From a config to a finished run folder: new or resumed, alone or beside its baseline."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from bullettrain.training.config import Config, as_setting
+from bullettrain.training.folder import RunError, RunFolder, environment
+from bullettrain.training.loop import Trainer
+from bullettrain.training.recipes import recipe
+from bullettrain.training.setup import Place, load_data
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended, and its figures."""
+
+    folder: Path
+    reason: str
+    accuracy: dict[str, dict[str, float]]
+    """By weights ("last", "best", "averaged"), then by attack."""
+    end: dict[str, Any]
+    """The last record: seconds, shares, work, speed-ups."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its end."""
+        return self.reason == "finished"
+
+    @property
+    def chosen(self) -> str:
+        """The weights a user would take: the best on the validation set where there is one, else the last."""
+        return "best" if "best" in self.accuracy else "last"
+
+
+def train(
+    config: Config,
+    out: Path,
+    place: Place,
+    *,
+    data_dir: Path | None = None,
+    resume: bool = False,
+    keep_going: bool = False,
+    console: Console | None = None,
+) -> Result:
+    """Train in the folder ``out``. Raises RunError where the folder holds something else."""
+    folder = RunFolder(out)
+    going_on = check_folder(folder, config, resume=resume, data_dir=data_dir)
+    if place.together:
+        dist.barrier()  # nobody may write before everybody has looked
+    if folder.finished:
+        return read_result(folder)
+    if config.training.threads:
+        torch.set_num_threads(config.training.threads)
+    data = load_data(config, data_dir)
+    trainer = Trainer(config, folder, place, data, console=console if place.first else None, keep_going=keep_going)
+    if going_on:
+        trainer.resume()
+    elif place.first:
+        folder.create(config, environment(place.device))
+        folder.cut_metrics(0)
+    where = f", from step {trainer.at.step}" if going_on else ""
+    trainer.display.message(f"{config.recipe} on {place.device}: {out}{where}")
+    reason = trainer.run()
+    return read_result(folder, reason)
+
+
+def check_folder(folder: RunFolder, config: Config, *, resume: bool, data_dir: Path | None = None) -> bool:
+    """Whether there is a checkpoint to go on from; refuses a folder that holds another run."""
+    if not folder.exists:
+        if folder.path.is_file() or (folder.path.is_dir() and folder.foreign()):
+            raise RunError(f"{folder.path} exists and is no run; choose another --out")
+        return False
+    differences = folder.config().differences(config)
+    changed = "; ".join(f"{key} is {old} there and {new} here" for key, (old, new) in differences.items())
+    if resume and changed:
+        raise RunError(f"{folder.path} cannot be resumed with a changed configuration: {changed}")
+    if resume:
+        return folder.has_checkpoint()
+    if folder.finished:
+        raise RunError(f"{folder.path} holds a finished run; choose another --out")
+    if changed:
+        raise RunError(f"{folder.path} holds a run of another configuration ({changed}); choose another --out")
+    command = resume_command(config, folder.path, data_dir)
+    raise RunError(f"{folder.path} holds an unfinished run; continue it with: {command}")
+
+
+def resume_command(config: Config, out: Path, data_dir: Path | None = None) -> str:
+    """What to type to go on: the recipe, what was changed in it, and the folder."""
+    changed = recipe(config.recipe).differences(config)
+    words = ["bullettrain", "train", config.recipe]
+    for key, (_, value) in changed.items():
+        words += ["--set", f"{key}={as_setting(value)}"]
+    words += ["--data-dir", str(data_dir)] if data_dir else []
+    return shlex.join([*words, "--out", str(out), "--resume"])
+
+
+def read_result(folder: RunFolder, reason: str | None = None) -> Result:
+    """The figures of a run, from its records."""
+    accuracy: dict[str, dict[str, float]] = {}
+    end: dict[str, Any] = {}
+    for record in folder.records():
+        if record.get("kind") == "evaluation":
+            accuracy.setdefault(record["weights"], {})[record["attack"]] = record["accuracy"]
+        elif record.get("kind") == "end":
+            end = record
+    return Result(folder.path, reason or end.get("reason", "unfinished"), accuracy, end)
+
+
+def compare(
+    config: Config,
+    out: Path,
+    place: Place,
+    *,
+    data_dir: Path | None = None,
+    resume: bool = False,
+    keep_going: bool = False,
+    console: Console | None = None,
+) -> tuple[Result, Result]:
+    """The same recipe without and with BulletTrain, in ``out``/baseline and ``out``/bullettrain."""
+    configs = {"baseline": config.baseline(), "bullettrain": config}
+    if not resume:
+        for name, part in configs.items():
+            check_folder(RunFolder(out / name), part, resume=False, data_dir=data_dir)
+    results = []
+    for name, part in configs.items():
+        if console is not None and place.first:
+            console.print(f"[bold]{name}[/]", highlight=False)
+        result = train(
+            part, out / name, place, data_dir=data_dir, resume=resume, keep_going=keep_going, console=console
+        )
+        results.append(result)
+        if not result.finished:
+            break
+    else:
+        if place.first:
+            RunFolder(out).write("comparison.json", json.dumps(comparison(*results), indent=2).encode())
+    return results[0], results[-1]
+
+
+def comparison(baseline: Result, mined: Result) -> dict[str, Any]:
+    """Both rows and the three speed-ups."""
+    rows = []
+    for name, result in (("baseline", baseline), ("bullettrain", mined)):
+        figures = result.accuracy[result.chosen]
+        attack = next(key for key in figures if key != "clean")
+        keys = ("seconds", "outlier", "boundary", "robust", "work")
+        rows.append(
+            {
+                "name": name,
+                "weights": result.chosen,
+                "clean": figures["clean"],
+                attack: figures[attack],
+                **{key: result.end[key] for key in keys},
+            }
+        )
+    speedup = {
+        "theoretical": mined.end["theoretical_speedup"],
+        "work": baseline.end["work"] / mined.end["work"],
+        "wall_clock": baseline.end["seconds"] / mined.end["seconds"],
+    }
+    return {"rows": rows, "speedup": speedup}

@@ -1,0 +1,108 @@
+"""What a run stands on: device, processes, data, network."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bullettrain.data import ImageSet, load, split_validation
+from bullettrain.data.sets import stratified
+from bullettrain.models import build
+from bullettrain.training.config import Config, ConfigError, NetworkConfig
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process runs: its device, its rank, and how many there are."""
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files and talks."""
+        return self.rank == 0
+
+    @property
+    def together(self) -> bool:
+        """Whether there are others."""
+        return self.world > 1
+
+
+def find_place(device: str | None) -> Place:
+    """The device that is asked for, or the best there is; under torchrun also the group of processes."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"there is no device {name!r}; write cpu, cuda or cuda:1") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda was asked for, but this machine has no CUDA device; use --device cpu")
+    if world == 1:
+        return Place(found)
+    if found.type == "cuda" and found.index is None:
+        found = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(found)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if found.type == "cuda" else "gloo", timeout=timedelta(hours=1))
+    return Place(found, dist.get_rank(), world)
+
+
+def load_data(config: Config, root: Path | None) -> tuple[ImageSet, ImageSet, ImageSet]:
+    """Training, validation and test images."""
+    data = config.data
+    train = load(data.name, split="train", root=root, image_size=data.image_size)
+    test = load(data.name, split="test", root=root, image_size=data.image_size)
+    train, test = _part(train, data.train_size, "train_size"), _part(test, data.test_size, "test_size")
+    train, validation = split_validation(train, data.validation, config.training.seed)
+    return train, validation, test
+
+
+def _part(images: ImageSet, size: int, name: str) -> ImageSet:
+    if not size:
+        return images
+    if size > len(images):
+        raise ConfigError(f"data.{name} is {size}, but there are {len(images)} images; give 0 for all")
+    return images.subset(stratified(images.labels, size, seed=0)[1])
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a network is built for."""
+
+    num_classes: int
+    channels: int
+    image_size: int
+
+    @classmethod
+    def of(cls, images: ImageSet, network: str) -> Shape:
+        """The shape of a dataset; the small CNN wants squares."""
+        _, channels, height, width = images.images.shape
+        if height != width and network == "small-cnn":
+            raise ConfigError(
+                f"images are {height}×{width}; small-cnn takes squares: set data.image_size or another network"
+            )
+        return cls(len(images.classes), channels, height)
+
+
+def make_network(config: NetworkConfig, shape: Shape) -> nn.Module:
+    """A fresh network, from torch's global generator."""
+    try:
+        return build(
+            config.name,
+            num_classes=shape.num_classes,
+            channels=shape.channels,
+            image_size=shape.image_size,
+            mean=config.mean,
+            std=config.std,
+        )
+    except ValueError as error:
+        raise ConfigError(f"network: {error}") from None

@@ -1,0 +1,179 @@
+"""The command as a person types it: in a process of its own, judged by what it prints and how it exits."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import bullettrain
+from bullettrain.commands import app
+
+SMALL = ["--set", "epochs=2", "--set", "data.train_size=200", "--set", "data.validation=40", "--set", "probe=20"]
+
+
+def command(*words, cwd=None, env=None):
+    """`python -m bullettrain …`, with one thread and no colour."""
+    return subprocess.run(
+        [sys.executable, "-m", "bullettrain", *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", **(env or {})},
+    )
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+@pytest.fixture(scope="module")
+def invoke():
+    runner = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"})
+    return lambda *words: runner.invoke(app, [str(word) for word in words], prog_name="bullettrain")
+
+
+def test_version(invoke):
+    assert plain(invoke("--version").output).strip() == f"bullettrain {bullettrain.__version__}"
+
+
+@pytest.mark.parametrize("words", ["", "train", "report", "data", "data list", "data prepare", "data verify"])
+def test_help_shows_an_example(invoke, words):
+    result = invoke(*words.split(), "--help")
+    assert result.exit_code == 0
+    text = plain(result.output)
+    assert "Usage" in text
+    assert "bullettrain" in text.partition("Usage")[2]
+    if words not in ("", "data"):
+        assert "Example" in text
+
+
+def test_list_and_show(invoke):
+    listed = plain(invoke("train", "--list").output)
+    assert "cifar10-trades-short" in listed
+    assert "under a minute" in listed
+    shown = invoke("train", "cifar10-mart", "--show", "--set", "eps=4/255", "--seed", "3").output
+    config = yaml.safe_load(shown)
+    assert config["method"]["eps"] == pytest.approx(4 / 255)
+    assert (config["training"]["seed"], config["network"]["name"]) == (3, "wrn-34-10")
+    assert yaml.safe_load(invoke("train", "--baseline", "--show").output)["method"]["robust"] == 10
+
+
+def test_train_from_nothing_to_a_report(tmp_path):
+    done = command("train", *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0] == "digits on cpu: runs/digits"
+    assert [line.startswith(f"epoch {n}/2  loss ") for n, line in enumerate(lines[1:3], 1)] == [True, True]
+    assert re.search(r"last +\d+\.\d % +\d+\.\d %", done.stdout)
+    assert "× counted work" in done.stdout
+    assert (tmp_path / "runs/digits/report.html").stat().st_size > 10_000
+    # Again: the finished run is left alone.
+    again = command("train", *SMALL, cwd=tmp_path)
+    assert again.stdout.splitlines()[0] == "digits on cpu: runs/digits-2"
+    # The report can be made again from the folder alone.
+    (tmp_path / "runs/digits/report.html").unlink()
+    report = command("report", "runs/digits", cwd=tmp_path)
+    assert report.returncode == 0
+    assert (tmp_path / "runs/digits/report.html").exists()
+
+
+def test_compare_prints_one_table(tmp_path):
+    done = command("train", "--compare", "--out", "both", *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = done.stdout[done.stdout.rindex("clean") :]
+    assert re.search(r"baseline +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +27\.0 +– +– +–", table)
+    assert re.search(r"BulletTrain +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +[\d.]+ +\d+\.\d %", table)
+    assert re.search(r"speed-up [\d.]+× theoretical, [\d.]+× counted work, [\d.]+× wall-clock", table)
+    assert set(json.loads((tmp_path / "both/comparison.json").read_text())) == {"rows", "speedup"}
+    assert (tmp_path / "both/report.html").exists()
+
+
+MISTAKES = {
+    "recipe": (["train", "digit"], "there is no recipe 'digit'; did you mean 'digits'?"),
+    "key": (["train", "--set", "epoch=3"], "did you mean 'epochs'"),
+    "value": (["train", "--set", "eps=much"], "no number"),
+    "device": (["train", "--device", "tpu9"], "no device 'tpu9'"),
+    "both": (["train", "--baseline", "--compare"], "both given"),
+    "augmix": (["train", "cifar10-augmix", "--set", "data.name=digits"], "not made yet"),
+    "data": (["train", "mnist-pgd", "--data-dir", "nowhere"], "bullettrain data prepare mnist"),
+    "folder": (["train", "--set", "data.name=folder:nowhere"], "nowhere"),
+    "out": (["train", "--out", "here"], "is no run; choose another --out"),
+    "report": (["report", "here"], "here"),
+    "dataset": (["data", "verify", "svhn"], "mnist, cifar10, cifar100"),
+    "network": (["train", "--set", "network.name=wrn-35-10"], "network: "),
+    "validation": (["train", "--set", "data.validation=5000"], "5000"),
+    "size": (["train", "--set", "data.train_size=5000"], "but there are"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_status_two(tmp_path, mistake, monkeypatch, capsys):
+    words, message = MISTAKES[mistake]
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    (Path("here") / "thing").write_text("not a run")
+    monkeypatch.setattr(sys, "argv", ["bullettrain", *words])
+    from bullettrain.cli import main
+
+    with pytest.raises(SystemExit) as stop:
+        main()
+    captured = capsys.readouterr()
+    assert stop.value.code == 2
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("bullettrain: ")
+    assert captured.out == ""
+    assert not Path("runs").exists()  # nothing half-written is left
+
+
+def test_without_the_extra_the_command_names_it(tmp_path):
+    blocker = "import sys; sys.modules['typer'] = None\nfrom bullettrain.cli import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", blocker], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == 'bullettrain: the command needs typer: pip install "bullettrain[app]"'
+
+
+def test_the_library_needs_torch_and_numpy_only(tmp_path):
+    heavy = ["typer", "rich", "yaml", "safetensors", "sklearn", "PIL", "matplotlib", "jinja2", "scipy", "torchvision"]
+    imports = "import sys, bullettrain, bullettrain.models, bullettrain.data"
+    check = f"{imports}\nprint([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_sigint_prints_the_command_that_goes_on(tmp_path):
+    words = [sys.executable, "-m", "bullettrain", "train", *SMALL, "--set", "epochs=500", "--out", "run"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as process:
+        for line in process.stdout:
+            if line.startswith("epoch 2/"):
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stdout.read()
+    assert process.returncode == 130
+    resume = rest.strip().splitlines()[-1].split()
+    assert resume[:3] == ["bullettrain", "train", "digits"]
+    assert resume[-1] == "--resume"
+    refused = command("train", *SMALL, "--set", "epochs=500", "--out", "run", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--resume" in refused.stderr
+
+
+def test_data_list_and_verify(invoke, real_data):
+    listed = plain(invoke("data", "list", "--data-dir", real_data).output)
+    assert re.search(r"cifar10 +here", listed)
+    verified = invoke("data", "verify", "mnist", "--data-dir", real_data)
+    assert verified.exit_code == 0
+    assert plain(verified.output).count("ok ") == 4
+
+
+def test_verify_fails_where_files_are_missing(invoke, tmp_path):
+    assert invoke("data", "verify", "mnist", "--data-dir", tmp_path).exit_code == 2

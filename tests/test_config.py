@@ -1,0 +1,199 @@
+import itertools
+import math
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bullettrain import models
+from bullettrain.training import RECIPES, Config, ConfigError, recipe
+from bullettrain.training.config import as_setting, number
+from bullettrain.training.optim import make_optimizer, rate
+from bullettrain.training.recipes import one_line
+
+WANTED = {
+    "digits",
+    "mnist-pgd",
+    "cifar10-trades",
+    "cifar10-mart",
+    "cifar10-pgd",
+    "cifar10-trades-short",
+    "cifar10-mart-short",
+    "cifar10-augmix",
+    "cifar100-augmix",
+}
+
+
+def test_the_recipes_are_there():
+    assert set(RECIPES) == WANTED
+    assert all(20 < len(one_line(name)) < 120 for name in RECIPES)
+
+
+@pytest.mark.parametrize("name", sorted(WANTED))
+def test_recipes_survive_yaml(name):
+    config = recipe(name)
+    assert config.recipe == name
+    assert Config.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
+
+
+def test_the_papers_settings():
+    trades = recipe("cifar10-trades")
+    assert (trades.network.name, trades.training.epochs, trades.training.batch_size) == ("wrn-34-10", 76, 128)
+    assert (trades.optimizer.lr, trades.optimizer.momentum, trades.optimizer.weight_decay) == (0.1, 0.9, 2e-4)
+    assert (trades.data.crop, trades.data.flip, trades.data.validation) == (4, True, 0)
+    assert (trades.method.eps, trades.method.beta, trades.method.gamma) == (0.031, 6.0, 0.8)
+    assert (trades.method.boundary, trades.method.robust, trades.method.outlier) == (10, 2, 0)
+    assert trades.method.budget().boundary_step(0.031) == 0.007
+    assert (trades.evaluation.steps, trades.evaluation.step_size) == (20, 0.003)
+    mart = recipe("cifar10-mart")
+    assert (mart.training.epochs, mart.optimizer.weight_decay, mart.schedule.milestones) == (90, 7e-4, (75, 90))
+    augmix = recipe("cifar100-augmix")
+    assert (augmix.network.name, augmix.training.epochs, augmix.optimizer.nesterov) == ("wrn-40-2", 100, True)
+    assert (augmix.schedule.name, augmix.schedule.final, augmix.network.mean) == ("cosine", 1e-6, (0.5, 0.5, 0.5))
+    mnist = recipe("mnist-pgd")
+    assert (mnist.method.eps, mnist.method.boundary, mnist.method.scale) == (0.3, 7, 1.7)
+    assert (mnist.evaluation.steps, mnist.evaluation.restarts) == (100, 20)
+    short = recipe("cifar10-trades-short")
+    assert (short.network.name, short.training.epochs, short.schedule.name) == ("preact-resnet-18", 30, "one-cycle")
+    assert (short.optimizer.weight_decay, short.optimizer.decay_norms) == (5e-4, False)
+
+
+def test_a_baseline_gives_everyone_the_full_steps():
+    plain = recipe("cifar10-trades").baseline()
+    assert plain.method.budget().uniform_steps == 10
+    changed = recipe("cifar10-trades").differences(plain)
+    assert set(changed) == {"method.robust", "method.outlier"}
+
+
+def test_settings():
+    config = recipe("digits").with_settings(
+        [
+            "eps=8/255",
+            "training.epochs=7",
+            "flip=true",
+            "network.mean=0.5,0.25",
+            "beta=null",
+            "milestones=[3, 5]",
+            "objective=mart",
+            "data.name=folder:a/b=c",
+            "image_size=16",
+        ]
+    )
+    assert config.method.eps == pytest.approx(8 / 255)
+    assert (config.training.epochs, config.data.flip, config.network.mean) == (7, True, (0.5, 0.25))
+    assert (config.method.beta, config.schedule.milestones, config.method.objective) == (None, (3, 5), "mart")
+    assert (config.data.name, config.data.image_size) == ("folder:a/b=c", 16)
+
+
+def test_settings_that_only_make_sense_together():
+    config = recipe("digits").with_settings(["method.boundary=1", "method.robust=0"])
+    assert config.method.budget().boundary == 1
+    recipe("digits").with_settings(["objective=pgd-at", "beta=null"])
+
+
+@pytest.mark.parametrize("name", sorted(WANTED))
+def test_every_setting_can_be_set_as_it_is_shown(name):
+    config = recipe(name)
+    shown = [
+        f"{section}.{key}={as_setting(value)}"
+        for section, values in config.to_dict().items()
+        if isinstance(values, dict)
+        for key, value in values.items()
+    ]
+    assert config.with_settings(shown) == config
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("epoch=3", "did you mean 'epochs'"),
+        ("training.epoch=3", "did you mean 'training.epochs'"),
+        ("methd.eps=3", "did you mean 'method.eps'"),
+        ("momentum=0.5", "could be method.momentum or optimizer.momentum; say which"),
+        ("epochs", "write key=value"),
+        ("epochs=2.5", "whole number"),
+        ("epochs=many", "no number"),
+        ("epochs=0", "at least 1"),
+        ("eps=1/0", "no number"),
+        ("eps=-1", "eps is -1"),
+        ("flip=perhaps", "true or false"),
+        ("objective=trade", "did you mean 'trades'"),
+        ("norm=l1", "linf, l2"),
+        ("method.robust=20", "out of order"),
+        ("gamma=2", "gamma is 2"),
+        ("average=1", r"lies in \[0, 1\)"),
+        ("data.validation=-1", "negative"),
+        ("objective=pgd-at", "has no beta"),
+    ],
+)
+def test_bad_settings(setting, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        recipe("digits").with_settings([setting])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_recipe():
+    with pytest.raises(ConfigError, match="did you mean 'cifar10-trades-short'"):
+        recipe("cifar10-trade-shrt")
+
+
+def test_unknown_keys_in_a_file():
+    with pytest.raises(ConfigError, match=r"did you mean 'training\.epochs'"):
+        Config.from_dict({"training": {"epoch": 3}})
+    with pytest.raises(ConfigError, match="did you mean 'method'"):
+        Config.from_dict({"methods": {}})
+
+
+@given(st.integers(0, 300), st.integers(1, 300))
+def test_fractions_are_numbers(a, b):
+    assert number(f"{a}/{b}") == pytest.approx(a / b)
+    assert number(str(a / b)) == a / b
+
+
+# ------------------------------------------------------------------------------------- optimiser and rate
+
+
+def test_step_schedule_counts_epochs_from_one():
+    schedule = recipe("cifar10-trades").schedule
+    rates = [rate(schedule, 0.1, epoch * 390, 390, 76) for epoch in range(76)]
+    assert rates[:74] == [0.1] * 74
+    assert rates[74:] == pytest.approx([0.01, 0.01])  # epochs 75 and 76
+
+
+def test_one_cycle_rises_over_three_tenths_and_falls_to_zero():
+    schedule = recipe("cifar10-trades-short").schedule
+    rates = [rate(schedule, 0.1, step, 100, 30) for step in range(3000)]
+    assert max(rates) == pytest.approx(0.1)
+    assert rates.index(max(rates)) == pytest.approx(900, abs=1)
+    assert rates[0] == pytest.approx(0.1 / 900)
+    assert 0 < rates[-1] < 1e-3
+    rises = [b > a for a, b in itertools.pairwise(rates)]
+    assert rises == sorted(rises, reverse=True)
+
+
+def test_cosine_ends_at_its_final_rate():
+    schedule = recipe("cifar10-augmix").schedule
+    assert rate(schedule, 0.1, 0, 390, 100) == pytest.approx(0.1)
+    assert rate(schedule, 0.1, 390 * 50, 390, 100) == pytest.approx(0.05, abs=1e-4)
+    assert rate(schedule, 0.1, 390 * 100, 390, 100) == pytest.approx(1e-6)
+    # The same curve as PyTorch's own.
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50, eta_min=1e-6)
+    for step in range(50):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate(schedule, 0.1, step, 5, 10), rel=1e-9)
+        optimizer.step()
+        scheduler.step()
+
+
+def test_norms_and_biases_decay_only_where_the_recipe_says_so():
+    net = models.build("wrn-10-1")
+    short, paper = (recipe(name).optimizer for name in ("cifar10-trades-short", "cifar10-trades"))
+    decayed, free = make_optimizer(net, short).param_groups
+    assert (decayed["weight_decay"], free["weight_decay"]) == (5e-4, 0.0)
+    assert all(p.ndim > 1 for p in decayed["params"])
+    assert len(decayed["params"]) + len(free["params"]) == len(list(net.parameters()))
+    (everything,) = make_optimizer(net, paper).param_groups
+    assert everything["weight_decay"] == 2e-4
+    assert math.prod(p.numel() > 0 for p in everything["params"]) == 1

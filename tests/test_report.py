@@ -1,0 +1,610 @@
+"""The report: what it says, that it is complete in itself, and that a real browser shows it."""
+
+import json
+import math
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+from bullettrain.reporting import read_run, write_report
+from bullettrain.reporting.plotting import POINTS, thin
+from bullettrain.reporting.words import duration, number, percent, points, setting, times
+
+CLASSES = ["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+MINING = ["shares", "svar", "histogram", "allocation"]
+CURVES = ["loss", "accuracy"]
+
+
+# ------------------------------------------------------------------------------------------ synthetic runs
+
+
+def make_run(folder, *, epochs=30, plain=False, end=True, samples=True, recipe="trades-short", per_epoch=13, seed=0):
+    """A run's folder with plausible numbers: TRADES on CIFAR-10, with or without mining."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    budget = {"boundary": 10, "robust": 10 if plain else 2, "outlier": 10 if plain else 0}
+    write_config(folder, recipe, epochs, budget)
+    records = []
+    for index in range(1, epochs * per_epoch + 1):
+        t = index / (epochs * per_epoch)
+        records.append({"kind": "step", "step": 30 * index, **training(t, rng, plain), "epoch": index / per_epoch})
+        if index % per_epoch == 0:
+            epoch = index // per_epoch
+            timing = {"seconds": (7.05 if plain else 5.27) + 0.1 * rng.random(), "examples_per_second": 9487.0}
+            measured = {k: v for k, v in training(t, rng, plain).items() if not k.startswith("svar")}
+            checked = {"validation_clean": 0.81 * (1 - math.exp(-4 * t)), "validation_robust": 0.51 * t**0.4}
+            probe = {"probe_robust": 0.53 * t**0.4 + 0.03 * rng.standard_normal()}
+            records.append(
+                {"kind": "epoch", "step": 30 * index, **measured, **timing, **checked, **probe, "epoch": epoch}
+            )
+            records.append({"kind": "batch", "step": 30 * index, "epoch": epoch, **batch(t, rng, budget)})
+    if end:
+        for weights, clean, pgd in (("last", 0.8146, 0.5121), ("best", 0.8102, 0.5148), ("averaged", 0.8171, 0.5163)):
+            result = {"kind": "evaluation", "weights": weights, "examples": 10000, "epoch": epochs}
+            records += [
+                {**result, "attack": "clean", "accuracy": clean},
+                {**result, "attack": "pgd20", "accuracy": pgd},
+            ]
+        totals = {
+            "outlier": 0.24,
+            "boundary": 0.33,
+            "robust": 0.43,
+            "work": 27.0 if plain else 14.5,
+            "plain_work": 27.0,
+        }
+        ratios = {"theoretical_speedup": 2.04, "work_speedup": 1.79, "examples": 50000 * epochs}
+        seconds = {"seconds": (212.0 if plain else 158.4) * epochs / 30, "epochs": epochs}
+        records.append({"kind": "end", "reason": "finished", **seconds, **totals, **ratios})
+    write_log(folder, records)
+    if samples:
+        write_samples(folder, rng)
+    return folder
+
+
+def write_config(folder, recipe, epochs, budget):
+    environment = {"bullettrain": "0.1.0", "torch": "2.9.1", "python": "3.11.2", "numpy": "2.4.0", "commit": None}
+    config = {
+        "recipe": recipe,
+        "data": {
+            "name": "cifar10",
+            "augment": ["crop 4", "flip"],
+            "train_examples": 49000,
+            "validation_examples": 1000,
+        },
+        "network": {"name": "preact-resnet18", "classes": 10},
+        "method": {"objective": "trades", "eps": 8 / 255, "beta": 6.0, **budget, "gamma": 0.8, "norm": "linf"},
+        "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0005},
+        "schedule": {"name": "triangle", "peak": 0.3},
+        "training": {"epochs": epochs, "batch_size": 128, "seed": 0, "amp": True},
+        "environment": {**environment, "device": "NVIDIA H200", "command": f"bullettrain train {recipe} --seed 0"},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+def training(t, rng, plain):
+    """What a step logs at the fraction t of training."""
+    outlier = 0.12 + 0.68 * math.exp(-5 * t) + 0.012 * rng.standard_normal()
+    robust = (1 - outlier) * (0.18 + 0.46 * t**0.5) + 0.01 * rng.standard_normal()
+    accuracy = 1 - outlier
+    svar = {
+        "svar_outlier": -0.012 - 0.02 * t**0.5,
+        "svar_boundary": 0.006 + 0.022 * t,
+        "svar_robust": 0.016 + 0.055 * t**0.6,
+    }
+    noisy = {name: value + 0.002 * rng.standard_normal() for name, value in svar.items()}
+    shares = {"outlier": outlier, "boundary": 1 - outlier - robust, "robust": robust, "robust_fraction": robust}
+    loss = 1.15 + 1.1 * math.exp(-6 * t) + 0.02 * rng.standard_normal()
+    attacked = (0.22 + 0.34 * t**0.5) * (1 if plain else 1.05) + 0.01 * rng.standard_normal()
+    lr = 0.1 * min(t / 0.3, (1 - t) / 0.7)
+    accuracies = {"clean_accuracy": accuracy, "robust_accuracy": attacked}
+    return {"loss": loss, "lr": lr, **shares, **noisy, **accuracies, "work": 27.0 if plain else 12 + 4 * t}
+
+
+def batch(t, rng, budget):
+    probability = rng.beta(1.6, 1.1, 128)
+    wrong = rng.random(128) < 0.12 + 0.6 * math.exp(-5 * t)
+    svar = np.where(wrong, -0.07 * rng.beta(1.2, 3, 128), 0.09 * probability**2)
+    category = np.where(svar < 0, 0, np.where(svar < np.quantile(svar, 0.55), 1, 2))
+    steps = np.array([budget["outlier"], budget["boundary"], budget["robust"]])[category]
+    return {"svar": svar.tolist(), "steps": steps.tolist(), "category": category.tolist()}
+
+
+def write_log(folder, records):
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def read_log(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def write_samples(folder, rng, n=24, channels=3, size=32):
+    grid = np.linspace(0, 1, size)
+    phase = rng.random((n, channels, 3)) * 6
+    waves = np.sin(4 * grid[:, None] + phase[..., :1, None]) + np.sin(5 * grid[None, :] + phase[..., 1:2, None])
+    blob = np.exp(-8 * ((grid[:, None] - 0.5) ** 2 + (grid[None, :] - 0.5) ** 2)) * np.sin(phase[..., 2:3, None])
+    clean = np.clip(128 + 45 * waves + 90 * blob, 0, 255).astype(np.uint8)
+    category = np.repeat(np.arange(3), n // 3)
+    noise = np.sign(np.cumsum(rng.standard_normal(clean.shape), axis=-1)) * rng.choice([4, 8], clean.shape)
+    noise[category == 0] = 0
+    label = rng.integers(0, 10, n)
+    other = (label + rng.integers(1, 10, n)) % 10
+    tensors = {
+        "clean": clean,
+        "adversarial": np.clip(clean + noise, 0, 255).astype(np.uint8),
+        "category": category,
+        "label": label,
+        "clean_prediction": np.where(category == 0, other, label),
+        "adversarial_prediction": np.where(category == 2, label, other),
+    }
+    save_file(tensors, folder / "samples.safetensors", metadata={"classes": json.dumps(CLASSES)})
+
+
+def make_comparison(folder):
+    make_run(folder / "bullettrain")
+    make_run(folder / "baseline", plain=True, seed=1)
+    rows = [
+        {
+            "name": "baseline",
+            "weights": "last",
+            "clean": 0.7931,
+            "pgd20": 0.5184,
+            "seconds": 212.0,
+            "work": 27.0,
+            "outlier": None,
+        },
+        {
+            "name": "bullettrain",
+            "weights": "last",
+            "clean": 0.8146,
+            "pgd20": 0.5121,
+            "seconds": 158.4,
+            "work": 14.5,
+            "outlier": 0.24,
+        },
+    ]
+    speedup = {"theoretical": 2.04, "work": 1.79, "wall_clock": 1.34}
+    (folder / "comparison.json").write_text(json.dumps({"rows": rows, "speedup": speedup}))
+    return folder
+
+
+# ------------------------------------------------------------------------------------------ a real browser
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Browser:
+    """Chromium without a window, spoken to over a pipe: commands go in, events and answers come out."""
+
+    FLAGS = (
+        *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+        *("--disable-component-update", "--disable-sync", "--remote-debugging-pipe", "--disable-dev-shm-usage"),
+    )
+
+    def __init__(self, profile):
+        commands, self._write = os.pipe()
+        self._read, answers = os.pipe()
+        # Chromium reads descriptor 3 and writes 4; a shell puts the pipes there.
+        script = f'exec "$0" "$@" 3</dev/fd/{commands} 4>/dev/fd/{answers}'
+        line = ["sh", "-c", script, CHROMIUM, *self.FLAGS, f"--user-data-dir={profile}"]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(line, pass_fds=(commands, answers), **quiet)
+        os.close(commands)
+        os.close(answers)
+        self.events, self._count, self._buffer, self._session = [], 0, b"", {}
+        target = self("Target.createTarget", url="about:blank")["targetId"]
+        self._session = {"sessionId": self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self(f"{domain}.enable")
+
+    def __call__(self, method, **params):
+        """Send a command and wait for its answer; events that come first are kept."""
+        self._count += 1
+        message = {"id": self._count, "method": method, "params": params, **self._session}
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._next()
+            if answer.get("id") == self._count:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def _next(self):
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._read], [], [], 20)
+            assert ready, "Chromium did not answer within 20 seconds"
+            data = os.read(self._read, 1 << 20)
+            assert data, "Chromium ended"
+            self._buffer += data
+        message, self._buffer = self._buffer.split(b"\0", 1)
+        content = json.loads(message)
+        if "method" in content:
+            self.events.append(content)
+        return content
+
+    def open(self, path, *, width=1200, dark=False):
+        """Load a file in a window of this width, and give what went wrong or out on the way."""
+        self("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self("Emulation.setEmulatedMedia", features=[scheme])
+        self.events.clear()
+        answer = self("Page.navigate", url=path.as_uri())
+        assert "errorText" not in answer, answer
+        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+            self._next()
+        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        return self.problems(path)
+
+    def problems(self, path):
+        found = []
+        for event in self.events:
+            name, params = event["method"], event["params"]
+            if name == "Network.requestWillBeSent":
+                url = params["request"]["url"]
+                if url != path.as_uri() and not url.startswith("data:"):
+                    found.append(f"request: {url}")
+            elif name in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
+                found.append(f"{name}: {json.dumps(params)}")
+        return found
+
+    def evaluate(self, expression):
+        answer = self("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def close(self):
+        os.close(self._write)  # end of input: Chromium leaves
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._read)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: none of chromium, chromium-browser, google-chrome is on the PATH")
+    found = Browser(tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+def test_the_browser_would_notice(browser, tmp_path):
+    page = tmp_path / "bad.html"
+    page.write_text('<img src="http://127.0.0.1:9/x.png"><script>console.error("no"); nowhere()</script>')
+    problems = " ".join(browser.open(page))
+    assert "request: http://127.0.0.1:9/x.png" in problems
+    assert "consoleAPICalled" in problems
+    assert "exceptionThrown" in problems
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("kind", ["run", "comparison"])
+def test_a_browser_shows_it(browser, pages, kind, width, dark):
+    assert browser.open(pages[kind], width=width, dark=dark) == []
+    browser.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    plots = browser.evaluate(
+        "[...document.querySelectorAll('svg.plot')].map(svg => { const box = svg.getBoundingClientRect();"
+        " return [svg.closest('figure').id, box.width, box.height, svg.querySelectorAll('path, use').length] })"
+    )
+    race = ["race-clock", "race-epoch"] if kind == "comparison" else []
+    assert [name for name, *_ in plots] == [*race, *CURVES, *MINING]
+    assert all(wide > 250 and high > 150 and marks > 5 for _, wide, high, marks in plots)
+    images = browser.evaluate("[...document.images].map(image => [image.naturalWidth, image.width])")
+    assert len(images) == 72
+    assert all(natural == 32 and shown > 60 for natural, shown in images)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width, "no sideways scrolling"
+    style = "getComputedStyle(document.querySelector({}))"
+    background = browser.evaluate(style.format("'body'") + ".backgroundColor")
+    robust = browser.evaluate(style.format("""'#shares [style*="fill: var(--robust)"]'""") + ".fill")
+    assert background == ("rgb(16, 19, 23)" if dark else "rgb(244, 245, 247)")
+    assert robust == ("rgb(110, 163, 245)" if dark else "rgb(47, 111, 208)"), "figures follow light and dark"
+
+
+# ------------------------------------------------------------------------------------------ what it says
+
+
+class Page(HTMLParser):
+    """The elements of a page and the text that a reader sees."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.source = Path(path).read_text(encoding="utf-8")
+        self.elements, self._text, self._open = [], [], []
+        self.feed(self.source)
+        self.text = re.sub(r"\s+", " ", " ".join(self._text).replace("\u202f", " "))
+        self.ids = [attributes["id"] for _, attributes in self.elements if "id" in attributes]
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if "style" not in self._open:
+            self._text.append(data)
+
+    @property
+    def figures(self):
+        return [attributes["id"] for tag, attributes in self.elements if tag == "figure" and "id" in attributes]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pages")
+    return {
+        "run": write_report(make_run(root / "run")),
+        "comparison": write_report(make_comparison(root / "comparison")),
+        "baseline": write_report(make_run(root / "baseline", plain=True, samples=False)),
+    }
+
+
+def report(folder):
+    return Page(write_report(folder))
+
+
+@pytest.mark.parametrize("kind", ["run", "comparison", "baseline"])
+def test_complete_in_itself(pages, kind):
+    page = Page(pages[kind])
+    assert "://" not in page.source
+    assert not {"script", "iframe", "object", "embed"} & {tag for tag, _ in page.elements}
+    for _, attributes in page.elements:
+        for name in ("src", "href", "xlink:href", "srcset", "action"):
+            assert attributes.get(name, "#").startswith(("#", "data:image/png;base64,"))
+        assert not [name for name in attributes if name.startswith("on")]
+    assert len(page.source) < 1_500_000
+    assert len(page.ids) == len(set(page.ids)), "ids clash"
+    used = re.findall(r'(?:url\(|href=")#([^")]+)', page.source)
+    assert used
+    assert set(used) <= set(page.ids)
+    assert set(re.findall(r"var\(--([\w-]+)\)", page.source)) <= set(re.findall(r"--([\w-]+):", page.source))
+    plots = re.findall(r"<svg.*?</svg>", page.source, flags=re.DOTALL)
+    assert plots
+    assert not re.search(r"#[0-9a-f]{6}", "".join(plots)), "a colour that does not follow light and dark"
+    assert all('role="img" aria-label="' in plot for plot in plots)
+
+
+def test_headline_and_figures(pages):
+    page = Page(pages["run"])
+    assert page.figures == [*CURVES, *MINING]
+    for words in ("81.0 % on clean images and 51.5 % against PGD-20, after 2 min 38 s of training", "finished"):
+        assert words in page.text
+    for words in (
+        "Theoretical 2.04×",
+        "Work 1.79×",
+        "Wall-clock – Not measured",
+        "14.5 passes an example, 27.0 without",
+    ):
+        assert words in page.text
+    for words in ("24 % outlier 0 steps each", "33 % boundary 10 steps each", "43 % robust 2 steps each"):
+        assert words in page.text
+    assert "last 81.46 % 51.21 % best 81.02 % 51.48 % averaged 81.71 % 51.63 %" in page.text
+    assert "10 times amplified" in page.text
+    assert "8/255 = 0.0313725" in page.text
+    assert "$ bullettrain train trades-short --seed 0" in page.text
+    assert re.search(r">boundary \d\d %</text>", page.source), "a figure's words are text, beside what they name"
+    assert page.source.count("data:image/png") == 73, "eight examples of each class, three images each, and the icon"
+
+
+def test_a_baseline_says_why_nothing_was_mined(pages):
+    page = Page(pages["baseline"])
+    assert page.figures == CURVES
+    assert "Every example got 10 steps, so nothing was mined" in page.text
+    assert "kept no example images" in page.text
+    assert "Theoretical" not in page.text
+
+
+def test_comparison(pages):
+    page = Page(pages["comparison"])
+    assert page.figures == ["race-clock", "race-epoch", *CURVES, *MINING]
+    for words in (
+        "Trained in 2 min 38 s with BulletTrain and in 3 min 32 s without: 1.34× by the clock",
+        "Accuracy changed by +2.2 points on clean images and −0.6 points against PGD-20",
+        "Clean accuracy 79.31 % 81.46 % +2.15 points",
+        "Training time 3 min 32 s 2 min 38 s 1.34×",
+        "Passes an example 27.0 14.5 1.79×",
+        "Wall-clock 1.34×",
+        "Clean accuracy 81.5 % baseline 79.3 %, +2.2 points",
+        "Test accuracy of the last weights.",
+    ):
+        assert words in page.text
+
+
+def test_text_of_the_run_is_text(tmp_path):
+    nasty = '<script>alert("1")</script>&<img src=x onerror=y>'
+    make_run(tmp_path, epochs=1, recipe=nasty, samples=False)
+    write_log(tmp_path, [*read_log(tmp_path), {"kind": "warning", "step": 7, "message": nasty}])
+    page = report(tmp_path)
+    assert "script" not in {tag for tag, _ in page.elements}
+    assert "img" not in {tag for tag, _ in page.elements}
+    assert page.text.count('<script>alert("1")</script>') == 5  # title, heading, warning, configuration, command
+
+
+def test_unfinished(tmp_path):
+    make_run(tmp_path, epochs=4, end=False, samples=False)
+    write_config(tmp_path, "trades-short", 30, {"boundary": 10, "robust": 2, "outlier": 0})
+    page = report(tmp_path)
+    assert "not finished" in page.text
+    assert "as far as epoch 4 of 30, step 1 560" in page.text
+    assert "Training time so far 21." in page.text
+    assert page.figures == [*CURVES, *MINING]
+
+
+def test_ended_early_and_warnings(tmp_path):
+    make_run(tmp_path, epochs=2, end=False, samples=False)
+    warnings = [{"kind": "warning", "step": step, "message": "robust accuracy collapsed"} for step in (500, 530)]
+    write_log(tmp_path, [*read_log(tmp_path), *warnings, {"kind": "end", "reason": "time limit reached"}])
+    page = report(tmp_path)
+    assert "It ended at epoch 2 of 2, step 780: time limit reached." in page.text
+    assert "Step 500: robust accuracy collapsed (2 times)" in page.text
+
+
+def test_resumed_run(tmp_path):
+    make_run(tmp_path, epochs=2, samples=False)
+    again = [{"kind": "step", "step": 400, "epoch": 1.03, "loss": 9.0}]
+    write_log(tmp_path, [*read_log(tmp_path), *again])
+    run = read_run(tmp_path)
+    assert run.ended is None, "it went on after that end"
+    assert run.steps["step"][-2:].tolist() == [390, 400], "what was logged beyond the checkpoint is gone"
+    assert (np.diff(run.steps["step"]) > 0).all()
+
+
+def test_a_log_cut_off_or_damaged(tmp_path):
+    make_run(tmp_path, epochs=1, samples=False)
+    log = tmp_path / "metrics.jsonl"
+    whole = log.read_text()
+    log.write_text(whole + '{"kind": "somethin-new", "x": 1}\n{"kind": "step", "step": 39')
+    assert "could not be read" not in report(tmp_path).text
+    log.write_bytes(b'{"kind": "st\xc3\n[1, 2]\n' + whole.encode())
+    assert "could not be read and were left out: 2." in report(tmp_path).text
+    odd = [
+        {"kind": "step"},
+        {"kind": "step", "step": "x", "epoch": None},
+        {"kind": "batch", "svar": [1.0]},
+        {"kind": "end"},
+    ]
+    write_log(tmp_path, odd)
+    assert "there are no curves" in report(tmp_path).text
+
+
+def test_losses_that_are_no_numbers(tmp_path):
+    make_run(tmp_path, epochs=2, samples=False)
+    records = read_log(tmp_path)
+    for record, loss in zip(records[3:6], (math.nan, math.inf, None), strict=True):
+        record["loss"] = loss
+    write_log(tmp_path, records)
+    page = report(tmp_path)
+    assert "not a finite number in 3 of 26 log entries, first at step 120" in page.text
+    assert "loss" in page.figures
+
+
+@pytest.mark.parametrize("missing", ["metrics.jsonl", "samples.safetensors"])
+def test_missing_files(tmp_path, missing):
+    make_run(tmp_path, epochs=1)
+    (tmp_path / missing).unlink()
+    page = report(tmp_path)
+    assert ("nothing is logged yet" if missing == "metrics.jsonl" else "kept no example images") in page.text
+
+
+def test_samples(tmp_path):
+    make_run(tmp_path, epochs=1, samples=False)
+    rng = np.random.default_rng(0)
+    write_samples(tmp_path, rng, channels=1, size=28)
+    assert report(tmp_path).source.count("data:image/png") == 73
+    write_samples(tmp_path, rng, size=160)
+    assert len(report(tmp_path).source) < 1_500_000, "large images are shrunk"
+    (tmp_path / "samples.safetensors").write_bytes(b"not a file of tensors")
+    assert "samples.safetensors could not be read" in report(tmp_path).text
+
+
+def test_augmix_is_not_an_attack(tmp_path):
+    make_run(tmp_path, epochs=1)
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    config["method"].update(objective="augmix", boundary=1, robust=0)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    page = report(tmp_path)
+    assert "AugMix with BulletTrain" in page.text
+    assert "What the corruption did" in page.text
+    assert "3 / (1 + 2·0.330)" in page.text
+
+
+def test_a_long_run_stays_small(tmp_path):
+    make_run(tmp_path, epochs=300, per_epoch=40)
+    page = report(tmp_path)
+    assert len(page.source) < 1_500_000
+    x, y = np.arange(12345.0), np.where(np.arange(12345) % 50 < 25, np.nan, 2.0)
+    thinned = thin(x, y)
+    assert len(thinned[0]) == len(thinned[1]) == POINTS <= 400
+    assert set(thinned[1][np.isfinite(thinned[1])]) == {2.0}
+
+
+# ------------------------------------------------------------------------------------------ manners
+
+
+def test_not_a_run(tmp_path):
+    with pytest.raises(ValueError, match=r"is not a run: it has no config\.yaml$"):
+        write_report(tmp_path / "nowhere")
+    (tmp_path / "config.yaml").write_text("- a\n- list\n")
+    with pytest.raises(ValueError, match="no section 'method'"):
+        write_report(tmp_path)
+    (tmp_path / "config.yaml").write_text("a: [")
+    with pytest.raises(ValueError, match="cannot be read as YAML"):
+        write_report(tmp_path)
+    (tmp_path / "comparison.json").write_text('{"rows": 3}')
+    with pytest.raises(ValueError, match="not a comparison"):
+        write_report(tmp_path)
+    make_run(tmp_path / "outer" / "baseline", epochs=1)
+    with pytest.raises(ValueError, match=r"there is one in .*baseline"):
+        write_report(tmp_path / "outer")
+    assert not list(tmp_path.rglob("*report.html*"))
+
+
+def test_replaced_at_once_or_not_at_all(tmp_path, monkeypatch):
+    make_run(tmp_path, epochs=1, samples=False)
+    target = write_report(tmp_path)
+    assert target == tmp_path / "report.html"
+    before, files = target.read_text(), sorted(tmp_path.iterdir())
+    assert write_report(tmp_path).read_text() == before, "the same run gives the same page"
+    write_log(tmp_path, [])
+
+    def full(source, destination):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="no space"):
+        write_report(tmp_path)
+    assert target.read_text() == before
+    assert sorted(tmp_path.iterdir()) == files
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib", "yaml", "safetensors", "PIL"])
+def test_a_missing_extra_is_named(tmp_path, monkeypatch, package):
+    make_run(tmp_path, epochs=1)
+    monkeypatch.setitem(sys.modules, package, None)
+    name = {"yaml": "PyYAML", "PIL": "Pillow"}.get(package, package)
+    with pytest.raises(ImportError, match=rf'needs {name}: pip install "bullettrain\[app\]"'):
+        write_report(tmp_path)
+
+
+def test_importing_needs_no_extra():
+    block = "import sys; sys.modules.update(dict.fromkeys(['jinja2', 'matplotlib', 'yaml', 'safetensors', 'PIL']))"
+    subprocess.run([sys.executable, "-c", f"{block}; import bullettrain.reporting"], check=True, timeout=60)
+
+
+def test_matplotlib_is_left_as_it_was(tmp_path):
+    import matplotlib
+
+    with matplotlib.rc_context({"font.size": 31.0, "text.usetex": True}):
+        before = dict(matplotlib.rcParams)
+        make_run(tmp_path, epochs=1, samples=False)
+        page = report(tmp_path)
+        assert dict(matplotlib.rcParams) == before
+    assert "31" not in "".join(re.findall(r"font: [^;]*", page.source)), "a user's style is not the page's"
+
+
+def test_numbers_as_words():
+    assert [duration(s) for s in (0.04, 12.34, 59.99, 312, 4980, math.nan)] == [
+        *("0.0\u202fs", "12.3\u202fs", "1\u202fmin 0\u202fs", "5\u202fmin 12\u202fs", "1\u202fh 23\u202fmin", "–")
+    ]
+    assert [percent(0.815), percent(math.nan), times(1.854), times(math.inf)] == ["81.5\u202f%", "–", "1.85×", "–"]
+    assert [points(0.0215), points(-0.006), points(0.0), points(math.nan)] == [
+        *("+2.2 points", "−0.6 points", "±0.0 points", "–")
+    ]
+    assert number(-12345.678, 1) == "−12\u202f345.7"
+    assert [setting("eps", 8 / 255), setting("x", None), setting("x", [1, 0.5]), setting("x", True)] == [
+        *("8/255 = 0.0313725", "–", "1, 0.5", "yes")
+    ]

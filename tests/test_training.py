@@ -1,0 +1,480 @@
+"""The training command, end to end on small data: figures, folders, resuming, collapse, errors."""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+import yaml
+from PIL import Image
+
+import bullettrain as bt
+from bullettrain.data import load
+from bullettrain.training import Config, recipe
+from bullettrain.training import run as runs
+from bullettrain.training.collapse import CollapseError, look_at_epoch, look_at_steps
+from bullettrain.training.folder import RunError, RunFolder, read_weights
+from bullettrain.training.loop import Trainer
+from bullettrain.training.setup import Place
+from bullettrain.training.tally import Counts
+
+CPU = Place(torch.device("cpu"))
+FILES = {"config.yaml", "metrics.jsonl", "last.safetensors", "averaged.safetensors", "state.pt"}
+
+
+def small(*settings: str) -> Config:
+    """The digits recipe, cut down to a second or two."""
+    cuts = ("epochs=3", "data.train_size=300", "data.test_size=100", "data.validation=60", "training.batch_size=50")
+    rest = ("training.probe=20", "evaluation.steps=5", "method.boundary=3", "method.robust=1", "average=0.9")
+    return recipe("digits").with_settings([*cuts, *rest, "log_every=2", *settings])
+
+
+def weights_of(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / f"{name}.safetensors").read_bytes() for name in ("last", "best", "averaged")}
+
+
+def kinds(folder: Path, kind: str) -> list[dict]:
+    return [record for record in RunFolder(folder).records() if record["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    result = runs.train(small(), folder, CPU)
+    assert result.finished
+    return folder
+
+
+# ------------------------------------------------------------------------------------------ what it leaves
+
+
+def test_a_run_leaves_its_folder(whole):
+    assert {path.name for path in whole.iterdir()} >= FILES | {"best.safetensors"}
+    assert not [path for path in whole.iterdir() if path.name.startswith((".", "previous"))]
+    saved = yaml.safe_load((whole / "config.yaml").read_text())
+    environment = saved.pop("environment")
+    assert Config.from_dict(saved) == small()
+    assert environment["torch"] == torch.__version__
+    assert {"commit", "device", "numpy", "python", "bullettrain", "command"} <= set(environment)
+
+
+def test_records_tell_the_run(whole):
+    epochs, steps, end = kinds(whole, "epoch"), kinds(whole, "step"), kinds(whole, "end")[0]
+    assert [record["epoch"] for record in epochs] == [1, 2, 3]
+    batches = math.ceil((300 - 60) / 50)
+    assert steps[-1]["step"] == epochs[-1]["step"] == 3 * batches
+    for record in [*steps, *epochs]:
+        assert record["outlier"] + record["boundary"] + record["robust"] == pytest.approx(1)
+        assert 0 <= record["robust_accuracy"] <= record["clean_accuracy"] + 0.1
+    # The run's averages are those of its steps, counted once.
+    assert end["examples"] == 3 * 240
+    assert end["work"] == pytest.approx(sum(e["work"] for e in epochs) / 3)
+    assert end["plain_work"] == 1 + 2 * 3 + 6
+    assert end["work_speedup"] == pytest.approx(end["plain_work"] / end["work"])
+    budget = bt.StepBudget(3, 1)
+    share = {key: end[key] for key in ("outlier", "boundary", "robust")}
+    assert end["theoretical_speedup"] == pytest.approx(bt.theoretical_speedup(budget, **share))
+    batch = kinds(whole, "batch")[-1]
+    assert len(batch["svar"]) == len(batch["steps"]) == len(batch["category"]) == 40
+    figures = {(e["weights"], e["attack"]) for e in kinds(whole, "evaluation")}
+    assert figures == {(w, a) for w in ("last", "best", "averaged") for a in ("clean", "pgd5")}
+
+
+def test_load_gives_the_network_back(whole):
+    test = load("digits", split="test")
+    x = test.images.float() / 255
+    networks = {name: bt.load(whole, weights=name) for name in ("last", "best", "averaged")}
+    assert torch.equal(networks["last"](x), bt.load(whole / "last.safetensors")(x))
+    assert not networks["last"].training
+    best = max(kinds(whole, "epoch"), key=lambda record: (record["validation_robust"], -record["epoch"]))
+    assert read_weights(whole / "best.safetensors")[1]["epoch"] == best["epoch"]
+    with pytest.raises(RunError, match="last, best, averaged"):
+        bt.load(whole, weights="first")
+    with pytest.raises(RunError, match="is missing"):
+        bt.load(whole / "nothing.safetensors")
+
+
+def test_the_digits_recipe_is_robust_where_plain_training_is_not(tmp_path):
+    shorter = ("epochs=20", "training.probe=0", "data.validation=0")
+    robust = runs.train(recipe("digits").with_settings(shorter), tmp_path / "robust", CPU)
+    plain_steps = ("method.boundary=0", "method.robust=0", "method.outlier=0")
+    plain = runs.train(recipe("digits").with_settings([*shorter, *plain_steps]), tmp_path / "plain", CPU)
+    assert plain.accuracy["last"]["clean"] > 0.9
+    assert plain.accuracy["last"]["pgd20"] < 0.45
+    assert robust.accuracy["last"]["clean"] > 0.9
+    assert robust.accuracy["last"]["pgd20"] > 0.55
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+@pytest.mark.parametrize("objective", ["trades", "mart", "pgd-at"])
+def test_slices_of_real_data(tmp_path, real_data, name, objective):
+    settings = [f"data.name={name}", "data.train_size=1000", "data.test_size=200", "data.validation=100", "epochs=2"]
+    if name == "cifar10":
+        settings += ["data.crop=4", "data.flip=true", "eps=8/255"]
+    beta = "null" if objective == "pgd-at" else "6"
+    config = recipe("digits").with_settings([*settings, f"objective={objective}", f"beta={beta}", "probe=50"])
+    result = runs.train(config, tmp_path / "run", CPU, data_dir=real_data)
+    assert result.finished
+    first, last = kinds(tmp_path / "run", "epoch")
+    assert last["loss"] < first["loss"]
+    assert result.accuracy["last"]["clean"] > 0.12
+
+
+def test_ones_own_images(tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(60):
+        folder = tmp_path / "images" / ("dark" if i % 2 else "light")
+        folder.mkdir(parents=True, exist_ok=True)
+        level = 60 if i % 2 else 190
+        Image.fromarray(rng.integers(level - 40, level + 40, (12, 12, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    images, labels = rng.random((60, 12, 12)), np.arange(60) % 3
+    images[labels == 1] *= 0.3
+    np.savez(tmp_path / "arrays.npz", x=images.astype(np.float32), y=labels)
+    for name in (f"folder:{tmp_path}/images", f"npz:{tmp_path}/arrays.npz"):
+        settings = (f"data.name={name}", "data.train_size=0", "data.test_size=0", "data.validation=0", "epochs=2")
+        result = runs.train(small(*settings), tmp_path / name[:3], CPU)
+        assert result.finished
+        assert bt.load(result.folder)(torch.rand(2, 3 if "folder" in name else 1, 12, 12)).shape[0] == 2
+
+
+# ---------------------------------------------------------------------------------------- nothing is lost
+
+
+def killing_self(place, at):
+    """SIGKILL this process at the at-th call of a place in the code, before or after it."""
+    import bullettrain.training.folder as folder_module
+
+    targets = {"replace": (folder_module.os, "replace"), "step": (bt.BulletTrain, "step"), "log": (RunFolder, "log")}
+    owner, name = targets[place.split("-")[0]]
+    original, calls = getattr(owner, name), [0]
+
+    def wrapped(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == at and not place.endswith("after"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*args, **kwargs)
+        if calls[0] == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def doomed(folder, place, at):
+    killing_self(place, at)
+    runs.train(small(), folder, CPU, resume=True)
+
+
+def killed(folder, place, at):
+    """Run in a process of its own that is killed at a point; whether it was killed."""
+    process = multiprocessing.get_context("fork").Process(target=doomed, args=(folder, place, at))
+    process.start()
+    process.join()
+    return process.exitcode == -signal.SIGKILL
+
+
+KILLS = [("step", 1), ("step", 8), ("step-after", 13), ("log", 6), ("log-after", 11)]
+KILLS += [("replace", n) for n in range(1, 18, 2)]
+
+
+@pytest.mark.parametrize(("place", "at"), KILLS)
+def test_a_killed_run_resumes_and_ends_bit_for_bit(tmp_path, whole, place, at):
+    folder = tmp_path / "run"
+    assert killed(folder, place, at)
+    result = runs.train(small(), folder, CPU, resume=True)
+    assert result.finished
+    assert weights_of(folder) == weights_of(whole)
+    assert [r["step"] for r in kinds(folder, "step")] == [r["step"] for r in kinds(whole, "step")]
+    assert [r["loss"] for r in kinds(folder, "epoch")] == [r["loss"] for r in kinds(whole, "epoch")]
+    assert len(kinds(folder, "end")) == 1
+    assert not [path for path in folder.iterdir() if path.name.startswith("previous")]
+
+
+def test_a_run_killed_again_and_again_ends_bit_for_bit(tmp_path, whole):
+    folder = tmp_path / "run"
+    assert all(killed(folder, "replace", at) for at in (9, 6, 4))
+    runs.train(small(), folder, CPU, resume=True)
+    assert weights_of(folder) == weights_of(whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("at", [2, 7])
+def test_signals_finish_the_step_and_save(tmp_path, whole, monkeypatch, number, at):
+    calls, original = [0], bt.BulletTrain.step
+
+    def step(self, *args, **kwargs):
+        calls[0] += 1
+        if calls[0] == at + 1:  # the warm-up is the first
+            signal.raise_signal(number)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(bt.BulletTrain, "step", step)
+    handler = signal.getsignal(number)
+    result = runs.train(small(), tmp_path / "run", CPU)
+    assert result.reason == f"stopped by signal {int(number)}"
+    assert signal.getsignal(number) is handler
+    assert read_weights(tmp_path / "run" / "last.safetensors")[1]["step"] == at
+    monkeypatch.undo()
+    assert runs.train(small(), tmp_path / "run", CPU, resume=True).finished
+    assert weights_of(tmp_path / "run") == weights_of(whole)
+
+
+def test_saving_within_an_epoch_changes_nothing(tmp_path, whole):
+    config = small("save_minutes=0")
+    assert killed_within(tmp_path / "run", config)
+    runs.train(config, tmp_path / "run", CPU, resume=True)
+    assert weights_of(tmp_path / "run") == weights_of(whole)
+
+
+def killed_within(folder, config):
+    def child():
+        killing_self("step", 9)
+        runs.train(config, folder, CPU)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    state = torch.load(folder / "state.pt", weights_only=True)
+    return process.exitcode == -signal.SIGKILL and state["position"]["index"] > 0
+
+
+def test_the_state_is_loadable_without_code(whole):
+    state = torch.load(whole / "state.pt", weights_only=True)
+    assert {"optimizer", "engine", "average", "rng", "position"} <= set(state)
+
+
+def test_resume_starts_afresh_where_there_is_nothing(tmp_path):
+    assert runs.train(small("epochs=1"), tmp_path / "new", CPU, resume=True).finished
+
+
+def test_a_finished_run_is_not_trained_again(whole):
+    before = weights_of(whole)
+    result = runs.train(small(), whole, CPU, resume=True)
+    assert result.finished
+    assert set(result.accuracy) == {"last", "best", "averaged"}
+    assert weights_of(whole) == before
+    with pytest.raises(RunError, match="holds a finished run; choose another --out"):
+        runs.train(small(), whole, CPU)
+
+
+@pytest.fixture
+def unfinished(tmp_path):
+    folder = tmp_path / "run"
+    assert killed(folder, "step", 10)
+    return folder
+
+
+def test_an_unfinished_run_is_refused_with_the_command_that_continues_it(unfinished):
+    with pytest.raises(RunError, match="unfinished run; continue it with: bullettrain train digits") as caught:
+        runs.train(small(), unfinished, CPU)
+    command = str(caught.value).partition("continue it with: ")[2].split()
+    settings = [command[i + 1] for i, word in enumerate(command) if word == "--set"]
+    assert recipe("digits").with_settings(settings) == small()
+    assert command[-1] == "--resume"
+
+
+def test_a_changed_configuration_is_refused_by_key(unfinished):
+    with pytest.raises(RunError, match=r"optimizer\.lr is 0\.002 there and 0\.1 here"):
+        runs.train(small("lr=0.1"), unfinished, CPU, resume=True)
+    with pytest.raises(RunError, match=r"run of another configuration \(optimizer\.lr"):
+        runs.train(small("lr=0.1"), unfinished, CPU)
+
+
+@pytest.mark.parametrize("name", ["state.pt", "last.safetensors"])
+@pytest.mark.parametrize("damage", ["cut", "noise", "empty", "gone"])
+def test_a_damaged_checkpoint_is_named(unfinished, name, damage):
+    file = unfinished / name
+    content = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes({"cut": content[: len(content) // 2], "noise": b"\x00" * 100, "empty": b""}[damage])
+    if (name, damage) == ("state.pt", "gone"):
+        assert runs.train(small(), unfinished, CPU, resume=True).finished  # no checkpoint: from the start
+        return
+    with pytest.raises(RunError, match=f"{name}.*damaged|{name}.*missing") as caught:
+        runs.train(small(), unfinished, CPU, resume=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_leaves_the_older_state(unfinished, monkeypatch):
+    import bullettrain.training.folder as folder_module
+
+    before = {path.name: path.read_bytes() for path in unfinished.glob("*.*t*") if path.name != "metrics.jsonl"}
+    real, calls = os.fsync, [0]
+
+    def full(descriptor):
+        calls[0] += 1
+        if calls[0] > 3:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(folder_module.os, "fsync", full)
+    with pytest.raises(RunError, match=r"could not be written.*No space left on device"):
+        runs.train(small(), unfinished, CPU, resume=True)
+    monkeypatch.undo()
+    assert before["state.pt"] == (unfinished / "state.pt").read_bytes()
+    assert not list(unfinished.glob(".*.new"))
+    assert runs.train(small(), unfinished, CPU, resume=True).finished
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match=r"file/run: Not a directory|could not be written"):
+        runs.train(small(), tmp_path / "file" / "run", CPU)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thing").write_text("not a run")
+    with pytest.raises(RunError, match="is no run; choose another --out"):
+        runs.train(small(), tmp_path / "other", CPU)
+
+
+# ------------------------------------------------------------------------------------------------ collapse
+
+
+def test_a_loss_of_nan_stops_the_run_and_keeps_the_last_good_state(tmp_path, monkeypatch):
+    original = bt.TRADES.loss
+    calls = [0]
+
+    def loss(self, *args):
+        calls[0] += 1
+        return original(self, *args) * (float("nan") if calls[0] > 8 else 1.0)
+
+    monkeypatch.setattr(bt.TRADES, "loss", loss)
+    with pytest.raises(CollapseError, match="NaN"):
+        runs.train(small(), tmp_path / "run", CPU)
+    monkeypatch.undo()
+    tensors, about = read_weights(tmp_path / "run" / "last.safetensors")
+    assert about["epoch"] == 1
+    assert all(torch.isfinite(t).all() for t in tensors.values())
+    assert kinds(tmp_path / "run", "warning")[0]["message"].startswith("the ")
+    assert kinds(tmp_path / "run", "end")[0]["reason"].startswith("collapsed")
+    assert runs.train(small(), tmp_path / "run", CPU, resume=True).finished  # and it can go on from there
+
+
+def test_nan_weights_are_noticed(tmp_path):
+    with pytest.raises(CollapseError, match=r"NaN|infinite"):
+        runs.train(small("lr=1e30", "optimizer.name=sgd", "epochs=40", "log_every=1"), tmp_path / "run", CPU)
+
+
+def test_training_against_an_attack_that_is_too_weak_is_noticed(tmp_path):
+    weak = ("method.boundary=1", "method.robust=1", "method.outlier=1", "method.step_size=0.001", "eps=0.3")
+    settings = ("objective=trades", "epochs=40", "data.validation=0", "lr=5e-3", *weak)
+    with pytest.raises(CollapseError, match="catastrophic overfitting"):
+        runs.train(recipe("digits").with_settings(settings), tmp_path / "run", CPU)
+    end = kinds(tmp_path / "run", "end")[0]
+    assert 0 < end["epochs"] < 40
+    assert read_weights(tmp_path / "run" / "last.safetensors")[1]["epoch"] == end["epochs"]  # before the collapse
+
+
+def test_keep_going_only_warns(tmp_path):
+    config = small("training.log_every=100")
+    train, test = (load("digits", split=split) for split in ("train", "test"))
+    data = train, test.subset(torch.arange(0)), test
+    folder = RunFolder(tmp_path / "run")
+    trainer = Trainer(config, folder, CPU, data, keep_going=True)
+    folder.create(config, {})
+    trainer._warn("this is wrong")
+    trainer._warn("this is wrong")
+    assert [record["message"] for record in kinds(tmp_path / "run", "warning")] == ["this is wrong"]
+    trainer.keep_going = False
+    with pytest.raises(CollapseError, match="that is worse"):
+        trainer._warn("that is worse")
+
+
+def test_what_counts_as_collapse():
+    counts = Counts()
+    counts.sums.update(examples=2000, outlier=2000, loss=4000.0)
+    assert "outlier" in look_at_steps(counts)
+    counts.sums.update(outlier=1999)
+    assert look_at_steps(counts) is None
+    counts.sums.update(examples=100, outlier=100)
+    assert look_at_steps(counts) is None  # too few to tell
+    counts.sums.update(loss=math.inf)
+    assert "infinite" in look_at_steps(counts)
+    assert "catastrophic" in look_at_epoch(0.7, 0.01, classes=10)
+    fine = [(0.7, 0.3, 10), (0.2, 0.0, 10), (0.7, None, 10), (0.6, 0.0, 2)]  # the last: little above chance
+    assert [look_at_epoch(robust, probe, classes=k) for robust, probe, k in fine] == [None] * 4
+
+
+# -------------------------------------------------------------------------------- several processes, groups
+
+
+def spawned(rank, port, folder, settings):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ["WORLD_SIZE"] = "2"
+    torch.set_num_threads(1)
+    from bullettrain.training.setup import find_place
+
+    place = find_place("cpu")
+    runs.train(small("optimizer.name=sgd", *settings), Path(folder), place)
+    dist.destroy_process_group()
+
+
+# SGD: Adam turns the rounding of a gradient near 0 into a whole step.
+@pytest.mark.parametrize(
+    "settings", [("optimizer.name=sgd",), ("optimizer.name=sgd", "accumulate=2", "objective=mart")]
+)
+def test_two_processes_train_what_one_trains(tmp_path, settings):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(spawned, args=(port, str(tmp_path / "two"), settings), nprocs=2)
+    one = runs.train(small("optimizer.name=sgd", *settings), tmp_path / "one", CPU)
+    for name in ("last", "averaged"):
+        mine, theirs = (read_weights(tmp_path / n / f"{name}.safetensors")[0] for n in ("one", "two"))
+        for key, value in mine.items():
+            assert torch.allclose(value, theirs[key], atol=2e-5), key
+    a, b = kinds(tmp_path / "one", "epoch"), kinds(tmp_path / "two", "epoch")
+    assert [r["outlier"] for r in a] == pytest.approx([r["outlier"] for r in b], abs=0.01)
+    assert [r["loss"] for r in a] == pytest.approx([r["loss"] for r in b], rel=1e-3)
+    assert [r["robust_fraction"] for r in a] == pytest.approx([r["robust_fraction"] for r in b], abs=0.01)
+    assert one.end["work"] == pytest.approx(kinds(tmp_path / "two", "end")[0]["work"], rel=0.02)
+
+
+def test_accumulation_updates_once_a_group(tmp_path, monkeypatch):
+    updates, original = [0], torch.optim.Adam.step
+
+    def step(self, *args, **kwargs):
+        updates[0] += 1
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    runs.train(small("accumulate=2", "epochs=2"), tmp_path / "run", CPU)
+    assert updates[0] == 2 * 3 + 1  # five batches an epoch: groups of 2, 2 and 1; and the warm-up
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("precision=bf16", "channels_last=true"),
+        ("optimizer.clip=0.5", "optimizer.name=sgd", "nesterov=true", "weight_decay=5e-4", "decay_norms=false"),
+        ("norm=l2", "eps=0.5"),
+        ("separation=oracle", "average=0"),
+        ("score=margin", "training.compile=true"),
+        ("network.name=preact-resnet-18", "data.train_size=100", "data.validation=0", "epochs=1", "training.probe=0"),
+    ],
+)
+def test_settings_run(tmp_path, settings):
+    torch.compiler.reset()
+    result = runs.train(small("epochs=2", *settings), tmp_path / "run", CPU)
+    assert result.finished
+
+
+def test_comparison(tmp_path):
+    baseline, mined = runs.compare(small(), tmp_path / "both", CPU)
+    figures = json.loads((tmp_path / "both" / "comparison.json").read_text())
+    assert [row["name"] for row in figures["rows"]] == ["baseline", "bullettrain"]
+    assert figures["rows"][0]["work"] == 13
+    assert figures["speedup"]["work"] == pytest.approx(13 / mined.end["work"])
+    assert figures["speedup"]["wall_clock"] == pytest.approx(baseline.end["seconds"] / mined.end["seconds"])
+    with pytest.raises(RunError, match="finished run"):
+        runs.compare(small(), tmp_path / "both", CPU)
