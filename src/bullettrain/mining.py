@@ -144,6 +144,11 @@ class RobustFraction:
         """F_R, a 0-d tensor on the device of the logits seen last."""
         return self._value
 
+    def to(self, device: torch.device) -> None:
+        """Keep F_R there; it is updated in place, so that a captured graph finds it where it was."""
+        if self._value.device != device:
+            self._value = self._value.to(device, widest(device))
+
     def update(self, z_prime: Tensor, y: Tensor, *, group: dist.ProcessGroup | None = None) -> None:
         """Fold in one mini-batch.
 
@@ -157,7 +162,8 @@ class RobustFraction:
         if group is not None:
             dist.all_reduce(counts, group=group)
         share = counts[0] / counts[1]
-        self._value = self.momentum * self._value.to(share) + (1 - self.momentum) * self.gamma * share
+        self.to(share.device)
+        self._value.mul_(self.momentum).add_((1 - self.momentum) * self.gamma * share)
 
     def state_dict(self) -> dict[str, float]:
         """F_R, γ and p as plain numbers."""

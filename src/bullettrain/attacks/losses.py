@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -39,3 +40,27 @@ def loss_named(name: str) -> AttackLoss:
         return LOSSES[name]
     except KeyError:
         raise ValueError(f"there is no attack loss {name!r}; there are {', '.join(LOSSES)}") from None
+
+
+def gradient_at_logits(loss: AttackLoss) -> AttackLoss:
+    """The gradient (n, K) of the summed loss at the logits, in closed form where there is one.
+
+    An attack needs nothing else of its loss, and the closed form is two kernels instead of some twenty.
+    """
+    if loss is ce:
+        return lambda logits, labels, target: logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1])
+    if loss is kl:
+        return _kl_gradient
+
+    def by_autograd(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
+        with torch.enable_grad():
+            at = logits.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(loss(at, labels, target).sum(), at)
+        return gradient
+
+    return by_autograd
+
+
+def _kl_gradient(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
+    assert target is not None
+    return logits.softmax(dim=1) - target

@@ -1,10 +1,11 @@
-"""What `bullettrain` can do: train, report, data."""
+"""What `bullettrain` can do: train, report, bench, data."""
 
 from typing import Annotated
 
 import typer
 
 import bullettrain
+from bullettrain.commands.bench import bench
 from bullettrain.commands.data import data_app
 from bullettrain.commands.report import report
 from bullettrain.commands.train import train
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(report)
+app.command()(bench)
 app.add_typer(data_app, name="data")
 
 

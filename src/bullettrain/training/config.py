@@ -158,6 +158,14 @@ class TrainingConfig:
     batch_size: int = 128
     """Over all processes together."""
     seed: int = 0
+    engine: Literal["auto", "plain", "graphs"] = "auto"
+    """graphs: captured CUDA graphs. auto: graphs on a GPU, else plain."""
+    attack_group: int = 1
+    """Mini-batches that are attacked at once, with the same weights; 1 is the paper."""
+    fresh: int = 0
+    """Last steps of each budget that are taken on the mini-batch itself, in a group."""
+    bucket: int = 8
+    """With graphs, numbers of attacked examples are rounded up to a multiple of this."""
     accumulate: int = 1
     """Mini-batches to one update of the weights."""
     precision: Literal["auto", "float32", "bf16"] = "float32"
@@ -201,7 +209,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
-        for key in ("epochs", "batch_size", "accumulate", "log_every"):
+        for key in ("epochs", "batch_size", "accumulate", "log_every", "attack_group", "bucket"):
             if getattr(self.training, key) < 1:
                 raise ConfigError(f"training.{key} is {getattr(self.training, key)}; it has to be at least 1")
         for section, key in (("data", "validation"), ("data", "train_size"), ("data", "test_size")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from bullettrain.checks import DivergedError
 from bullettrain.data import Augment, ImageSet, Loader
 from bullettrain.data.base import derive_seed
 from bullettrain.engine import StepOutput
+from bullettrain.engine.group import Batch
 from bullettrain.objectives import AdversarialObjective
 from bullettrain.training.collapse import CollapseError, look_at_epoch, look_at_steps
 from bullettrain.training.config import Config, ConfigError
@@ -29,6 +29,7 @@ from bullettrain.training.optim import make_optimizer, rate
 from bullettrain.training.records import Recorder, save_samples
 from bullettrain.training.setup import Place, Shape, make_network
 from bullettrain.training.signals import StopRequest
+from bullettrain.training.steppers import GroupStepper, choose
 from bullettrain.training.tally import Counts, Tally
 
 
@@ -66,6 +67,8 @@ class Trainer:
         self.config, self.folder, self.place, self.keep_going = config, folder, place, keep_going
         self.train_set, self.validation_set, self.test_set = data
         training = config.training
+        if training.threads:
+            torch.set_num_threads(training.threads)
         torch.manual_seed(training.seed)
         self.shape = Shape.of(self.train_set, config.network.name)
         self.network = make_network(config.network, self.shape).to(place.device)
@@ -73,7 +76,6 @@ class Trainer:
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.engine = config.method.engine()
         self.selects = self.engine.budget.uniform_steps is None
-        self.optimizer = make_optimizer(self.network, config.optimizer)
         self.average = None
         if training.average:
             ema = get_ema_multi_avg_fn(training.average)  # type: ignore[no-untyped-call]
@@ -102,6 +104,17 @@ class Trainer:
         self.noise = torch.Generator(place.device)
         self.display = Display(
             console, epochs=training.epochs, steps_per_epoch=self.batches, done=0, selects=self.selects
+        )
+        self.stepper, self.optimizer = choose(
+            self.engine,
+            self.model,
+            self.network,
+            self.average,
+            self.tally,
+            config,
+            place,
+            half=self.half,
+            say=self.display.message,
         )
         self.judge = Judge(config, place.device, self.display)
         self.recorder = Recorder(folder if place.first else None)
@@ -139,7 +152,7 @@ class Trainer:
         devices = [self.place.device] if self.place.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             network, engine = copy.deepcopy(self.network), self.config.method.engine()
-            optimizer = make_optimizer(network, self.config.optimizer)
+            optimizer = make_optimizer(network, self.config.optimizer)  # its kind is loaded, too
             x, y = next(iter(self.loader.epoch(0)))
             with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.half):
                 out = engine.step(network, x, y)
@@ -149,60 +162,55 @@ class Trainer:
     def _epoch(self, stop: StopRequest) -> bool:
         """The rest of the epoch; False if the run was asked to stop before its end."""
         training, began = self.config.training, time.perf_counter()
+        unit: list[Batch] = []
         for x, y in self.loader.epoch(self.at.epoch, self.at.index):
-            if self.at.index == self.batches:
-                break
-            self._step(x, y)
-            updated = self.at.index % training.accumulate == 0 or self.at.index == self.batches
-            if self.at.step % training.log_every == 0:
+            unit.append((x, y, self._start(x, self.at.index + len(unit))))
+            whole = len(unit) == self.stepper.unit or self.at.index + len(unit) == self.batches
+            if not whole:
+                continue
+            logged = self.at.step // training.log_every
+            self._take(unit)
+            unit = []
+            if self.at.step // training.log_every > logged:
                 self._interval(began)
-            if updated and self._should_stop(stop):
+            if self._should_stop(stop):
                 self._clock(began)
                 return False
-            if updated and time.monotonic() - self._saved > 60 * training.save_minutes and not self.place.together:
+            if time.monotonic() - self._saved > 60 * training.save_minutes and not self.place.together:
                 began = self._clock(began)
                 self.save()
+            if self.at.index == self.batches:
+                break
         self._interval(began)
         self._clock(began)
         self._end_of_epoch()
         return True
 
-    def _step(self, x: Tensor, y: Tensor) -> None:
-        """One mini-batch; the weights move where it is the last of its group."""
-        training, at = self.config.training, self.at
-        group = min(training.accumulate, self.batches - at.index // training.accumulate * training.accumulate)
-        last = (at.index + 1) % training.accumulate == 0 or at.index + 1 == self.batches
-        lr = rate(self.config.schedule, self.config.optimizer.lr, at.step, self.batches, training.epochs)
-        for param_group in self.optimizer.param_groups:
-            param_group["lr"] = lr
-        start = self._start(x)
-        wait = isinstance(self.model, nn.parallel.DistributedDataParallel) and not last
-        with self.model.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
-            with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.half):
-                out = self.engine.step(self.model, x, y, start=start)
-            (out.loss / group).backward()  # type: ignore[no-untyped-call]
-        if last:
-            if self.config.optimizer.clip:
-                nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimizer.clip)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-            if self.average is not None:
-                self.average.update_parameters(self.network)
-        self.tally.add(out, y, self.loader.joint_size(at.index) / self.place.world)
-        self._last = (x, y, out)
-        at.step, at.index = at.step + 1, at.index + 1
-        self.display.tick(at.epoch)
+    def _take(self, unit: list[Batch]) -> None:
+        """A unit of mini-batches, and the updates that come of it."""
+        at, first = self.at, self.at.step
+        joint = [self.loader.joint_size(at.index + i) for i in range(len(unit))]
+        out = self.stepper.take(unit, lambda i: self._rate(first + i), joint)
+        self._last = (unit[-1][0], unit[-1][1], out)
+        for _ in unit:
+            at.step, at.index = at.step + 1, at.index + 1
+            self.display.tick(at.epoch)
 
-    def _start(self, x: Tensor) -> Tensor | None:
+    def _rate(self, step: int) -> float:
+        config = self.config
+        return rate(config.schedule, config.optimizer.lr, step, self.batches, config.training.epochs)
+
+    def _start(self, x: Tensor, index: int) -> Tensor:
         """Where the attack starts: noise that depends on seed, epoch and place in the joint batch alone."""
-        objective, at = self.engine.objective, self.at
+        objective = self.engine.objective
         if not isinstance(objective, AdversarialObjective):
-            return None
-        self.noise.manual_seed(derive_seed(self.config.training.seed, at.epoch, at.index, "noise"))
-        size = self.loader.joint_size(at.index)
-        whole = x.new_empty((size, *x.shape[1:]))
+            return x
+        self.noise.manual_seed(derive_seed(self.config.training.seed, self.at.epoch, index, "noise"))
+        whole = torch.empty_like(x)
+        if self.place.together:
+            whole = x.new_empty((self.loader.joint_size(index), *x.shape[1:]))
         noise = random_noise(objective.random_start, objective.norm, whole, objective.eps, self.noise)
-        return x + noise[self.loader.share(at.index)]
+        return x + (noise[self.loader.share(index)] if self.place.together else noise)
 
     # ------------------------------------------------------------------------------------------ in between
 
@@ -237,7 +245,7 @@ class Trainer:
         has_clean = self.engine.objective.has_clean_term
         return {
             **counts.averages(selects=self.selects, has_clean=has_clean),
-            "lr": self.optimizer.param_groups[0]["lr"],
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
             "robust_fraction": float(self.engine.robust_fraction.value),
         }
 
@@ -345,6 +353,8 @@ class Trainer:
         weights, state = self.folder.load()
         self.network.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
+        if isinstance(self.stepper, GroupStepper):
+            self.stepper.loaded()
         self.engine.load_state_dict(state["engine"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])

@@ -10,8 +10,11 @@ from torch import nn
 from bullettrain.training.config import OptimizerConfig, ScheduleConfig
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """SGD or Adam; norms and biases (every parameter of one dimension or none) without decay if so configured."""
+def make_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: bool = False) -> torch.optim.Optimizer:
+    """SGD or Adam; norms and biases (every parameter of one dimension or none) without decay if so configured.
+
+    ``capturable``: one that CUDA graphs can hold, with its rate in a tensor.
+    """
     learning = [p for p in model.parameters() if p.requires_grad]
     if config.decay_norms or not config.weight_decay:
         groups = [{"params": learning, "weight_decay": config.weight_decay}]
@@ -20,9 +23,23 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
             {"params": [p for p in learning if p.ndim > 1], "weight_decay": config.weight_decay},
             {"params": [p for p in learning if p.ndim <= 1], "weight_decay": 0.0},
         ]
+    if capturable:
+        for group in groups:
+            group["lr"] = torch.tensor(config.lr, device=learning[0].device)
     if config.name == "adam":
-        return torch.optim.Adam(groups, lr=config.lr)
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+        return torch.optim.Adam(groups, lr=config.lr, capturable=capturable)
+    return torch.optim.SGD(
+        groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=capturable or None
+    )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate; one that lies in a tensor stays where it is."""
+    for group in optimizer.param_groups:
+        if torch.is_tensor(group["lr"]):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def rate(config: ScheduleConfig, peak: float, step: int, steps_per_epoch: int, epochs: int) -> float:

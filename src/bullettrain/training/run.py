@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from rich.console import Console
 
@@ -58,8 +57,6 @@ def train(
         dist.barrier()  # nobody may write before everybody has looked
     if folder.finished:
         return read_result(folder)
-    if config.training.threads:
-        torch.set_num_threads(config.training.threads)
     data = load_data(config, data_dir)
     trainer = Trainer(config, folder, place, data, console=console if place.first else None, keep_going=keep_going)
     if going_on:

@@ -26,7 +26,7 @@ class Tally:
         self.passes = 0.0
 
     def add(self, out: StepOutput, y: Tensor, loss_weight: float) -> None:
-        """One step of this process; ``loss_weight`` makes its loss a sum over examples."""
+        """One step of this process, but for its passes; ``loss_weight`` makes its loss a sum over examples."""
         one_hot = F.one_hot(out.category, len(Category)).to(self.sums.dtype)
         svar = torch.zeros_like(y, dtype=self.sums.dtype) if out.svar is None else out.svar.to(self.sums.dtype)
         hits = (out.z_prime.argmax(dim=-1) == y).to(self.sums.dtype)
@@ -40,7 +40,6 @@ class Tally:
             hits.view(-1, len(y)).mean(dim=0).sum().view(1),
         ]
         self.sums += torch.cat([part.to(self.sums.dtype) for part in parts])
-        self.passes += out.work.total
 
     def read(self, together: bool) -> Counts:
         """Everything since the last reading, over all processes, and start again from zero."""

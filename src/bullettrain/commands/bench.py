@@ -1,0 +1,81 @@
+"""`bullettrain bench`: is it faster here, and by how much."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bullettrain.training.bench import ENGINES, HEADINGS, cells, markdown
+from bullettrain.training.bench import bench as run_bench
+from bullettrain.training.config import ConfigError, number
+from bullettrain.training.recipes import recipe as find_recipe
+from bullettrain.training.setup import find_place, load_data
+
+
+def bench(
+    recipe: Annotated[str, typer.Argument(help="Network, data and method to time.")] = "digits",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
+    ] = None,
+    engines: Annotated[str, typer.Option(help=f"Which of {', '.join(ENGINES)}. Default: those that run here.")] = "",
+    train_steps: Annotated[int, typer.Option(help="Steps of training first, so that the shares are real.")] = 200,
+    checkpoint: Annotated[Path | None, typer.Option(help="Weights (.safetensors) to start from instead.")] = None,
+    shares: Annotated[
+        str | None, typer.Option(help="Impose shares of outlier,boundary,robust, e.g. 0.18,0.28,0.54.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Mini-batches timed at once.")] = 40,
+    repeats: Annotated[int, typer.Option(help="How often they are timed.")] = 5,
+    data_dir: Annotated[Path | None, typer.Option(help="Where datasets lie.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the figures there: .json, and the table beside it as .md.")
+    ] = None,
+) -> None:
+    """Time the baseline and BulletTrain side by side, in every engine that runs here.
+
+    Examples:
+
+      bullettrain bench
+
+      bullettrain bench cifar10-trades-short --engines graphs,compile --out results/bench.json
+    """
+    console = Console()
+    config = find_recipe(recipe).with_settings(settings or [])
+    place = find_place(device)
+    names = [name.strip() for name in engines.split(",") if name.strip()]
+    if not names:
+        names = list(ENGINES) if place.device.type == "cuda" else ["eager"]
+    fractions = None
+    if shares is not None:
+        parts = [number(part) for part in shares.split(",")]
+        if len(parts) != 3 or abs(sum(parts) - 1) > 0.02:
+            raise ConfigError(f"--shares {shares}: give three shares that add up to 1, outlier,boundary,robust")
+        fractions = (parts[0], parts[1], parts[2])
+    result = run_bench(
+        config,
+        place,
+        load_data(config, data_dir),
+        engines=names,
+        train_steps=train_steps,
+        steps=steps,
+        repeats=repeats,
+        shares=fractions,
+        checkpoint=checkpoint,
+        say=lambda text: console.print(text, highlight=False, soft_wrap=True),
+    )
+    table = Table(box=None, pad_edge=False, show_header=False)  # a case a column: it fits a narrow terminal
+    for index, values in enumerate(zip(HEADINGS.values(), *(cells(row) for row in result["rows"]), strict=True)):
+        table.add_row(*values, style="bold" if index < 2 else None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    console.print(table)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=2) + "\n")
+        out.with_suffix(".md").write_text(markdown(result) + "\n")
+        console.print(f"written  {out}", highlight=False, soft_wrap=True)

@@ -1,0 +1,101 @@
+"""Pieces of the group engine as captured CUDA graphs: one a size, in shared memory, replayed without the host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+
+class Graphs:
+    """A runner that captures each piece at its first use and replays it after.
+
+    Before a capture the piece is run twice as it is, for what compiles, tunes or allocates at first use; what that
+    changed is put back. A piece that cannot be captured is run as it is from then on, as is everything after it.
+
+    Args:
+        state: every tensor that pieces change and that has to survive a warm-up.
+        say: told in one line why nothing is captured any more.
+    """
+
+    def __init__(self, state: Callable[[], Sequence[Tensor]], say: Callable[[str], None] = print) -> None:
+        self.state, self.say = state, say
+        self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self.seconds = 0.0
+        """Spent on warm-ups and captures, compilation included."""
+        self.reason: str | None = None
+        """Why capturing was given up, if it was."""
+        self._new_pools()
+
+    def _new_pools(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        # A forward whose graph is differentiated later keeps its memory; no other piece may write there between.
+        self.kept_pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, key: Hashable, function: Callable[[], None]) -> None:
+        """Run a piece: replay its graph, or make one."""
+        if self.reason is not None:
+            function()
+            return
+        if key not in self.graphs:
+            began = time.perf_counter()
+            try:
+                self.graphs[key] = self._capture(function, keeps=isinstance(key, tuple) and key[0] == "clean")
+            except Exception as error:
+                self.reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                self.say(f"CUDA graphs are off, steps run one by one: {self.reason}")
+                function()
+                return
+            self.seconds += time.perf_counter() - began
+        self.graphs[key].replay()
+
+    def reset(self) -> None:
+        """Forget every graph: the buffers have changed."""
+        torch.cuda.synchronize()
+        self.graphs.clear()
+        self._new_pools()
+
+    def _capture(self, function: Callable[[], None], keeps: bool) -> torch.cuda.CUDAGraph:
+        state = self.state()
+        saved = [tensor.detach().clone() for tensor in state]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    function()
+            torch.cuda.current_stream().wait_stream(stream)
+        finally:
+            with torch.no_grad():
+                for tensor, value in zip(state, saved, strict=True):
+                    tensor.copy_(value)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.kept_pool if keeps else self.pool):
+            function()
+        return graph
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The tensors of an optimiser's state, and its rates."""
+    tensors = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    return tensors + [group["lr"] for group in optimizer.param_groups if torch.is_tensor(group["lr"])]
+
+
+def materialize(optimizer: torch.optim.Optimizer) -> None:
+    """Give a new optimiser its state before anything is captured, as it is before the first step: zeros."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if all(p in optimizer.state and optimizer.state[p] for p in parameters):
+        return
+    saved = [p.detach().clone() for p in parameters]
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    with torch.no_grad():
+        for p, value in zip(parameters, saved, strict=True):
+            p.copy_(value)
+            p.grad = None
+            for tensor in optimizer.state[p].values():
+                if torch.is_tensor(tensor):
+                    tensor.zero_()

@@ -1,0 +1,323 @@
+"""Seconds beside counted work: the same steps in several engines, with and without BulletTrain, in one run."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from bullettrain.allocation import theoretical_speedup
+from bullettrain.attacks import frozen
+from bullettrain.data import ImageSet
+from bullettrain.engine.group import Batch
+from bullettrain.mining import Category, Separation
+from bullettrain.training.config import Config, ConfigError
+from bullettrain.training.folder import RunFolder, environment, read_weights
+from bullettrain.training.loop import Trainer
+from bullettrain.training.setup import Place
+from bullettrain.training.steppers import GroupStepper
+
+ENGINES = {
+    "eager": {"engine": "plain", "compile": False},
+    "graphs": {"engine": "graphs", "compile": False},
+    "compile": {"engine": "graphs", "compile": True},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine, with or without BulletTrain."""
+
+    engine: str
+    method: str
+    step_ms: float
+    """Of one mini-batch; the median of the repeats."""
+    spread_ms: float
+    """Largest less smallest of the repeats."""
+    select_ms: float | None
+    attack_ms: float | None
+    update_ms: float | None
+    epoch_seconds: float
+    examples_per_second: float
+    tflops: float
+    """Counted passes × the network's forward, a second."""
+    memory_gib: float | None
+    """Peak on the GPU."""
+    capture_seconds: float
+    """Compilation and captures."""
+    work: float
+    """Passes an example."""
+    outlier: float
+    boundary: float
+    robust: float
+    theoretical_speedup: float | None = None
+    work_speedup: float | None = None
+    wall_clock_speedup: float | None = None
+
+
+def bench(
+    config: Config,
+    place: Place,
+    data: tuple[ImageSet, ImageSet, ImageSet],
+    *,
+    engines: list[str],
+    train_steps: int,
+    steps: int,
+    repeats: int,
+    shares: tuple[float, float, float] | None = None,
+    checkpoint: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Time every engine from the same trained state; see the fields of :class:`Row`.
+
+    Args:
+        train_steps: steps of training first, so that the shares are a trained network's.
+        steps, repeats: mini-batches timed at once, and how often.
+        shares: impose these fractions of outlier, boundary and robust examples instead.
+        checkpoint: weights to start from instead of training.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        make = _maker(config, place, data, Path(folder))
+        state = _trained(make, train_steps, checkpoint, say)
+        rows: list[Row] = []
+        for engine in engines:
+            for method in ("baseline", "bullettrain"):
+                row = _time(make(engine, method), state, engine, method, steps, repeats, shares)
+                if method == "bullettrain":
+                    row = _with_speedups(row, rows[-1], config)
+                rows.append(row)
+                say(f"{engine} {method}: {row.step_ms:.2f} ms a step, {row.work:.2f} passes an example")
+    return {
+        "config": config.to_dict(),
+        "environment": environment(place.device),
+        "shares": "imposed" if shares else "of the trained state",
+        "train_steps": train_steps,
+        "steps": steps,
+        "repeats": repeats,
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def imposed(shares: tuple[float, float, float]) -> Separation:
+    """A separation with given fractions of outlier, boundary and robust examples, by rank of the score."""
+
+    def separation(svar: Tensor, robust_fraction: float | Tensor) -> Tensor:
+        m = len(svar)
+        rank = svar.argsort().argsort()
+        outliers, upper = round(shares[0] * m), round((shares[0] + shares[1]) * m)
+        category = torch.where(rank < upper, int(Category.BOUNDARY), int(Category.ROBUST))
+        return torch.where(rank < outliers, int(Category.OUTLIER), category)
+
+    return separation
+
+
+def _maker(
+    config: Config, place: Place, data: tuple[ImageSet, ImageSet, ImageSet], folder: Path
+) -> Callable[[str, str], Trainer]:
+    def make(engine: str, method: str) -> Trainer:
+        if engine not in ENGINES:
+            raise ConfigError(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
+        settings = dict(ENGINES[engine])
+        if engine == "eager":
+            settings["attack_group"] = 1
+        chosen = config.baseline() if method == "baseline" else config
+        chosen = chosen.replace_section("training", **settings)
+        return Trainer(chosen, RunFolder(folder), place, data)
+
+    return make
+
+
+def _trained(
+    make: Callable[[str, str], Trainer], steps: int, checkpoint: Path | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Weights and F_R that every case starts from."""
+    trainer = make("eager", "bullettrain")
+    trainer = make("graphs", "bullettrain") if trainer.place.device.type == "cuda" else trainer
+    if checkpoint is not None:
+        trainer.network.load_state_dict(read_weights(checkpoint)[0])
+        steps = min(steps, 30)  # F_R still has to find its level
+    say(f"training for {steps} steps first")
+    units = _units(trainer)
+    for _ in range(-(-steps // trainer.stepper.unit)):
+        trainer._take(next(units))
+    weights = {key: value.clone() for key, value in trainer.network.state_dict().items()}
+    return {"weights": weights, "robust_fraction": trainer.engine.robust_fraction.state_dict()}
+
+
+def _units(trainer: Trainer) -> Iterator[list[Batch]]:
+    """Units of full mini-batches, for ever."""
+    full = len(trainer.train_set) // trainer.config.training.batch_size
+    size = trainer.stepper.unit
+    epoch = 0
+    while True:
+        unit: list[Batch] = []
+        for index, (x, y) in enumerate(trainer.loader.epoch(epoch)):
+            if index == full // size * size:
+                break
+            unit.append((x, y, trainer._start(x, index)))
+            if len(unit) == size:
+                yield unit
+                unit = []
+        epoch += 1
+        trainer.at.index = 0
+
+
+def _time(
+    trainer: Trainer,
+    state: dict[str, Any],
+    engine: str,
+    method: str,
+    steps: int,
+    repeats: int,
+    shares: tuple[float, float, float] | None,
+) -> Row:
+    device = trainer.place.device
+    trainer.network.load_state_dict(state["weights"])
+    trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
+    if shares is not None:
+        trainer.engine.separation = imposed(shares)
+    trainer.config = replace(trainer.config)  # the rate stays tiny: timing must not change the state much
+    trainer._rate = lambda step: 1e-6  # type: ignore[method-assign]
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    units = _units(trainer)
+    turns = max(1, steps // trainer.stepper.unit)
+    began = time.perf_counter()
+    for _ in range(max(3, turns // 2)):  # also captures the sizes that occur
+        trainer._take(next(units))
+    _wait(device)
+    first = time.perf_counter() - began
+    trainer.tally.read(False)
+    per_step = []
+    for _ in range(repeats):
+        ready = [next(units) for _ in range(turns)]
+        _wait(device)
+        began = time.perf_counter()
+        for unit in ready:
+            trainer._take(unit)
+        _wait(device)
+        per_step.append(1000 * (time.perf_counter() - began) / (turns * trainer.stepper.unit))
+    figures = trainer._figures(trainer.tally.read(False))
+    phases = _phases(trainer, units, turns) if isinstance(trainer.stepper, GroupStepper) else {}
+    m = trainer.config.training.batch_size
+    seconds = statistics.median(per_step) / 1000
+    graphs = trainer.stepper.graphs if isinstance(trainer.stepper, GroupStepper) else None
+    return Row(
+        engine=engine,
+        method=method,
+        step_ms=1000 * seconds,
+        spread_ms=max(per_step) - min(per_step),
+        select_ms=phases.get("select"),
+        attack_ms=phases.get("attack"),
+        update_ms=phases.get("update"),
+        epoch_seconds=seconds * len(trainer.train_set) / m,
+        examples_per_second=m / seconds,
+        tflops=figures["work"] * m * forward_flops(trainer) / seconds / 1e12,
+        memory_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
+        capture_seconds=graphs.seconds if graphs is not None else max(first - seconds * turns, 0.0),
+        work=figures["work"],
+        **{name: figures[name] for name in ("outlier", "boundary", "robust")},
+    )
+
+
+def _phases(trainer: Trainer, units: Iterator[list[Batch]], turns: int) -> dict[str, float]:
+    """Milliseconds a mini-batch of selecting, attacking and updating; device events around each piece."""
+    assert isinstance(trainer.stepper, GroupStepper)
+    group = trainer.stepper.group
+    runner, cuda = group.run, trainer.place.device.type == "cuda"
+    marks: list[tuple[str, Any, Any]] = []
+
+    def timed(key: Hashable, function: Callable[[], None]) -> None:
+        kind = key[0] if isinstance(key, tuple) else key
+        name = {"attack": "attack", "update": "update", "average": "update"}.get(str(kind), "select")
+        before, after = (_event(), _event()) if cuda else (None, None)
+        start = time.perf_counter()
+        if before is not None:
+            before.record()
+        runner(key, function)
+        if after is not None:
+            after.record()
+        marks.append((name, before or start, after or time.perf_counter()))
+
+    group.run = timed
+    for _ in range(turns):
+        trainer._take(next(units))
+    group.run = runner
+    _wait(trainer.place.device)
+    totals = {"select": 0.0, "attack": 0.0, "update": 0.0}
+    for name, before, after in marks:
+        totals[name] += before.elapsed_time(after) if cuda else 1000 * (after - before)
+    return {name: total / (turns * trainer.stepper.unit) for name, total in totals.items()}
+
+
+def forward_flops(trainer: Trainer) -> float:
+    """Floating-point operations of one example's forward."""
+    image = trainer.train_set.images[:1].to(trainer.place.device).float() / 255
+    with frozen(trainer.network), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        trainer.network(image)
+    return float(counter.get_total_flops())
+
+
+def _with_speedups(row: Row, baseline: Row, config: Config) -> Row:
+    share = {name: getattr(row, name) for name in ("outlier", "boundary", "robust")}
+    return replace(
+        row,
+        theoretical_speedup=theoretical_speedup(config.method.budget(), **share),
+        work_speedup=baseline.work / row.work,
+        wall_clock_speedup=baseline.step_ms / row.step_ms,
+    )
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+HEADINGS = {
+    "engine": "engine",
+    "method": "method",
+    "step_ms": "ms/step",
+    "spread_ms": "± range",
+    "select_ms": "select",
+    "attack_ms": "attack",
+    "update_ms": "update",
+    "epoch_seconds": "s/epoch",
+    "examples_per_second": "examples/s",
+    "tflops": "TFLOP/s",
+    "memory_gib": "GiB",
+    "capture_seconds": "capture s",
+    "work": "passes",
+    "theoretical_speedup": "theoretical ×",
+    "work_speedup": "work ×",
+    "wall_clock_speedup": "wall-clock ×",
+}
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row as text, in the order of the headings."""
+    return [_text(row[key]) for key in HEADINGS]
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table as Markdown."""
+    lines = ["| " + " | ".join(HEADINGS.values()) + " |", "|" + "---|" * len(HEADINGS)]
+    lines += ["| " + " | ".join(cells(row)) + " |" for row in result["rows"]]
+    return "\n".join(lines)

@@ -1,0 +1,206 @@
+"""Two ways to take training steps: the plain engine, one mini-batch at a time, and groups on static buffers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from bullettrain.engine import BulletTrain, StepOutput
+from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
+from bullettrain.engine.group import Batch, GroupEngine, GroupSettings, at_once, why_not
+from bullettrain.training.config import Config
+from bullettrain.training.optim import make_optimizer, set_rate
+from bullettrain.training.setup import Place
+from bullettrain.training.tally import Tally
+
+
+class Stepper(Protocol):
+    """Takes the steps of a unit of mini-batches, weights and average included."""
+
+    unit: int
+    """Mini-batches that belong together; a run stops and saves between units."""
+
+    def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
+        """Train on up to ``unit`` mini-batches, the i-th at ``rate(i)``; returns the last one's output.
+
+        ``joint`` are their sizes over all processes.
+        """
+        ...
+
+
+class PlainStepper:
+    """`BulletTrain.step`, with gradient accumulation and several processes."""
+
+    def __init__(
+        self,
+        engine: BulletTrain,
+        model: nn.Module,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: AveragedModel | None,
+        tally: Tally,
+        config: Config,
+        place: Place,
+        half: bool,
+    ) -> None:
+        self.engine, self.model, self.network, self.optimizer = engine, model, network, optimizer
+        self.average, self.tally, self.config, self.place, self.half = average, tally, config, place, half
+        self.unit = config.training.accumulate
+
+    def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
+        """One update of the weights from all of ``batches``."""
+        for index, (x, y, start) in enumerate(batches):
+            last = index + 1 == len(batches)
+            waits = isinstance(self.model, nn.parallel.DistributedDataParallel) and not last
+            with self.model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
+                with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.half):
+                    out = self.engine.step(self.model, x, y, start=start)
+                (out.loss / len(batches)).backward()  # type: ignore[no-untyped-call]
+            self.tally.add(out, y, joint[index] / self.place.world)
+            self.tally.passes += out.work.total
+        set_rate(self.optimizer, rate(len(batches) - 1))
+        if self.config.optimizer.clip:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimizer.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update_parameters(self.network)
+        return out
+
+
+class GroupStepper:
+    """The group engine: at once on any device, captured on a GPU."""
+
+    def __init__(
+        self,
+        engine: BulletTrain,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: AveragedModel | None,
+        tally: Tally,
+        config: Config,
+        *,
+        half: bool,
+        captured: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        training = config.training
+        self.unit = training.attack_group
+        self.network, self.optimizer, self.average, self.tally, self.config = network, optimizer, average, tally, config
+        settings = GroupSettings(
+            group=training.attack_group,
+            bucket=training.bucket if captured else 1,
+            fresh=training.fresh,
+            half=half,
+            compile=training.compile,
+        )
+        self.graphs = Graphs(self._state, say) if captured else None
+        self.group = GroupEngine(
+            engine,
+            network,
+            self._move,
+            observe=self._observe,
+            before=self._before,
+            after=self._after,
+            settings=settings,
+            runner=self.graphs or at_once,
+        )
+        self.group.retain = captured
+        if captured:
+            materialize(optimizer)
+        self._rate: Callable[[int], float] = lambda index: 0.0
+        self._index = 0
+
+    def loaded(self) -> None:
+        """The optimiser's and the average's state were loaded: put them where a capture wants them."""
+        self._averaging = True
+        if self.graphs is None:
+            return
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(p.device)
+                break
+        self.graphs.reset()
+
+    def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
+        """One attack on all of ``batches``, then one update from each."""
+        self._rate, self._index = rate, 0
+        outputs = self.group.step(batches)
+        self.tally.passes += sum(out.work.total for out in outputs)
+        return outputs[-1]
+
+    def _before(self) -> None:
+        set_rate(self.optimizer, self._rate(self._index))
+        self._index += 1
+
+    def _move(self) -> None:
+        if self.config.optimizer.clip:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimizer.clip)
+        self.optimizer.step()
+
+    def _observe(self, out: StepOutput, y: Tensor) -> None:
+        self.tally.add(out, y, len(y))
+
+    def _after(self) -> None:
+        if self.average is None:
+            return
+        if self.graphs is None or not self._averaging:
+            self.average.update_parameters(self.network)  # the first update copies
+            self._averaging = True
+        else:
+            self.graphs("average", self._average)
+
+    _averaging = False
+
+    def _average(self) -> None:
+        assert self.average is not None
+        mine = [t for t in (*self.average.module.parameters(), *self.average.module.buffers()) if t.is_floating_point()]
+        theirs = [t for t in (*self.network.parameters(), *self.network.buffers()) if t.is_floating_point()]
+        ema = get_ema_multi_avg_fn(self.config.training.average)  # type: ignore[no-untyped-call]
+        ema(mine, theirs, None)
+
+    def _state(self) -> list[Tensor]:
+        average = [] if self.average is None else [*self.average.module.parameters(), *self.average.module.buffers()]
+        return [*self.group.tensors(), *optimizer_tensors(self.optimizer), self.tally.sums, *average]
+
+
+def choose(
+    engine: BulletTrain,
+    model: nn.Module,
+    network: nn.Module,
+    average: AveragedModel | None,
+    tally: Tally,
+    config: Config,
+    place: Place,
+    *,
+    half: bool,
+    say: Callable[[str], None],
+) -> tuple[Stepper, torch.optim.Optimizer]:
+    """The stepper that the configuration asks for or, with a line that says why, the one that can be had."""
+    training = config.training
+    wanted = training.engine == "graphs" or (training.engine == "auto" and place.device.type == "cuda")
+    obstacle = why_not(engine)
+    if place.device.type != "cuda":
+        obstacle = obstacle or "there is no CUDA device"
+    if place.together:
+        obstacle = "several processes share the step"
+    if training.accumulate > 1:
+        obstacle = "gradients are accumulated"
+    captured = wanted and obstacle is None
+    if wanted and not captured:
+        say(f"CUDA graphs are off, steps run one by one: {obstacle}")
+    grouped = training.attack_group > 1 and why_not(engine) is None and not place.together and training.accumulate == 1
+    if training.attack_group > 1 and not grouped:
+        say(f"mini-batches are attacked one by one: {obstacle or why_not(engine)}")
+    optimizer = make_optimizer(network, config.optimizer, capturable=captured)
+    if captured or grouped:
+        stepper = GroupStepper(
+            engine, network, optimizer, average, tally, config, half=half, captured=captured, say=say
+        )
+        return stepper, optimizer
+    return PlainStepper(engine, model, network, optimizer, average, tally, config, place, half), optimizer

@@ -1,0 +1,194 @@
+"""On a CUDA device: captured steps are the plain ones. Run with `pytest -m gpu tests/test_gpu.py`."""
+
+import copy
+
+import pytest
+import torch
+
+import bullettrain as bt
+from bullettrain import BulletTrain, StepBudget
+from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
+from bullettrain.engine.group import GroupEngine, GroupSettings
+from bullettrain.models import WideResNet
+from bullettrain.training import recipe
+from bullettrain.training import run as runs
+from bullettrain.training.collapse import CollapseError
+from bullettrain.training.folder import read_weights
+from bullettrain.training.setup import Place
+from conftest import batch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _exact():
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = before
+
+
+def on_gpu(m, seed, classes=10):
+    x, y = batch(m, classes=classes, size=16, seed=seed)
+    x = x.to(CUDA).contiguous(memory_format=torch.channels_last)
+    return x, y.to(CUDA), x + 0.001 * torch.randn_like(x)
+
+
+def captured(train, net, lr, **settings):
+    """A group engine with everything captured, and its runner."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(lr, device=CUDA), momentum=0.9, fused=True)
+    materialize(optimizer)
+    graphs = Graphs(lambda: [*engine.tensors(), *optimizer_tensors(optimizer)])
+    engine = GroupEngine(train, net, optimizer.step, settings=GroupSettings(**settings), runner=graphs)
+    engine.retain = True
+    return engine, graphs
+
+
+def make(name, counts):
+    train = BulletTrain(OBJECTIVES[name](eps=0.05), budget=StepBudget(*counts))
+    train.robust_fraction.load_state_dict({"value": 0.4, "gamma": 0.8, "momentum": 0.9})
+    return train
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("counts", [(4, 2, 0), (4, 0, 0), (3, 3, 3)])
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_captured_steps_are_the_plain_ones(name, counts, half):
+    torch.manual_seed(0)
+    net = WideResNet(10, 1).to(CUDA).to(memory_format=torch.channels_last)
+    theirs = copy.deepcopy(net)
+    plain, optimizer = make(name, counts), torch.optim.SGD(theirs.parameters(), lr=0.01, momentum=0.9)
+    engine, graphs = captured(make(name, counts), net, 0.01, half=half)
+    for step in range(20):
+        x, y, start = on_gpu(24, step % 5)
+        with torch.no_grad():
+            y = torch.where(torch.arange(24, device=CUDA) % 4 == 3, y, copy.deepcopy(theirs).eval()(x).argmax(1))
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            expected = plain.step(theirs, x, y, start=start)
+        optimizer.zero_grad()
+        expected.loss.backward()
+        optimizer.step()
+        (out,) = engine.step([(x, y, start)])
+        assert out.loss.item() == pytest.approx(expected.loss.item(), rel=0.05 if half else 1e-5)
+        if half:
+            net.load_state_dict(theirs.state_dict())  # rounding drifts: each step is compared on its own
+        else:
+            assert torch.equal(out.category, expected.category)
+    assert graphs.reason is None
+    assert graphs.graphs
+    if not half:
+        for (key, a), b in zip(net.state_dict().items(), theirs.state_dict().values(), strict=True):
+            assert torch.allclose(a, b, atol=1e-5), key
+
+
+def test_no_graph_is_captured_after_the_sizes_have_been_seen():
+    net = WideResNet(10, 1).to(CUDA)
+    engine, graphs = captured(make("trades", (4, 2, 0)), net, 0.0, group=2, bucket=8)
+    parts = [[on_gpu(24, 2 * i), on_gpu(24, 2 * i + 1)] for i in range(6)]
+    for _ in range(4):  # F_R finds its level
+        for part in parts:
+            engine.step(part)
+    seen = set(graphs.graphs)
+    for part in parts:
+        engine.step(part)
+    assert set(graphs.graphs) == seen
+
+
+def test_batch_sizes_may_change():
+    net = WideResNet(10, 1).to(CUDA)
+    engine, graphs = captured(make("mart", (4, 2, 0)), net, 0.01, bucket=8)
+    for m in (24, 24, 7, 24, 40, 24):
+        (out,) = engine.step([on_gpu(m, m)])
+        assert torch.isfinite(out.loss)
+        assert len(out.category) == m
+    assert graphs.reason is None
+
+
+def test_memory_does_not_grow():
+    net = WideResNet(10, 1).to(CUDA)
+    engine, _ = captured(make("trades", (3, 1, 0)), net, 0.001, bucket=8)
+    parts = [[on_gpu(32, i)] for i in range(4)]
+    for i in range(100):
+        engine.step(parts[i % 4])
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for i in range(500):
+        engine.step(parts[i % 4])
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before + 2**20
+
+
+def test_a_network_that_reads_back_falls_back_with_a_line():
+    class Reads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = WideResNet(10, 1)
+
+        def forward(self, x):
+            return self.net(x) * (1.0 if float(x.detach().mean()) > -1 else 2.0)
+
+    torch.manual_seed(0)
+    net, said = Reads().to(CUDA), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    graphs = Graphs(lambda: [*engine.tensors(), *optimizer_tensors(optimizer)], said.append)
+    engine = GroupEngine(make("trades", (2, 1, 0)), net, optimizer.step, runner=graphs)
+    (out,) = engine.step([on_gpu(16, 0)])
+    assert torch.isfinite(out.loss)
+    assert len(said) == 1
+    assert "\n" not in said[0]
+
+
+def test_mining_does_not_wait_for_the_device():
+    logits, y = torch.randn(64, 10, device=CUDA), torch.randint(10, (64,), device=CUDA)
+    fraction = bt.RobustFraction()
+    fraction.update(logits, y)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        svar = bt.signed_prediction_variance(logits, y)
+        for F_R in (0.5, fraction.value):
+            category = bt.separate(svar, F_R)
+        fraction.update(logits, y)
+        budget = StepBudget(10, 2)
+        budget.step_sizes(category, budget.allocate(category), 0.031)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# ------------------------------------------------------------------------------------------ through the command
+
+
+def small(*settings):
+    cuts = ("epochs=2", "data.train_size=400", "data.validation=60", "training.batch_size=50", "log_every=2")
+    return recipe("digits").with_settings([*cuts, "probe=20", "threads=0", "attack_group=2", "bucket=4", *settings])
+
+
+def test_a_run_on_the_gpu_resumes_in_the_middle_of_an_epoch(tmp_path, monkeypatch):
+    import signal
+
+    whole = runs.train(small(), tmp_path / "whole", Place(CUDA))
+    assert whole.finished
+    calls, original = [0], GroupEngine.step
+
+    def step(self, batches):
+        calls[0] += 1
+        if calls[0] == 3:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, batches)
+
+    monkeypatch.setattr(GroupEngine, "step", step)
+    assert runs.train(small(), tmp_path / "cut", Place(CUDA)).reason.startswith("stopped")
+    monkeypatch.undo()
+    assert runs.train(small(), tmp_path / "cut", Place(CUDA), resume=True).finished
+    a, b = (read_weights(tmp_path / name / "last.safetensors")[0] for name in ("whole", "cut"))
+    for key, value in a.items():
+        assert torch.allclose(value, b[key], atol=1e-3), key
+
+
+def test_a_nan_inside_a_captured_step_is_noticed(tmp_path):
+    with pytest.raises(CollapseError, match="NaN"):
+        runs.train(small("lr=1e30", "optimizer.name=sgd", "epochs=20"), tmp_path / "run", Place(CUDA))
