@@ -36,7 +36,7 @@ def _exact():
 def on_gpu(m, seed, classes=10):
     x, y = batch(m, classes=classes, size=16, seed=seed)
     x = x.to(CUDA).contiguous(memory_format=torch.channels_last)
-    return x, y.to(CUDA), x + 0.001 * torch.randn_like(x)
+    return x, y.to(CUDA), x + 0.02 * torch.randn_like(x)  # far enough for a gradient that rounding leaves alone
 
 
 def captured(train, net, lr, **settings):
@@ -44,8 +44,7 @@ def captured(train, net, lr, **settings):
     optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(lr, device=CUDA), momentum=0.9, fused=True)
     materialize(optimizer)
     graphs = Graphs(lambda: [*engine.tensors(), *optimizer_tensors(optimizer)])
-    engine = GroupEngine(train, net, optimizer.step, settings=GroupSettings(**settings), runner=graphs)
-    engine.retain = True
+    engine = GroupEngine(train, net, optimizer.step, settings=GroupSettings(captured=True, **settings), runner=graphs)
     return engine, graphs
 
 
@@ -55,17 +54,28 @@ def make(name, counts):
     return train
 
 
-@pytest.mark.parametrize("half", [False, True])
+# Double precision over 20 steps in a row. In single and in half precision rounding turns the sign of gradients near
+# 0, and that drifts: there each of the 20 steps starts from the same weights.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.05}
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("counts", [(4, 2, 0), (4, 0, 0), (3, 3, 3)])
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
-def test_captured_steps_are_the_plain_ones(name, counts, half):
+def test_captured_steps_are_the_plain_ones(name, counts, precision, parallel):
     torch.manual_seed(0)
-    net = WideResNet(10, 1).to(CUDA).to(memory_format=torch.channels_last)
+    half, dtype = precision == torch.bfloat16, torch.float64 if precision == torch.float64 else torch.float32
+    net = WideResNet(10, 1).to(CUDA, dtype).to(memory_format=torch.channels_last)
     theirs = copy.deepcopy(net)
     plain, optimizer = make(name, counts), torch.optim.SGD(theirs.parameters(), lr=0.01, momentum=0.9)
-    engine, graphs = captured(make(name, counts), net, 0.01, half=half)
+    if name == "mart":  # captured, its attack sees the statistics before this batch, not after
+        plain.objective.selection = "eval"
+    train = make(name, counts)
+    train.objective.selection = plain.objective.selection
+    engine, graphs = captured(train, net, 0.01, half=half, parallel=parallel)
     for step in range(20):
-        x, y, start = on_gpu(24, step % 5)
+        x, y, start = (t.to(dtype) if t.is_floating_point() else t for t in on_gpu(24, step % 5))
         with torch.no_grad():
             y = torch.where(torch.arange(24, device=CUDA) % 4 == 3, y, copy.deepcopy(theirs).eval()(x).argmax(1))
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
@@ -74,16 +84,17 @@ def test_captured_steps_are_the_plain_ones(name, counts, half):
         expected.loss.backward()
         optimizer.step()
         (out,) = engine.step([(x, y, start)])
-        assert out.loss.item() == pytest.approx(expected.loss.item(), rel=0.05 if half else 1e-5)
-        if half:
-            net.load_state_dict(theirs.state_dict())  # rounding drifts: each step is compared on its own
-        else:
+        assert out.loss.item() == pytest.approx(expected.loss.item(), rel=TOLERANCE[precision])
+        if precision == torch.float64:
             assert torch.equal(out.category, expected.category)
+        else:
+            net.load_state_dict(theirs.state_dict())
+            train.load_state_dict(plain.state_dict())
     assert graphs.reason is None
     assert graphs.graphs
-    if not half:
+    if precision == torch.float64:
         for (key, a), b in zip(net.state_dict().items(), theirs.state_dict().values(), strict=True):
-            assert torch.allclose(a, b, atol=1e-5), key
+            assert torch.allclose(a, b, atol=1e-9), key
 
 
 def test_no_graph_is_captured_after_the_sizes_have_been_seen():
@@ -141,6 +152,7 @@ def test_a_network_that_reads_back_falls_back_with_a_line():
     assert torch.isfinite(out.loss)
     assert len(said) == 1
     assert "\n" not in said[0]
+    torch.randn(3, device=CUDA)  # the generator is free again
 
 
 def test_mining_does_not_wait_for_the_device():

@@ -175,7 +175,7 @@ class RobustFraction:
         momentum = check_fraction(state["momentum"], "momentum", high_open=True)
         value = check_fraction(state["value"], "value")
         self.gamma, self.momentum = gamma, momentum
-        self._value = torch.tensor(value, dtype=self._value.dtype, device=self._value.device)
+        self._value.fill_(value)  # in place, as everything that a captured graph looks at
 
 
 def is_correct(logits: Tensor, labels: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ class Graphs:
                 self.graphs[key] = self._capture(function, keeps=isinstance(key, tuple) and key[0] == "clean")
             except Exception as error:
                 self.reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                _free_generator()
                 self.say(f"CUDA graphs are off, steps run one by one: {self.reason}")
                 function()
                 return
@@ -75,6 +76,13 @@ class Graphs:
         with torch.cuda.graph(graph, pool=self.kept_pool if keeps else self.pool):
             function()
         return graph
+
+
+def _free_generator() -> None:
+    """A capture that broke off leaves the device's generator waiting for its end: give it a state of its own."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -7,7 +7,6 @@ and of sizes that repeat, run by a runner: at once, or as a captured CUDA graph 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,8 @@ from bullettrain.allocation import StepBudget, Work
 from bullettrain.attacks.losses import gradient_at_logits, loss_named
 from bullettrain.attacks.state import frozen
 from bullettrain.checks import check_batch, check_count
+from bullettrain.engine.copies import Shadow, Twin
+from bullettrain.engine.memory import Memory
 from bullettrain.engine.plan import Plan, arrange
 from bullettrain.engine.step import BulletTrain, StepOutput
 from bullettrain.mining import Category, SeparationWithModel
@@ -47,6 +48,9 @@ class GroupSettings:
         fresh: the last steps of each budget that are taken on the mini-batch itself, with its own weights.
         half: run the network in bf16.
         compile: compile the network, once for all sizes.
+        captured: pieces are captured as CUDA graphs, so that no autograd graph may outlive its piece.
+        parallel: the clean and the corrupted forward and backward of an update side by side on the GPU, for
+            networks that do not fill it alone; the batch-norm statistics come out as one after the other.
     """
 
     group: int = 1
@@ -54,6 +58,8 @@ class GroupSettings:
     fresh: int = 0
     half: bool = False
     compile: bool = False
+    captured: bool = False
+    parallel: bool = False
 
 
 class GroupEngine:
@@ -114,7 +120,10 @@ class GroupEngine:
         self.memory: Memory | None = None
         self.rows = 0  # of the group at hand
         self.kept: dict[int, Tensor] = {}
-        self.retain = False  # a captured graph is differentiated again by the next size's capture
+        self.twin = Twin(network) if settings.parallel and self.objective.has_clean_term else None
+        self.second: nn.Module | None = None if self.twin is None else self.twin.copy
+        if settings.compile and self.twin is not None:
+            self.second = torch.compile(self.twin.copy)  # type: ignore[assignment]
 
     # ------------------------------------------------------------------------------------------ the group
 
@@ -126,7 +135,7 @@ class GroupEngine:
         rows = sum(sizes)
         self.rows = rows
         self._fill(batches, rows)
-        keeps = self.selects and self.by_loss_logits and len(sizes) == 1
+        keeps = self.selects and self.by_loss_logits and len(sizes) == 1 and not self.settings.captured
         if keeps:  # the loss's own logits select, and are not computed again
             self.run(("clean", rows), lambda: self._clean(rows))
         self.run("refresh", self.shadow.refresh)
@@ -210,17 +219,15 @@ class GroupEngine:
         for parameter in self.network.parameters():
             parameter.grad = None
         with self._precision():
-            z: Tensor | None = None
-            if objective.has_clean_term:
-                z = self.kept[m] if keeps else forward(self.learner, _dynamic(memory.batch_x[:m]))
-            z_prime = z
-            if z is None or t == m:
-                z_prime = forward(self.learner, _dynamic(memory.batch_prime[:m]))
-            elif t:
-                z_prime = z.index_copy(0, rows, forward(self.learner, _dynamic(memory.batch_prime[:t])).to(z.dtype))
+            z, moved = self._both_logits(m, t, keeps)
+        z_prime = moved if moved is not None else z
         assert z_prime is not None
+        if z is not None and 0 < t < m:
+            z_prime = z.index_copy(0, rows, z_prime.to(z.dtype))
         loss = objective.loss(z, z_prime, y, None if t == m else rows)
-        loss.backward(retain_graph=keeps and self.retain)  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.twin is not None and self.twin.before:
+            self.twin.settle()
         self.update()
         self.train.robust_fraction.update(z_prime, y)
         memory.loss.copy_(loss.detach())
@@ -229,6 +236,21 @@ class GroupEngine:
             memory.z[:m] = z.detach()
         if self.observe is not None:
             self.observe(self._views(slice(0, m), memory.batch_category, memory.batch_steps, memory.batch_svar), y)
+
+    def _both_logits(self, m: int, t: int, keeps: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Training-mode logits of the clean mini-batch (m, K), and of its t corrupted examples (t, K)."""
+        memory = self._memory
+        corrupted = _dynamic(memory.batch_prime[:t])
+        if not self.objective.has_clean_term:
+            return None, forward(self.learner, corrupted)
+        if self.twin is not None and self.second is not None and t:
+            with self.twin.beside():
+                moved = forward(self.second, corrupted)
+            z = forward(self.learner, _dynamic(memory.batch_x[:m]))
+            self.twin.join()
+            return z, moved
+        z = self.kept[m] if keeps else forward(self.learner, _dynamic(memory.batch_x[:m]))
+        return z, forward(self.learner, corrupted) if t else None
 
     # -------------------------------------------------------------------------- around them, not captured
 
@@ -341,7 +363,9 @@ class GroupEngine:
         return self.memory
 
     def _precision(self) -> torch.autocast:
-        return torch.autocast(self.memory_device, torch.bfloat16, enabled=self.settings.half)
+        # Two forwards side by side must not share casts that one of them made.
+        cache = not self.settings.parallel
+        return torch.autocast(self.memory_device, torch.bfloat16, enabled=self.settings.half, cache_enabled=cache)
 
     @property
     def memory_device(self) -> str:
@@ -402,74 +426,6 @@ def why_not(train: BulletTrain) -> str | None:
     if not train.objective.has_clean_term and train.objective.selection == "train":
         return "it selects by training-mode logits that its loss does not have"
     return None
-
-
-class Memory:
-    """The static buffers of a group of up to ``rows`` examples in mini-batches of up to ``m``."""
-
-    def __init__(self, x: Tensor, rows: int, m: int, classes: int, batches: int) -> None:
-        form = torch.contiguous_format
-        if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
-            form = torch.channels_last
-
-        def images(n: int) -> Tensor:
-            return torch.zeros((n, *x.shape[1:]), dtype=x.dtype, device=x.device).contiguous(memory_format=form)
-
-        def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=x.device)
-
-        floating = torch.float64 if x.dtype == torch.float64 else torch.float32
-        # In the order in which the examples came: as they are, where attacks start, corrupted.
-        self.x, self.start, self.prime, self.y = images(rows), images(rows), images(rows), numbers(rows)
-        self.category, self.steps, self.svar = numbers(rows), numbers(rows), numbers(rows, dtype=floating)
-        self.target = numbers(rows, classes, dtype=floating)
-        # In the order of the attack.
-        self.order, self.clean, self.adv, self.labels = numbers(rows), images(rows), images(rows), numbers(rows)
-        self.goal = numbers(rows, classes, dtype=floating)
-        self.size = numbers(rows, *(1,) * (x.ndim - 1), dtype=x.dtype)
-        # Of each mini-batch: its examples with steps, then the others. And what the host reads.
-        self.local, self.counts = numbers(rows), numbers(2 + max(batches, rows // max(m, 1)))
-        # The mini-batch whose update is next, and what came of it.
-        self.batch_x, self.batch_prime, self.batch_y, self.batch_rows = images(m), images(m), numbers(m), numbers(m)
-        self.batch_category, self.batch_steps = numbers(m), numbers(m)
-        self.batch_svar = numbers(m, dtype=floating)
-        self.loss = numbers(dtype=floating)
-        self.z, self.z_prime = numbers(m, classes, dtype=floating), numbers(m, classes, dtype=floating)
-
-    def too_small(self, x: Tensor, rows: int, m: int, batches: int) -> bool:
-        """Whether a group of this size needs larger buffers, or others."""
-        other = x.shape[1:] != self.x.shape[1:] or x.dtype != self.x.dtype or x.device != self.x.device
-        return other or rows > len(self.y) or m > len(self.batch_y) or 2 + batches > len(self.counts)
-
-
-class Shadow(nn.Module):
-    """A copy of a network for attacks: eval mode, no gradient for weights, convolutions in the attack's precision."""
-
-    def __init__(self, network: nn.Module, half: bool) -> None:
-        super().__init__()
-        self.copy = copy.deepcopy(network).eval().requires_grad_(False)
-        self.half_precision = half
-        if half:
-            for module in self.copy.modules():
-                if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
-                    module.to(torch.bfloat16)
-        mine = [*self.copy.parameters(), *self.copy.buffers()]
-        theirs = [*network.parameters(), *network.buffers()]
-        self._pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if a.is_floating_point()]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, K)."""
-        logits: Tensor = self.copy(x.to(torch.bfloat16) if self.half_precision else x)
-        return logits
-
-    def refresh(self) -> None:
-        """The network's weights and statistics as they are now."""
-        with torch.no_grad():
-            torch._foreach_copy_([a for a, _ in self._pairs], [b for _, b in self._pairs])
-
-    def train(self, mode: bool = True) -> Shadow:
-        """Stays in eval mode."""
-        return self
 
 
 def _dynamic(x: Tensor) -> Tensor:

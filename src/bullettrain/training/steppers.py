@@ -98,6 +98,8 @@ class GroupStepper:
             fresh=training.fresh,
             half=half,
             compile=training.compile,
+            captured=captured,
+            parallel=captured and training.parallel,
         )
         self.graphs = Graphs(self._state, say) if captured else None
         self.group = GroupEngine(
@@ -110,8 +112,8 @@ class GroupStepper:
             settings=settings,
             runner=self.graphs or at_once,
         )
-        self.group.retain = captured
         if captured:
+            torch.backends.cudnn.benchmark = True  # sizes repeat: tuning each once pays
             materialize(optimizer)
         self._rate: Callable[[int], float] = lambda index: 0.0
         self._index = 0
