@@ -18,6 +18,7 @@ from PIL import Image
 
 import bullettrain as bt
 from bullettrain.data import load
+from bullettrain.engine.group import GroupEngine
 from bullettrain.training import Config, recipe
 from bullettrain.training import run as runs
 from bullettrain.training.collapse import CollapseError, look_at_epoch, look_at_steps
@@ -467,6 +468,50 @@ def test_settings_run(tmp_path, settings):
     torch.compiler.reset()
     result = runs.train(small("epochs=2", *settings), tmp_path / "run", CPU)
     assert result.finished
+
+
+@pytest.mark.parametrize("settings", [("attack_group=3",), ("attack_group=2", "fresh=1", "objective=mart")])
+def test_groups_train_and_resume_bit_for_bit(tmp_path, monkeypatch, settings):
+    config = small(*settings)
+    assert runs.train(config, tmp_path / "whole", CPU).finished
+    calls, original = [0], GroupEngine.step
+
+    def step(self, batches):
+        calls[0] += 1
+        if calls[0] == 3:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, batches)
+
+    monkeypatch.setattr(GroupEngine, "step", step)
+    assert runs.train(config, tmp_path / "cut", CPU).reason.startswith("stopped")
+    monkeypatch.undo()
+    assert runs.train(config, tmp_path / "cut", CPU, resume=True).finished
+    assert weights_of(tmp_path / "cut") == weights_of(tmp_path / "whole")
+
+
+def test_a_group_of_one_trains_what_the_plain_engine_trains(tmp_path, whole):
+    """The group engine at once, through the whole command."""
+    config = small("attack_group=2")
+    runs.train(config, tmp_path / "two", CPU)
+    ours, theirs = kinds(tmp_path / "two", "end")[0], kinds(whole, "end")[0]
+    assert ours["plain_work"] == theirs["plain_work"]
+    assert ours["work"] == pytest.approx(theirs["work"], rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (("engine=graphs",), "there is no CUDA device"),
+        (("attack_group=2", "accumulate=2"), "gradients are accumulated"),
+        (("attack_group=2", "separation=oracle"), "looks at the network"),
+    ],
+)
+def test_what_the_fast_engine_cannot_do_is_said_in_a_line(tmp_path, settings, line):
+    from rich.console import Console
+
+    console = Console(record=True, width=200)
+    assert runs.train(small("epochs=1", *settings), tmp_path / "run", CPU, console=console).finished
+    assert line in console.export_text()
 
 
 def test_comparison(tmp_path):
