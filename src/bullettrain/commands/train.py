@@ -164,9 +164,9 @@ def _print_result(console: Console, result: Result) -> None:
     lines = [f"trained {duration(end['seconds'])}, {end['work']:.1f} passes an example"]
     if end["boundary"] < 1:
         lines.append(
-            f"outlier {percent(end['outlier'])}, boundary {percent(end['boundary'])}, robust {percent(end['robust'])}; "
-            f"speed-up {end['theoretical_speedup']:.2f}× theoretical, {end['work_speedup']:.2f}× counted work"
+            f"outlier {percent(end['outlier'])}, boundary {percent(end['boundary'])}, robust {percent(end['robust'])}"
         )
+        lines.append(f"speed-up {end['theoretical_speedup']:.2f}× theoretical, {end['work_speedup']:.2f}× counted work")
     console.print(table)
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from bullettrain.training.tally import CLASSES
 
@@ -23,7 +25,8 @@ class Display:
         self.epochs, self.steps_per_epoch, self.selects = epochs, steps_per_epoch, selects
         self.progress: Progress | None = None
         self.bar: TaskID | None = None
-        self.step, self.detail = done, ""
+        self.live: Live | None = None
+        self.step, self.detail = done, Text(overflow="fold")
         self.began = time.monotonic()
         self.at_start = done
 
@@ -33,29 +36,29 @@ class Display:
                 TextColumn("[bold]{task.description}"),
                 BarColumn(bar_width=None),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[detail]}"),
                 TimeRemainingColumn(compact=True),
+                TextColumn("left"),
                 console=self.console,
                 expand=True,
             )
-            self.progress.start()
+            # Figures on a line of their own: beside the bar they would not fit 80 columns.
+            self.live = Live(Group(self.progress, self.detail), console=self.console, refresh_per_second=8)
+            self.live.start()
             total = self.epochs * self.steps_per_epoch
-            self.bar = self.progress.add_task("starting", total=total, completed=self.step, detail="")
+            self.bar = self.progress.add_task("starting", total=total, completed=self.step)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.progress is not None:
-            self.progress.stop()
+        if self.live is not None:
+            self.live.stop()
 
     def tick(self, epoch: int) -> None:
         """One step is done; ``epoch`` counts from 0."""
         self.step += 1
         if self.progress is not None and self.bar is not None:
-            self.progress.update(
-                self.bar, completed=self.step, description=f"epoch {epoch + 1}/{self.epochs}", detail=self.detail
-            )
+            self.progress.update(self.bar, completed=self.step, description=f"epoch {epoch + 1}/{self.epochs}")
 
     def interval(self, record: Mapping[str, Any]) -> None:
         """Fresh figures."""
@@ -66,7 +69,8 @@ class Display:
         ]
         if self.selects:
             parts += [shares(record, colour=True), f"F_R {record['robust_fraction']:.2f}"]
-        self.detail = "  ".join(parts)
+        self.detail.plain = ""
+        self.detail.append_text(Text.from_markup("  ".join(parts)))
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """An epoch is over: on a terminal the bar says enough, elsewhere one line."""
@@ -106,7 +110,7 @@ class Evaluating:
 
     def __enter__(self) -> Evaluating:
         if self.progress is not None:
-            self.bar = self.progress.add_task(self.what, total=self.total, detail="")
+            self.bar = self.progress.add_task(self.what, total=self.total)
         return self
 
     def __exit__(

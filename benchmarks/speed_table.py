@@ -1,0 +1,69 @@
+"""Write the README's speed table from the recorded figures in results/bench.
+
+python benchmarks/speed_table.py [--check]
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+START, END = "<!-- speed: from results/bench -->", "<!-- /speed -->"
+NETWORKS = {"preact-resnet-18": "PreActResNet-18", "wrn-34-10": "WRN-34-10", "small-cnn": "small CNN"}
+ENGINES = {"eager": "plain", "graphs": "graphs", "compile": "compile + graphs"}
+
+
+def table() -> str:
+    """The table as Markdown, one line a recorded comparison."""
+    lines = [
+        "| network | engine | k | baseline, s/epoch | BulletTrain, s/epoch | wall-clock | work | device |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for file in sorted((ROOT / "results" / "bench").glob("*.json")):
+        result = json.loads(file.read_text())
+        rows = {(row["engine"], row["method"]): row for row in result["rows"]}
+        lines += [
+            line(result, engine, rows[engine, "baseline"], rows[engine, "bullettrain"], file.name)
+            for engine in ENGINES
+            if {(engine, "baseline"), (engine, "bullettrain")} <= set(rows)
+        ]
+    return "\n".join(lines)
+
+
+def line(result: dict[str, Any], engine: str, baseline: dict[str, Any], mined: dict[str, Any], name: str) -> str:
+    """One comparison."""
+    config = result["config"]
+    cells = [
+        NETWORKS.get(config["network"]["name"], config["network"]["name"]),
+        f"[{ENGINES[engine]}](results/bench/{name})",
+        str(config["training"]["attack_group"] if engine != "eager" else 1),
+        f"{baseline['epoch_seconds']:.2f}",
+        f"{mined['epoch_seconds']:.2f}",
+        f"{mined['wall_clock_speedup']:.2f}×",
+        f"{mined['work_speedup']:.2f}×",
+        result["environment"]["device"],
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    """Rewrite the README, or check that it is up to date."""
+    parser = argparse.ArgumentParser(description="Write the README's speed table from results/bench")
+    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    check = parser.parse_args().check
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    before, rest = text.split(START)
+    after = rest.split(END)[1]
+    new = f"{before}{START}\n{table()}\n{END}{after}"
+    if check:
+        sys.exit(
+            0 if new == text else "README.md: the speed table is not what results/bench says; run this without --check"
+        )
+    readme.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
