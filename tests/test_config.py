@@ -116,6 +116,17 @@ def test_every_setting_can_be_set_as_it_is_shown(name):
         ("epochs=2.5", "whole number"),
         ("epochs=many", "no number"),
         ("epochs=0", "at least 1"),
+        ("epochs=inf", "whole number"),
+        ("epochs=nan", "whole number"),
+        ("lr=-1", "optimizer.lr is -1"),
+        ("lr=nan", "optimizer.lr is nan"),
+        ("eps=8", "did you mean 8/255"),
+        ("clip=-1", "optimizer.clip is -1"),
+        ("threads=-1", "training.threads is -1"),
+        ("probe=-5", "training.probe is -5"),
+        ("evaluation.steps=-1", "evaluation.steps is -1"),
+        ("evaluation.batch_size=0", "evaluation.batch_size is 0"),
+        ("seed=12345678901234567890123", "training.seed is"),
         ("eps=1/0", "no number"),
         ("eps=-1", "eps is -1"),
         ("flip=perhaps", "true or false"),
@@ -123,8 +134,8 @@ def test_every_setting_can_be_set_as_it_is_shown(name):
         ("norm=l1", "linf, l2"),
         ("method.robust=20", "out of order"),
         ("gamma=2", "gamma is 2"),
-        ("average=1", r"lies in \[0, 1\)"),
-        ("data.validation=-1", "negative"),
+        ("average=1", "training.average is 1"),
+        ("data.validation=-1", "data.validation is -1"),
         ("objective=pgd-at", "has no beta"),
     ],
 )
@@ -132,6 +143,15 @@ def test_bad_settings(setting, message):
     with pytest.raises(ConfigError, match=message) as caught:
         recipe("digits").with_settings([setting])
     assert "\n" not in str(caught.value)
+
+
+def test_nesterov_wants_momentum():
+    with pytest.raises(ConfigError, match="without momentum"):
+        recipe("digits").with_settings(["nesterov=true", "optimizer.momentum=0"])
+
+
+def test_a_long_seed_keeps_its_digits():
+    assert recipe("digits").with_settings(["seed=9007199254740993"]).training.seed == 9007199254740993
 
 
 def test_a_misspelt_recipe():

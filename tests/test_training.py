@@ -19,12 +19,13 @@ from PIL import Image
 import bullettrain as bt
 from bullettrain.data import load
 from bullettrain.engine.group import GroupEngine
+from bullettrain.evaluation import clean_accuracy
 from bullettrain.training import Config, recipe
 from bullettrain.training import run as runs
-from bullettrain.training.collapse import CollapseError, look_at_epoch, look_at_steps
+from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
 from bullettrain.training.folder import RunError, RunFolder, read_weights
 from bullettrain.training.loop import Trainer
-from bullettrain.training.setup import Place
+from bullettrain.training.setup import Place, load_data
 from bullettrain.training.tally import Counts
 
 CPU = Place(torch.device("cpu"))
@@ -184,7 +185,7 @@ def killed(folder, place, at):
 
 
 KILLS = [("step", 1), ("step", 8), ("step-after", 13), ("log", 6), ("log-after", 11)]
-KILLS += [("replace", n) for n in range(1, 18, 2)]
+KILLS += [("replace", n) for n in range(1, 20)]  # every moment at which a file is renewed
 
 
 @pytest.mark.parametrize(("place", "at"), KILLS)
@@ -200,10 +201,17 @@ def test_a_killed_run_resumes_and_ends_bit_for_bit(tmp_path, whole, place, at):
     assert not [path for path in folder.iterdir() if path.name.startswith("previous")]
 
 
-def test_a_run_killed_again_and_again_ends_bit_for_bit(tmp_path, whole):
+def test_every_renewal_of_a_file_was_killed_at_once(tmp_path):
+    assert killed(tmp_path / "a", "replace", 19)
+    assert not killed(tmp_path / "b", "replace", 20)
+
+
+@pytest.mark.parametrize("points", [(9, 6, 4), (11, 4), (11, 5), (17, 4), (17, 5), (12, 6), (15, 6), (16, 5)])
+def test_a_run_killed_again_and_again_ends_bit_for_bit(tmp_path, whole, points):
     folder = tmp_path / "run"
-    assert all(killed(folder, "replace", at) for at in (9, 6, 4))
-    runs.train(small(), folder, CPU, resume=True)
+    for at in points:
+        killed(folder, "replace", at)
+    assert runs.train(small(), folder, CPU, resume=True).finished
     assert weights_of(folder) == weights_of(whole)
 
 
@@ -227,6 +235,52 @@ def test_signals_finish_the_step_and_save(tmp_path, whole, monkeypatch, number, 
     monkeypatch.undo()
     assert runs.train(small(), tmp_path / "run", CPU, resume=True).finished
     assert weights_of(tmp_path / "run") == weights_of(whole)
+
+
+def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(tmp_path, whole, monkeypatch):
+    import bullettrain.evaluation.accuracy as accuracy
+
+    for at in (3, 14):  # in a validation, and in the final evaluation
+        calls, original = [0], accuracy._correct
+
+        def correct(*args, calls=calls, original=original, at=at):
+            calls[0] += 1
+            if calls[0] == at:
+                signal.raise_signal(signal.SIGTERM)
+            return original(*args)
+
+        monkeypatch.setattr(accuracy, "_correct", correct)
+        result = runs.train(small(), tmp_path / str(at), CPU)
+        assert result.signal == signal.SIGTERM
+        assert calls[0] <= at + 1
+        monkeypatch.undo()
+        assert runs.train(small(), tmp_path / str(at), CPU, resume=True).finished
+        assert weights_of(tmp_path / str(at)) == weights_of(whole)
+
+
+def test_a_folder_in_use_is_refused(tmp_path, unfinished):
+    with RunFolder(unfinished).alone(), pytest.raises(RunError, match="is in use"):
+        runs.train(small(), unfinished, CPU, resume=True)
+
+
+def test_data_that_changed_is_refused(tmp_path):
+    def write(n):
+        labels = np.arange(n) % 3
+        np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).random((n, 8, 8)).astype(np.float32), y=labels)
+
+    config = small(f"data.name=npz:{tmp_path}/data.npz", "data.train_size=0", "data.test_size=0", "data.validation=0")
+    write(200)
+
+    def child():
+        killing_self("step", 8)
+        runs.train(config, tmp_path / "run", CPU)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    write(210)
+    with pytest.raises(RunError, match="its data has changed"):
+        runs.train(config, tmp_path / "run", CPU, resume=True)
 
 
 def test_saving_within_an_epoch_changes_nothing(tmp_path, whole):
@@ -324,8 +378,27 @@ def test_a_full_disk_leaves_the_older_state(unfinished, monkeypatch):
         runs.train(small(), unfinished, CPU, resume=True)
     monkeypatch.undo()
     assert before["state.pt"] == (unfinished / "state.pt").read_bytes()
-    assert not list(unfinished.glob(".*.new"))
+    assert not list(unfinished.glob(".last*.new"))
     assert runs.train(small(), unfinished, CPU, resume=True).finished
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
+def test_foreign_bytes_are_no_traceback(unfinished, name):
+    content = (unfinished / name).read_bytes()
+    (unfinished / name).write_bytes(b"\xff\xfe\n" + content)
+    if name == "config.yaml":
+        with pytest.raises(RunError, match="cannot be read"):
+            runs.train(small(), unfinished, CPU, resume=True)
+    else:
+        assert runs.train(small(), unfinished, CPU, resume=True).finished
+
+
+def test_a_checkpoint_that_does_not_fit_is_no_traceback(unfinished):
+    state = torch.load(unfinished / "state.pt", weights_only=True)
+    del state["optimizer"]
+    torch.save(state, unfinished / "state.pt")
+    with pytest.raises(RunError, match="does not fit: 'optimizer'"):
+        runs.train(small(), unfinished, CPU, resume=True)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
@@ -366,6 +439,23 @@ def test_nan_weights_are_noticed(tmp_path):
         runs.train(small("lr=1e30", "optimizer.name=sgd", "epochs=40", "log_every=1"), tmp_path / "run", CPU)
 
 
+def test_what_has_collapsed_is_not_saved(tmp_path, monkeypatch):
+    original, calls = bt.TRADES.loss, [0]
+
+    def loss(self, *args):
+        calls[0] += 1
+        return original(self, *args) * (float("nan") if calls[0] > 8 else 1.0)
+
+    monkeypatch.setattr(bt.TRADES, "loss", loss)
+    with pytest.raises(CollapseError, match="NaN"):  # though a checkpoint is due after every step
+        runs.train(small("save_minutes=0", "log_every=50"), tmp_path / "run", CPU)
+    tensors, about = read_weights(tmp_path / "run" / "last.safetensors")
+    assert all(torch.isfinite(t).all() for t in tensors.values())
+    assert about["step"] == 7
+    assert kinds(tmp_path / "run", "end")[0]["seconds"] > 0
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 def test_training_against_an_attack_that_is_too_weak_is_noticed(tmp_path):
     weak = ("method.boundary=1", "method.robust=1", "method.outlier=1", "method.step_size=0.001", "eps=0.3")
     settings = ("objective=trades", "epochs=40", "data.validation=0", "lr=5e-3", *weak)
@@ -393,17 +483,30 @@ def test_keep_going_only_warns(tmp_path):
 
 def test_what_counts_as_collapse():
     counts = Counts()
-    counts.sums.update(examples=2000, outlier=2000, loss=4000.0)
-    assert "outlier" in look_at_steps(counts)
-    counts.sums.update(outlier=1999)
-    assert look_at_steps(counts) is None
-    counts.sums.update(examples=100, outlier=100)
-    assert look_at_steps(counts) is None  # too few to tell
+    counts.sums.update(examples=600, outlier=600, loss=1200.0)
+    streak = WrongStreak(selects=True, has_clean=True)
+    assert streak.look(counts) is None  # too few to tell
+    assert "outlier" in streak.look(counts)
+    counts.sums.update(outlier=599)
+    assert streak.look(counts) is None
+    assert look_at_loss(counts) is None
     counts.sums.update(loss=math.inf)
-    assert "infinite" in look_at_steps(counts)
+    assert "infinite" in look_at_loss(counts)
+    plain = WrongStreak(selects=False, has_clean=True)
+    counts.sums.update(examples=2000, outlier=0, clean=0)
+    assert "outlier" in plain.look(counts)  # a baseline has no outliers, but clean predictions
     assert "catastrophic" in look_at_epoch(0.7, 0.01, classes=10)
     fine = [(0.7, 0.3, 10), (0.2, 0.0, 10), (0.7, None, 10), (0.6, 0.0, 2)]  # the last: little above chance
     assert [look_at_epoch(robust, probe, classes=k) for robust, probe, k in fine] == [None] * 4
+
+
+def test_the_probe_has_every_class(tmp_path):
+    train = load("digits", split="train")
+    by_class = train.subset(train.labels.argsort())
+    trainer = Trainer(
+        small("probe=50"), RunFolder(tmp_path), CPU, (by_class, by_class.subset(torch.arange(0)), by_class)
+    )
+    assert torch.bincount(trainer._probe_images().labels).min() >= 4
 
 
 # -------------------------------------------------------------------------------- several processes, groups
@@ -439,6 +542,26 @@ def test_two_processes_train_what_one_trains(tmp_path, settings):
     assert [r["loss"] for r in a] == pytest.approx([r["loss"] for r in b], rel=1e-3)
     assert [r["robust_fraction"] for r in a] == pytest.approx([r["robust_fraction"] for r in b], abs=0.01)
     assert one.end["work"] == pytest.approx(kinds(tmp_path / "two", "end")[0]["work"], rel=0.02)
+
+
+def test_the_reported_accuracy_is_that_of_the_saved_weights(tmp_path):
+    """With batch norm every process has statistics of its own while it trains."""
+    settings = (
+        "network.name=wrn-10-1",
+        "epochs=2",
+        "data.validation=0",
+        "training.probe=0",
+        "evaluation.batch_size=30",
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(spawned, args=(port, str(tmp_path / "two"), settings), nprocs=2)
+    (test,) = (load_data(small(*settings), None)[2],)
+    for name in ("last", "averaged"):
+        said = [e for e in kinds(tmp_path / "two", "evaluation") if (e["weights"], e["attack"]) == (name, "clean")]
+        network = bt.load(tmp_path / "two", weights=name)
+        assert said[0]["accuracy"] == clean_accuracy(network, test, device=CPU.device)
 
 
 def test_accumulation_updates_once_a_group(tmp_path, monkeypatch):
@@ -521,5 +644,12 @@ def test_comparison(tmp_path):
     assert figures["rows"][0]["work"] == 13
     assert figures["speedup"]["work"] == pytest.approx(13 / mined.end["work"])
     assert figures["speedup"]["wall_clock"] == pytest.approx(baseline.end["seconds"] / mined.end["seconds"])
-    with pytest.raises(RunError, match="finished run"):
+    assert all((tmp_path / "both" / name / "report.html").exists() for name in ("", "baseline", "bullettrain"))
+    with pytest.raises(RunError, match="finished comparison"):
+        runs.compare(small(), tmp_path / "both", CPU)
+
+
+def test_an_interrupted_comparison_says_how_to_go_on(tmp_path):
+    killed(tmp_path / "both" / "baseline", "step", 8)
+    with pytest.raises(RunError, match=r"unfinished comparison; continue it with: .*--compare .*--resume"):
         runs.compare(small(), tmp_path / "both", CPU)

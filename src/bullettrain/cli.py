@@ -22,9 +22,11 @@ def main() -> None:
         app(prog_name="bullettrain")
     except (ConfigError, DataError, RunError, ImportError) as error:
         _stop(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _stop(message: str) -> None:
-    if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+    if "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0":  # of several processes one speaks
         print(f"bullettrain: {message}", file=sys.stderr)
     sys.exit(2)

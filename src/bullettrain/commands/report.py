@@ -22,4 +22,6 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a
         path = write_report(folder)
     except ValueError as error:
         raise RunError(str(error)) from None
+    except OSError as error:
+        raise RunError(f"report.html could not be written to {folder}: {error.strerror}") from None
     typer.echo(f"report  {path}")

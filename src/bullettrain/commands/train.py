@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bullettrain.reporting import write_report
+from bullettrain.reporting import words
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.config import Config, ConfigError
 from bullettrain.training.display import duration, percent
@@ -85,11 +85,13 @@ def train(
     place = find_place(device)
     name = recipe + ("-compare" if compare_both else "-baseline" if baseline else "")
     folder = out or _default_folder(name, resume=resume, nested="bullettrain" if compare_both else "")
-    try:
-        _train(console, config, folder, place, data_dir, resume, keep_going, compare_both)
-    finally:
-        if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group()
+    again = ["--device", device] if device else []
+    again += ["--keep-going"] if keep_going else []
+    again += ["--compare"] if compare_both else []
+    _train(console, config, folder, place, data_dir, resume, keep_going, compare_both, again)
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()  # nobody leaves while the first one still writes
+        dist.destroy_process_group()
 
 
 def _train(
@@ -101,6 +103,7 @@ def _train(
     resume: bool,
     keep_going: bool,
     both: bool,
+    options: list[str],
 ) -> None:
     arguments: dict[str, Any] = {
         "data_dir": data_dir,
@@ -115,35 +118,37 @@ def _train(
     except CollapseError as error:
         if place.first:
             console.print(f"[bold red]stopped[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-            console.print("The last good checkpoint is kept. --keep-going would go on.", highlight=False)
+            kept = [
+                path
+                for path in (folder, folder / "baseline", folder / "bullettrain")
+                if RunFolder(path).has_checkpoint()
+            ]
+            where = f"The last good checkpoint is in {kept[-1]}." if kept else "No epoch was finished before."
+            console.print(f"{where} --keep-going would go on.", highlight=False, soft_wrap=True)
         sys.exit(1)
     if not place.first:
         return
     last = results[-1]
-    if not last.finished:
-        extra = " --compare" if both else ""
-        console.print(
-            f"{last.reason}; go on with:\n  {resume_command(config, folder, data_dir)}{extra}",
-            highlight=False,
-            soft_wrap=True,
-        )
-        sys.exit(128 + int(last.reason.rsplit(" ", 1)[-1]))
+    if last.signal is not None:
+        command = resume_command(config, folder, data_dir, options)
+        console.print(f"interrupted; go on with:\n  {command}", highlight=False, soft_wrap=True)
+        sys.exit(128 + last.signal)
     if both:
         _print_comparison(console, *results)
     else:
         _print_result(console, last)
-    report = write_report(folder)
-    console.print(f"report  {report}", highlight=False, soft_wrap=True)
+    console.print(f"report  {folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 
 def _default_folder(name: str, *, resume: bool, nested: str) -> Path:
-    """runs/NAME, or runs/NAME-2, … past the finished ones."""
-    base = Path("runs")
-    candidate, n = base / name, 1
-    while not resume and RunFolder(candidate / nested).exists and RunFolder(candidate / nested).finished:
-        n += 1
-        candidate = base / f"{name}-{n}"
-    return candidate
+    """runs/NAME, or runs/NAME-2, … past the finished ones; to resume, the newest that is not finished."""
+    candidates = [Path("runs") / name]
+    while RunFolder(candidates[-1] / nested).exists or RunFolder(candidates[-1] / "baseline").exists:
+        candidates.append(Path("runs") / f"{name}-{len(candidates) + 1}")
+    unfinished = [path for path in candidates[:-1] if not RunFolder(path / nested).finished]
+    if unfinished:
+        return unfinished[-1]
+    return candidates[-2] if resume and len(candidates) > 1 else candidates[-1]
 
 
 def _list(console: Console) -> None:
@@ -156,7 +161,7 @@ def _list(console: Console) -> None:
 def _print_result(console: Console, result: Result) -> None:
     table = Table(title=f"{result.folder}", title_justify="left", title_style="bold", box=None, pad_edge=False)
     attacks = list(next(iter(result.accuracy.values())))
-    for heading in ("weights", *(_attack_name(attack) for attack in attacks)):
+    for heading in ("weights", *(_heading(attack) for attack in attacks)):
         table.add_column(heading, justify="left" if heading == "weights" else "right")
     for weights, figures in result.accuracy.items():
         table.add_row(weights, *(percent(figures[attack]) for attack in attacks))
@@ -175,7 +180,16 @@ def _print_comparison(console: Console, baseline: Result, mined: Result) -> None
     figures = comparison(baseline, mined)
     table = Table(title=f"{mined.folder.parent}", title_justify="left", title_style="bold", box=None, pad_edge=False)
     attack = next(key for key in figures["rows"][0] if key.startswith("pgd"))
-    headings = ("", "clean", _attack_name(attack), "training", "passes", "outlier", "boundary", "robust")
+    headings = (
+        "",
+        "clean",
+        _heading(attack),
+        "training",
+        "passes",
+        "outlier",
+        "boundary",
+        "robust",
+    )
     for heading in headings:
         table.add_column(heading, justify="right" if heading else "left")
     for row in figures["rows"]:
@@ -194,5 +208,5 @@ def _print_comparison(console: Console, baseline: Result, mined: Result) -> None
     )
 
 
-def _attack_name(attack: str) -> str:
-    return "clean" if attack == "clean" else attack.replace("pgd", "PGD-").replace("x", "×")
+def _heading(attack: str) -> str:
+    return attack if attack == "clean" else words.attack_name(attack)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 DASH = "–"
 THIN = "\u202f"  # a narrow space that does not break
 METHODS = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
-ATTACKS = {"clean": "Clean", "pgd20": "PGD-20", "autoattack": "AutoAttack"}
+ATTACKS = {"clean": "Clean", "autoattack": "AutoAttack"}
 
 
 def percent(fraction: float, digits: int = 1) -> str:
@@ -55,8 +56,15 @@ def short(value: float) -> str:
 
 
 def attack_name(attack: str) -> str:
-    """``pgd20`` as PGD-20; a name not known here stays as it is."""
+    """``pgd20`` as PGD-20, ``pgd100x20`` as PGD-100×20; a name not known here stays as it is."""
+    if found := re.fullmatch(r"pgd(\d+)(?:x(\d+))?", attack):
+        return f"PGD-{found[1]}" + (f"×{found[2]}" if found[2] else "")
     return ATTACKS.get(attack, attack)
+
+
+def plain(text: str) -> str:
+    """For a terminal: ordinary spaces."""
+    return text.replace(THIN, " ")
 
 
 def plural(word: str, count: int) -> str:

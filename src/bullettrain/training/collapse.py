@@ -16,13 +16,29 @@ class CollapseError(RuntimeError):
     """The run has collapsed; the message says how."""
 
 
-def look_at_steps(counts: Counts) -> str | None:
-    """What is wrong with the steps since the last look, if anything."""
-    if not math.isfinite(counts.sums["loss"]):
-        return "the loss is NaN or infinite; lower the learning rate, or clip gradients (--set optimizer.clip=1)"
-    if counts.sums["examples"] >= ENOUGH and counts.sums["outlier"] == counts.sums["examples"]:
+def look_at_loss(counts: Counts) -> str | None:
+    """Whether the loss since the last look is a number."""
+    if math.isfinite(counts.sums["loss"]):
+        return None
+    return "the loss is NaN or infinite; lower the learning rate, or clip gradients (--set optimizer.clip=1)"
+
+
+class WrongStreak:
+    """Notices that nothing has been predicted right for a long time."""
+
+    def __init__(self, *, selects: bool, has_clean: bool) -> None:
+        self.key = "outlier" if selects else "clean" if has_clean else "robust_hits"
+        self.examples = 0.0
+
+    def look(self, counts: Counts) -> str | None:
+        """Fold in some steps; what is wrong, if they and those before were all wrong."""
+        wrong = counts.sums["examples"] if counts.sums[self.key] == 0 else 0.0
+        if self.key == "outlier":
+            wrong = counts.sums["examples"] if counts.sums["outlier"] == counts.sums["examples"] else 0.0
+        self.examples = self.examples + wrong if wrong else 0.0
+        if self.examples < ENOUGH:
+            return None
         return "every example has become an outlier: the network predicts nothing right; lower the learning rate"
-    return None
 
 
 def look_at_epoch(robust_accuracy: float, probe: float | None, *, classes: int) -> str | None:
@@ -30,6 +46,6 @@ def look_at_epoch(robust_accuracy: float, probe: float | None, *, classes: int) 
     if probe is not None and robust_accuracy >= 1 / classes + ABOVE_CHANCE and probe <= NEAR_ZERO:
         return (
             f"catastrophic overfitting: {100 * robust_accuracy:.0f} % of the training attacks fail, but PGD-10 breaks "
-            f"all but {100 * probe:.0f} % of a probe; use more steps (--set method.boundary=10)"
+            f"all but {100 * probe:.0f} % of a probe; train against a stronger attack (method.boundary, step_size)"
         )
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -197,6 +198,39 @@ class EvaluationConfig:
     restarts: int = 1
 
 
+TINY = 1e-30
+LIMITS: dict[str, tuple[float, float]] = {
+    "data.validation": (0, math.inf),
+    "data.train_size": (0, math.inf),
+    "data.test_size": (0, math.inf),
+    "data.crop": (0, math.inf),
+    "optimizer.lr": (TINY, 1e30),
+    "optimizer.momentum": (0, 0.999999),
+    "optimizer.weight_decay": (0, 1e30),
+    "optimizer.clip": (0, 1e30),
+    "schedule.factor": (TINY, 1e30),
+    "schedule.warmup": (0, 1),
+    "schedule.final": (0, 1e30),
+    "training.epochs": (1, 1e9),
+    "training.batch_size": (1, 1e9),
+    "training.seed": (0, 2**63 - 1),
+    "training.attack_group": (1, 1e6),
+    "training.fresh": (0, 1e6),
+    "training.bucket": (1, 1e6),
+    "training.accumulate": (1, 1e6),
+    "training.average": (0, 0.9999999),
+    "training.threads": (0, 1e4),
+    "training.log_every": (1, 1e9),
+    "training.save_minutes": (0, 1e9),
+    "training.probe": (0, 1e9),
+    "evaluation.batch_size": (1, 1e9),
+    "evaluation.steps": (1, 1e6),
+    "evaluation.step_size": (TINY, 1e30),
+    "evaluation.restarts": (1, 1e6),
+}
+"""Least and most that a setting may be."""
+
+
 @dataclass(frozen=True)
 class Config:
     """A whole run."""
@@ -211,16 +245,20 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
-        for key in ("epochs", "batch_size", "accumulate", "log_every", "attack_group", "bucket"):
-            if getattr(self.training, key) < 1:
-                raise ConfigError(f"training.{key} is {getattr(self.training, key)}; it has to be at least 1")
-        for section, key in (("data", "validation"), ("data", "train_size"), ("data", "test_size")):
-            if getattr(getattr(self, section), key) < 0:
-                raise ConfigError(f"{section}.{key} is negative; give 0 or more")
-        if not 0 <= self.training.average < 1:
-            raise ConfigError(f"training.average is {self.training.average}; a decay lies in [0, 1)")
+        for path, (low, high) in LIMITS.items():
+            section, key = path.split(".")
+            value = getattr(getattr(self, section), key)
+            if value is not None and not low <= value <= high:  # NaN is neither
+                most = f" and at most {high:g}" if math.isfinite(high) else ""
+                raise ConfigError(f"{path} is {value}; it has to be at least {low:g}{most}")
         if self.method.norm not in NORMS:
             raise ConfigError(f"method.norm is {self.method.norm!r}; there are {', '.join(NORMS)}")
+        if self.method.norm == "linf" and self.method.eps > 1:
+            raise ConfigError(
+                f"method.eps is {self.method.eps:g}, but pixels are in [0, 1]; did you mean {self.method.eps:g}/255?"
+            )
+        if self.optimizer.nesterov and not self.optimizer.momentum:
+            raise ConfigError("optimizer.nesterov is set without momentum; set optimizer.momentum, e.g. to 0.9")
         try:
             self.method.engine()
         except ConfigError:
@@ -243,7 +281,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        """A config from :meth:`to_dict`; unknown and missing keys are refused."""
+        """A config from :meth:`to_dict`; unknown keys are refused, and missing ones have their defaults."""
         sections = {f.name: f for f in dataclasses.fields(cls)}
         made: dict[str, Any] = {}
         for name, value in values.items():
@@ -369,9 +407,9 @@ def _parse(text: str, hint: Any, name: str) -> Any:
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     if kind is int:
-        if value != int(value):
+        if not math.isfinite(value) or value != int(value):
             raise ConfigError(f"{name} is {text}; it has to be a whole number")
-        return int(value)
+        return int(text) if text.lstrip("+-").isdigit() else int(value)  # a float has not all digits of a seed
     return value
 
 

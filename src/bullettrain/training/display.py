@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -12,6 +13,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from bullettrain.reporting import words
+from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.tally import CLASSES
 
 COLOURS = dict(zip(CLASSES, ("magenta", "yellow", "cyan"), strict=True))
@@ -26,6 +29,7 @@ class Display:
         self.progress: Progress | None = None
         self.bar: TaskID | None = None
         self.live: Live | None = None
+        self.stop: StopRequest | None = None
         self.step, self.detail = done, Text(overflow="fold")
         self.began = time.monotonic()
         self.at_start = done
@@ -80,6 +84,7 @@ class Display:
         left = (time.monotonic() - self.began) / done * (self.epochs * self.steps_per_epoch - self.step)
         parts = [
             f"epoch {record['epoch']}/{self.epochs}",
+            f"step {record['step']}",
             f"loss {_number(record['loss'])}",
             f"lr {record['lr']:.2g}",
             f"{record['examples_per_second']:.0f} ex/s",
@@ -98,14 +103,14 @@ class Display:
 
     def evaluating(self, what: str, total: int) -> Evaluating:
         """A bar for an evaluation of ``total`` images."""
-        return Evaluating(self.progress, what, total)
+        return Evaluating(self.progress, what, total, self.stop)
 
 
 class Evaluating:
     """The bar of one evaluation; call it with the number of images done."""
 
-    def __init__(self, progress: Progress | None, what: str, total: int) -> None:
-        self.progress, self.what, self.total = progress, what, total
+    def __init__(self, progress: Progress | None, what: str, total: int, stop: StopRequest | None) -> None:
+        self.progress, self.what, self.total, self.stop = progress, what, total, stop
         self.bar: TaskID | None = None
 
     def __enter__(self) -> Evaluating:
@@ -120,7 +125,9 @@ class Evaluating:
             self.progress.remove_task(self.bar)
 
     def __call__(self, images: int) -> None:
-        """So many images are done."""
+        """So many images are done; a run that was asked to stop does not wait for the rest."""
+        if self.stop is not None and self.stop.signal is not None:
+            raise StoppedError
         if self.progress is not None and self.bar is not None:
             self.progress.advance(self.bar, images)
 
@@ -136,16 +143,12 @@ def shares(record: Mapping[str, Any], *, colour: bool = False) -> str:
 
 def percent(share: float | None) -> str:
     """0.8146 as 81.5 %."""
-    return "–" if share is None else f"{100 * share:.1f} %"
+    return words.plain(words.percent(math.nan if share is None else share))
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, whichever reads best."""
-    if seconds < 90:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h"
+    """12.3 s, 5 min 12 s, 1 h 23 min."""
+    return words.plain(words.duration(seconds))
 
 
 def _number(value: float | None) -> str:

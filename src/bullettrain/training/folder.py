@@ -68,13 +68,28 @@ class RunFolder:
         with extra("a run's folder"):
             import yaml
         try:
-            values = yaml.safe_load((self.path / "config.yaml").read_text())
+            values = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
             values.pop("environment", None)
             return Config.from_dict(values)
         except FileNotFoundError:
             raise RunError(f"{self.path} is no run: it has no config.yaml") from None
-        except (yaml.YAMLError, AttributeError, ConfigError, TypeError) as error:
+        except (yaml.YAMLError, UnicodeDecodeError, AttributeError, ConfigError, TypeError) as error:
             raise RunError(f"{self.path / 'config.yaml'} cannot be read: {_one_line(error)}") from None
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder: a second process that trains in it is refused."""
+        try:
+            import fcntl
+        except ImportError:  # Windows: no such lock
+            yield
+            return
+        with (self.path / "config.yaml").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(f"{self.path} is in use: another process is training there") from None
+            yield
 
     # -------------------------------------------------------------------------------------------- metrics
 
@@ -86,13 +101,15 @@ class RunFolder:
     def records(self) -> list[dict[str, Any]]:
         """All records so far; a last line that a kill cut short is left out."""
         try:
-            lines = (self.path / "metrics.jsonl").read_text().split("\n")
+            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").split("\n")
         except (FileNotFoundError, NotADirectoryError):
             return []
         records = []
         for line in lines:
             with contextlib.suppress(json.JSONDecodeError):
-                records.append(json.loads(line))
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    records.append(record)
         return records
 
     def metrics_size(self) -> int:
@@ -112,8 +129,18 @@ class RunFolder:
         """``name``.safetensors, with ``about`` as JSON beside the tensors."""
         self.write(f"{name}.safetensors", _pack(weights, about))
 
-    def save(self, weights: Mapping[str, Tensor], about: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        """A checkpoint: last.safetensors and state.pt, both of step ``about["step"]``."""
+    def save(
+        self,
+        weights: Mapping[str, Tensor],
+        averaged: Mapping[str, Tensor] | None,
+        about: Mapping[str, Any],
+        state: Mapping[str, Any],
+    ) -> None:
+        """A checkpoint: last.safetensors and state.pt, both of step ``about["step"]``.
+
+        The average lies in the state too; its file is for users, and is renewed before the state, so that a kill
+        between the two is made good when the steps since the old state are taken again.
+        """
         last, previous = self.path / "last.safetensors", self.path / "previous.safetensors"
         with self._writing("a checkpoint"):
             new_weights = self._beside("last.safetensors", _pack(weights, about))
@@ -122,6 +149,10 @@ class RunFolder:
             except BaseException:
                 new_weights.unlink(missing_ok=True)
                 raise
+            if averaged is not None:
+                os.replace(
+                    self._beside("averaged.safetensors", _pack(averaged, about)), self.path / "averaged.safetensors"
+                )
             if last.exists():
                 os.replace(last, previous)
             os.replace(new_weights, last)
@@ -148,6 +179,8 @@ class RunFolder:
                 problems.append(str(error))
                 continue
             if about.get("step") == step:
+                if name == "previous":  # a kill came between the two: these are the state's weights, not last's
+                    os.replace(self.path / "previous.safetensors", self.path / "last.safetensors")
                 return weights, state
             problems.append(f"{name}.safetensors is of step {about.get('step')}, the state of step {step}")
         raise RunError(f"{self.path} cannot be resumed: {'; '.join(problems)}")

@@ -17,18 +17,19 @@ from bullettrain.attacks import random_noise
 from bullettrain.checks import DivergedError
 from bullettrain.data import Augment, ImageSet, Loader
 from bullettrain.data.base import derive_seed
+from bullettrain.data.sets import stratified
 from bullettrain.engine import StepOutput
 from bullettrain.engine.group import Batch
 from bullettrain.objectives import AdversarialObjective
-from bullettrain.training.collapse import CollapseError, look_at_epoch, look_at_steps
+from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
 from bullettrain.training.config import Config, ConfigError
 from bullettrain.training.display import Display
-from bullettrain.training.folder import RunFolder, read_weights
+from bullettrain.training.folder import RunError, RunFolder, read_weights
 from bullettrain.training.judge import Judge, speedups
 from bullettrain.training.optim import make_optimizer, rate
 from bullettrain.training.records import Recorder, save_samples
-from bullettrain.training.setup import Place, Shape, make_network
-from bullettrain.training.signals import StopRequest
+from bullettrain.training.setup import Place, Shape, fingerprint, make_network
+from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.steppers import GroupStepper, choose
 from bullettrain.training.tally import Counts, Tally
 
@@ -45,6 +46,8 @@ class Position:
     seconds: float = 0.0
     """Spent training, evaluations not counted."""
     epoch_seconds: float = 0.0
+    capture_seconds: float = 0.0
+    """Spent on compilation and captures, not counted as training."""
     best: float = -1.0
     """Highest validation PGD-10 accuracy so far."""
 
@@ -66,6 +69,10 @@ class Trainer:
             raise ConfigError("AugMix recipes are settings only so far: the views they train on are not made yet")
         self.config, self.folder, self.place, self.keep_going = config, folder, place, keep_going
         self.train_set, self.validation_set, self.test_set = data
+        if config.training.batch_size < place.world:
+            raise ConfigError(
+                f"training.batch_size is {config.training.batch_size} for {place.world} processes; each needs an image"
+            )
         training = config.training
         if training.threads:
             torch.set_num_threads(training.threads)
@@ -75,6 +82,8 @@ class Trainer:
         if training.channels_last:
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.engine = config.method.engine()
+        if keep_going:
+            self.engine.check_every = 0  # what it would refuse is only to be warned of
         self.selects = self.engine.budget.uniform_steps is None
         self.average = None
         if training.average:
@@ -118,7 +127,11 @@ class Trainer:
         )
         self.judge = Judge(config, place.device, self.display)
         self.recorder = Recorder(folder if place.first else None)
+        self.streak = WrongStreak(selects=self.selects, has_clean=self.engine.objective.has_clean_term)
+        self.fingerprint = fingerprint(data)
         self._warned: set[str] = set()
+        self._began: float | None = None
+        self._captured = 0.0
         self._saved = time.monotonic()
         self._last: tuple[Tensor, Tensor, StepOutput] | None = None
 
@@ -131,14 +144,19 @@ class Trainer:
         """
         self.display.step = self.display.at_start = self.at.step
         with StopRequest() as stop, self.display, self.recorder:
-            self._warm_up()
+            self.display.stop = None if self.place.together else stop
             try:
+                self._warm_up()
                 while self.at.epoch < self.config.training.epochs:
                     if not self._epoch(stop):
                         self.save()
                         return f"stopped by signal {stop.signal}"
                 self._evaluate()
+            except StoppedError:
+                self.save()
+                return f"stopped by signal {stop.signal}"
             except (DivergedError, CollapseError) as error:
+                self._clock()
                 self.recorder.log({"kind": "warning", "step": self.at.step, "message": str(error)})
                 self._end(f"collapsed: {error}")
                 raise CollapseError(str(error)) from None
@@ -149,42 +167,56 @@ class Trainer:
         """One step on a copy, off the clock: what is loaded at the first step must not count as training time."""
         if self.at.epoch == self.config.training.epochs:
             return
+        if isinstance(self.stepper, GroupStepper):
+            return  # it counts its captures and compilations itself
         devices = [self.place.device] if self.place.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             network, engine = copy.deepcopy(self.network), self.config.method.engine()
-            optimizer = make_optimizer(network, self.config.optimizer)  # its kind is loaded, too
+            model: nn.Module = network
+            if self.config.training.compile:
+                torch.compiler.reset()  # so that of two runs in a row both pay, and neither on the clock
+                model = torch.compile(network, dynamic=True)  # type: ignore[assignment]
+            optimizer = make_optimizer(network, self.config.optimizer)
             x, y = next(iter(self.loader.epoch(0)))
-            with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.half):
-                out = engine.step(network, x, y)
-            out.loss.backward()  # type: ignore[no-untyped-call]
+            for part in (x, x[: max(2, len(x) // 2)]) if self.config.training.compile else (x,):
+                with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.half):
+                    out = engine.step(model, part, y[: len(part)])
+                out.loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     def _epoch(self, stop: StopRequest) -> bool:
         """The rest of the epoch; False if the run was asked to stop before its end."""
-        training, began = self.config.training, time.perf_counter()
+        training = self.config.training
         unit: list[Batch] = []
+        self._began = time.perf_counter()
         for x, y in self.loader.epoch(self.at.epoch, self.at.index):
             unit.append((x, y, self._start(x, self.at.index + len(unit))))
-            whole = len(unit) == self.stepper.unit or self.at.index + len(unit) == self.batches
-            if not whole:
+            if len(unit) < self.stepper.unit and self.at.index + len(unit) < self.batches:
                 continue
-            logged = self.at.step // training.log_every
+            before = self.at.step // training.log_every
             self._take(unit)
             unit = []
-            if self.at.step // training.log_every > logged:
-                self._interval(began)
-            if self._should_stop(stop):
-                self._clock(began)
+            due = self.at.step // training.log_every > before
+            if due:
+                self._interval()
+            if self._should_stop(stop, due):
+                self._look_before_saving()
                 return False
             if time.monotonic() - self._saved > 60 * training.save_minutes and not self.place.together:
-                began = self._clock(began)
+                self._look_before_saving()
                 self.save()
+                self._began = time.perf_counter()
             if self.at.index == self.batches:
                 break
-        self._interval(began)
-        self._clock(began)
+        self._interval()
+        self._clock()
         self._end_of_epoch()
         return True
+
+    def _look_before_saving(self) -> None:
+        """Stop the clock, and do not save what has collapsed since the last look."""
+        self._clock()
+        self._warn(look_at_loss(self.tally.peek()))
 
     def _take(self, unit: list[Batch]) -> None:
         """A unit of mini-batches, and the updates that come of it."""
@@ -214,22 +246,27 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------ in between
 
-    def _clock(self, began: float) -> float:
-        """Add the time since ``began`` to the run's; returns now."""
+    def _clock(self) -> None:
+        """Add the time since the clock was started to the run's, less what captures and compilations took."""
+        if self._began is None:
+            return
         if self.place.device.type == "cuda":
             torch.cuda.synchronize(self.place.device)
-        now = time.perf_counter()
-        self.at.seconds += now - began
-        self.at.epoch_seconds += now - began
-        return now
+        spent = time.perf_counter() - self._began
+        captured = self.stepper.capture_seconds
+        spent -= captured - self._captured
+        self.at.capture_seconds += captured - self._captured
+        self._captured, self._began = captured, None
+        self.at.seconds += spent
+        self.at.epoch_seconds += spent
 
-    def _interval(self, began: float) -> None:
+    def _interval(self) -> None:
         """Read the figures since the last time, record them, and look for trouble."""
         counts = self.tally.read(self.place.together)
         if not counts.sums["examples"]:
             return
         self.epoch_counts += counts
-        elapsed = self.at.epoch_seconds + time.perf_counter() - began
+        elapsed = self.at.epoch_seconds + time.perf_counter() - (self._began or time.perf_counter())
         record = {
             "kind": "step",
             "step": self.at.step,
@@ -239,7 +276,8 @@ class Trainer:
         }
         self.recorder.log(record)
         self.display.interval(record)
-        self._warn(look_at_steps(counts))
+        self._warn(look_at_loss(counts))
+        self._warn(self.streak.look(counts))
 
     def _figures(self, counts: Counts) -> dict[str, Any]:
         has_clean = self.engine.objective.has_clean_term
@@ -262,6 +300,7 @@ class Trainer:
         """Validation, probe, best weights, checkpoint."""
         training, counts = self.config.training, self.epoch_counts
         figures = self._figures(counts)
+        self._one_set_of_statistics()
         validation: tuple[float | None, float | None] = (None, None)
         if len(self.validation_set):
             held = self.validation_set
@@ -301,12 +340,20 @@ class Trainer:
         save_samples(self.folder, x, y, out, self.train_set.classes)
 
     def _probe_images(self) -> ImageSet:
-        return self.train_set.subset(torch.arange(min(self.config.training.probe, len(self.train_set))))
+        size = min(self.config.training.probe, len(self.train_set))
+        return self.train_set.subset(stratified(self.train_set.labels, size, seed=0)[1])
 
-    def _should_stop(self, stop: StopRequest) -> bool:
+    def _one_set_of_statistics(self) -> None:
+        """Batch-norm statistics of the first process for all: those are what is saved."""
+        if self.place.together:
+            average = [] if self.average is None else list(self.average.module.buffers())
+            for buffer in (*self.network.buffers(), *average):
+                dist.broadcast(buffer, 0)
+
+    def _should_stop(self, stop: StopRequest, due: bool) -> bool:
         if not self.place.together:
             return stop.signal is not None
-        if self.at.step % self.config.training.log_every:
+        if not due:
             return False  # processes must agree, and asking at every step would cost
         asked = torch.tensor([stop.signal or 0], device=self.place.device)
         dist.all_reduce(asked, op=dist.ReduceOp.MAX)
@@ -341,36 +388,44 @@ class Trainer:
                 "rng": torch.get_rng_state(),
                 "cuda_rng": torch.cuda.get_rng_state(self.place.device) if self.place.device.type == "cuda" else None,
                 "metrics_size": self.recorder.size(),
+                "data": self.fingerprint,
             }
-            self.folder.save(self.network.state_dict(), self._about(), state)
-            if self.average is not None:
-                self.folder.save_weights("averaged", self.average.module.state_dict(), self._about())
+            averaged = None if self.average is None else self.average.module.state_dict()
+            self.folder.save(self.network.state_dict(), averaged, self._about(), state)
         if self.place.together:
             dist.barrier()
 
     def resume(self) -> None:
         """Continue from the folder's checkpoint."""
         weights, state = self.folder.load()
-        self.network.load_state_dict(weights)
-        self.optimizer.load_state_dict(state["optimizer"])
-        if isinstance(self.stepper, GroupStepper):
-            self.stepper.loaded()
-        self.engine.load_state_dict(state["engine"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
-        self.at = Position(**state["position"])
-        self.tally.load_state_dict(state["tally"])
-        self.epoch_counts, self.run_counts = Counts(state["epoch_counts"]), Counts(state["run_counts"])
-        torch.set_rng_state(state["rng"])
-        if state["cuda_rng"] is not None and self.place.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_rng"], self.place.device)
-        if self.place.first:
-            self.folder.cut_metrics(state["metrics_size"])
+        try:
+            if state["data"] != self.fingerprint:
+                raise RunError(f"{self.folder.path} cannot be resumed: its data has changed since")
+            self.network.load_state_dict(weights)
+            self.optimizer.load_state_dict(state["optimizer"])
+            if isinstance(self.stepper, GroupStepper):
+                self.stepper.loaded()
+            self.engine.load_state_dict(state["engine"])
+            if self.average is not None:
+                self.average.load_state_dict(state["average"])
+            self.at = Position(**state["position"])
+            if self.place.first:  # sums over processes: one of them goes on with what there was
+                self.tally.load_state_dict(state["tally"])
+            self.epoch_counts, self.run_counts = Counts(state["epoch_counts"]), Counts(state["run_counts"])
+            torch.set_rng_state(state["rng"])
+            if state["cuda_rng"] is not None and self.place.device.type == "cuda":
+                torch.cuda.set_rng_state(state["cuda_rng"], self.place.device)
+            if self.place.first:
+                self.folder.cut_metrics(state["metrics_size"])
+        except (KeyError, TypeError, RuntimeError, AttributeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise RunError(f"{self.folder.path} cannot be resumed, its checkpoint does not fit: {reason}") from None
 
     # ---------------------------------------------------------------------------------------- the end
 
     def _evaluate(self) -> None:
         """Clean and PGD accuracy on the test set, of all the weights that were kept."""
+        self._one_set_of_statistics()
         for name in self._kept():
             model = copy.deepcopy(self.network)
             if name == "best":
@@ -393,6 +448,7 @@ class Trainer:
                 "kind": "end",
                 "reason": reason,
                 "seconds": self.at.seconds,
+                "capture_seconds": self.at.capture_seconds,
                 "epochs": self.at.epoch,
                 "examples": counts.sums["examples"],
                 **{name: figures[name] for name in ("outlier", "boundary", "robust", "work")},

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from rich.console import Console
 
+from bullettrain.reporting import write_report
 from bullettrain.training.config import Config, as_setting
 from bullettrain.training.folder import RunError, RunFolder, environment
 from bullettrain.training.loop import Trainer
@@ -33,6 +37,12 @@ class Result:
     def finished(self) -> bool:
         """Whether it came to its end."""
         return self.reason == "finished"
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that stopped it, if one did."""
+        number = self.reason.removeprefix("stopped by signal ")
+        return int(number) if number.isdigit() else None
 
     @property
     def chosen(self) -> str:
@@ -66,8 +76,24 @@ def train(
         folder.cut_metrics(0)
     where = f", from step {trainer.at.step}" if going_on else ""
     trainer.display.message(f"{config.recipe} on {place.device}: {out}{where}")
-    reason = trainer.run()
+    with folder.alone() if place.first else contextlib.nullcontext():
+        try:
+            reason = trainer.run()
+        finally:
+            if place.first:
+                _report(out, console)
     return read_result(folder, reason)
+
+
+def _report(out: Path, console: Console | None) -> None:
+    """The report, also of a run that collapsed or was stopped; a disk without room for it loses nothing else."""
+    try:
+        write_report(out)
+    except OSError as error:
+        if console is not None:
+            console.print(
+                f"report.html could not be written to {out}: {error.strerror}", highlight=False, soft_wrap=True
+            )
 
 
 def check_folder(folder: RunFolder, config: Config, *, resume: bool, data_dir: Path | None = None) -> bool:
@@ -90,14 +116,16 @@ def check_folder(folder: RunFolder, config: Config, *, resume: bool, data_dir: P
     raise RunError(f"{folder.path} holds an unfinished run; continue it with: {command}")
 
 
-def resume_command(config: Config, out: Path, data_dir: Path | None = None) -> str:
-    """What to type to go on: the recipe, what was changed in it, and the folder."""
+def resume_command(config: Config, out: Path, data_dir: Path | None = None, options: Sequence[str] = ()) -> str:
+    """What to type to go on: the recipe, what was changed in it, the folder, and other options as they were."""
     changed = recipe(config.recipe).differences(config)
-    words = ["bullettrain", "train", config.recipe]
+    world = os.environ.get("WORLD_SIZE", "1")
+    words = ["bullettrain"] if world == "1" else ["torchrun", "--nproc-per-node", world, "-m", "bullettrain"]
+    words += ["train", config.recipe]
     for key, (_, value) in changed.items():
         words += ["--set", f"{key}={as_setting(value)}"]
     words += ["--data-dir", str(data_dir)] if data_dir else []
-    return shlex.join([*words, "--out", str(out), "--resume"])
+    return shlex.join([*words, *options, "--out", str(out), "--resume"])
 
 
 def read_result(folder: RunFolder, reason: str | None = None) -> Result:
@@ -124,9 +152,12 @@ def compare(
 ) -> tuple[Result, Result]:
     """The same recipe without and with BulletTrain, in ``out``/baseline and ``out``/bullettrain."""
     configs = {"baseline": config.baseline(), "bullettrain": config}
-    if not resume:
-        for name, part in configs.items():
-            check_folder(RunFolder(out / name), part, resume=False, data_dir=data_dir)
+    there = [RunFolder(out / name) for name in configs if RunFolder(out / name).exists]
+    if there and not resume:
+        if len(there) == 2 and all(folder.finished for folder in there):
+            raise RunError(f"{out} holds a finished comparison; choose another --out")
+        command = resume_command(config, out, data_dir, ["--compare"])
+        raise RunError(f"{out} holds an unfinished comparison; continue it with: {command}")
     results = []
     for name, part in configs.items():
         if console is not None and place.first:
@@ -140,6 +171,7 @@ def compare(
     else:
         if place.first:
             RunFolder(out).write("comparison.json", json.dumps(comparison(*results), indent=2).encode())
+            _report(out, console)
     return results[0], results[-1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -46,8 +47,14 @@ def find_place(device: str | None) -> Place:
         raise ConfigError(f"there is no device {name!r}; write cpu, cuda or cuda:1") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda was asked for, but this machine has no CUDA device; use --device cpu")
+    try:
+        float(torch.ones(1, device=found))
+    except (RuntimeError, NotImplementedError, AssertionError):
+        raise ConfigError(f"device {name} cannot be used here; write cpu, cuda or cuda:1") from None
     if world == 1:
         return Place(found)
+    if "RANK" not in os.environ or "LOCAL_RANK" not in os.environ:
+        raise ConfigError("WORLD_SIZE is set, but RANK is not; start several processes with torchrun")
     if found.type == "cuda" and found.index is None:
         found = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(found)
@@ -62,8 +69,25 @@ def load_data(config: Config, root: Path | None) -> tuple[ImageSet, ImageSet, Im
     train = load(data.name, split="train", root=root, image_size=data.image_size)
     test = load(data.name, split="test", root=root, image_size=data.image_size)
     train, test = _part(train, data.train_size, "train_size"), _part(test, data.test_size, "test_size")
+    if data.validation >= len(train):
+        raise ConfigError(
+            f"data.validation is {data.validation}, but there are {len(train)} training images; set it lower, or to 0"
+        )
     train, validation = split_validation(train, data.validation, config.training.seed)
+    for images, what in ((train, "training"), (test, "test")):
+        if not len(images):
+            raise ConfigError(f"data.name is {data.name}, which leaves no {what} images; give it more")
     return train, validation, test
+
+
+def fingerprint(data: tuple[ImageSet, ...]) -> str:
+    """Changes with the data: sizes, shapes, classes, labels, and every so many images."""
+    digest = hashlib.blake2b(digest_size=16)
+    for images in data:
+        digest.update(repr((tuple(images.images.shape), images.classes)).encode())
+        digest.update(images.labels.cpu().numpy().tobytes())
+        digest.update(images.images[:: max(1, len(images) // 500)].cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _part(images: ImageSet, size: int, name: str) -> ImageSet:

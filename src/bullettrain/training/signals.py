@@ -29,6 +29,9 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+            raise KeyboardInterrupt  # at once, but with everything closed on the way out
         self.signal = number
+
+
+class StoppedError(Exception):
+    """The run was asked to stop in the middle of an evaluation."""

@@ -25,6 +25,11 @@ class Stepper(Protocol):
     unit: int
     """Mini-batches that belong together; a run stops and saves between units."""
 
+    @property
+    def capture_seconds(self) -> float:
+        """Time spent so far on compilation and captures."""
+        ...
+
     def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
         """Train on up to ``unit`` mini-batches, the i-th at ``rate(i)``; returns the last one's output.
 
@@ -35,6 +40,8 @@ class Stepper(Protocol):
 
 class PlainStepper:
     """`BulletTrain.step`, with gradient accumulation and several processes."""
+
+    capture_seconds = 0.0
 
     def __init__(
         self,
@@ -117,6 +124,11 @@ class GroupStepper:
             materialize(optimizer)
         self._rate: Callable[[int], float] = lambda index: 0.0
         self._index = 0
+
+    @property
+    def capture_seconds(self) -> float:
+        """Time spent so far on compilation and captures."""
+        return 0.0 if self.graphs is None else self.graphs.seconds
 
     def loaded(self) -> None:
         """The optimiser's and the average's state were loaded: put them where a capture wants them."""

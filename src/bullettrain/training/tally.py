@@ -50,6 +50,10 @@ class Tally:
         self.passes = 0.0
         return Counts(dict(zip((*FIELDS, "passes"), sums.tolist(), strict=True)))
 
+    def peek(self) -> Counts:
+        """What this process has counted since the last reading."""
+        return Counts(dict(zip((*FIELDS, "passes"), [*self.sums.tolist(), self.passes], strict=True)))
+
     def state_dict(self) -> dict[str, Any]:
         """The sums as they stand."""
         return {"sums": self.sums.tolist(), "passes": self.passes}
