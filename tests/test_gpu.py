@@ -41,7 +41,9 @@ def on_gpu(m, seed, classes=10):
 
 def captured(train, net, lr, **settings):
     """A group engine with everything captured, and its runner."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(lr, device=CUDA), momentum=0.9, fused=True)
+    optimizer = torch.optim.SGD(
+        net.parameters(), lr=torch.tensor(lr, dtype=torch.float64, device=CUDA), momentum=0.9, fused=True
+    )
     materialize(optimizer)
     graphs = Graphs(lambda: [*engine.tensors(), *optimizer_tensors(optimizer)])
     engine = GroupEngine(train, net, optimizer.step, settings=GroupSettings(captured=True, **settings), runner=graphs)
@@ -56,7 +58,7 @@ def make(name, counts):
 
 # Double precision over 20 steps in a row. In single and in half precision rounding turns the sign of gradients near
 # 0, and that drifts: there each of the 20 steps starts from the same weights.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.05}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
 @pytest.mark.parametrize("parallel", [False, True])

@@ -236,6 +236,18 @@ def test_larger_buckets_differ_only_for_those_moved_up():
     assert rounded.work.total > exact.work.total
 
 
+def test_a_network_without_batch_norm_has_a_twin_too():
+    net = tiny_net()
+    x, y = batch(12, channels=1, size=4, dtype=torch.float64)
+    y[:8] = net(x).argmax(1)[:8]
+    outs = []
+    for parallel in (False, True):
+        settings_ = GroupSettings(parallel=parallel)
+        group = GroupEngine(engine("trades", (4, 2, 0)), copy.deepcopy(net), lambda: None, settings=settings_)
+        outs.append(group.step([(x, y, x + 0.01)])[0])
+    assert torch.equal(outs[0].loss, outs[1].loss)
+
+
 def test_what_cannot_be_sliced_is_said():
     net, nothing = norm_net(), lambda: None
     odd = BulletTrain(bt.TRADES(), budget=StepBudget(1, 2, ordered=False))

@@ -65,10 +65,10 @@ class Twin:
     def beside(self) -> Iterator[None]:
         """What runs in here runs beside what follows, until :meth:`join`; on a CPU one after the other."""
         with torch.no_grad():
-            mine = [t for a, _ in self.norms for t in _statistics(a)]
-            self.before = [t.clone() for t in mine]
-            torch._foreach_copy_([t for _, b in self.norms for t in _statistics(b)], mine)
-        if not self.norms or not self.before[0].is_cuda:
+            self.before = [t.clone() for a, _ in self.norms for t in _statistics(a)]
+            for mine, value in zip((t for _, b in self.norms for t in _statistics(b)), self.before, strict=True):
+                mine.copy_(value)
+        if not next(self.copy.parameters()).is_cuda:
             yield
             return
         if self.stream is None:

@@ -28,6 +28,10 @@ class Graphs:
         self.reason: str | None = None
         """Why capturing was given up, if it was."""
         self._new_pools()
+        # The halves of an update run on two streams on purpose; torch would warn of it once.
+        quiet = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
+        if quiet is not None:
+            quiet(False)
 
     def _new_pools(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
