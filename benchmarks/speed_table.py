@@ -18,8 +18,8 @@ ENGINES = {"eager": "plain", "graphs": "graphs", "compile": "compile + graphs"}
 def table() -> str:
     """The table as Markdown, one line a recorded comparison."""
     lines = [
-        "| network | engine | k | baseline, s/epoch | BulletTrain, s/epoch | wall-clock | work | device |",
-        "|---|---|---|---|---|---|---|---|",
+        "| network | data | engine | k | baseline, s/epoch | BulletTrain, s/epoch | wall-clock | work | device |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for file in sorted((ROOT / "results" / "bench").glob("*.json")):
         result = json.loads(file.read_text())
@@ -37,6 +37,7 @@ def line(result: dict[str, Any], engine: str, baseline: dict[str, Any], mined: d
     config = result["config"]
     cells = [
         NETWORKS.get(config["network"]["name"], config["network"]["name"]),
+        config["data"]["name"],
         f"[{ENGINES[engine]}](results/bench/{name})",
         str(config["training"]["attack_group"] if engine != "eager" else 1),
         f"{baseline['epoch_seconds']:.2f}",

@@ -132,6 +132,14 @@ def test_robust_fraction_is_the_literal_one(batches, gamma, momentum):
     assert 0 <= float(fraction.value) <= gamma
 
 
+def test_a_value_that_was_read_stays():
+    fraction = bt.RobustFraction()
+    before = fraction.value
+    fraction.update(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+    assert float(before) == 0
+    assert float(fraction.value) > 0
+
+
 def test_robust_fraction_averages_views_and_resumes():
     fraction = bt.RobustFraction(gamma=1.0, momentum=0.5)
     views = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]])  # hits: 1, 1 and 0, 1

@@ -141,7 +141,12 @@ class RobustFraction:
 
     @property
     def value(self) -> Tensor:
-        """F_R, a 0-d tensor on the device of the logits seen last."""
+        """F_R, a 0-d tensor on the device of the logits seen last; later updates do not change it."""
+        return self._value.clone()
+
+    @property
+    def live(self) -> Tensor:
+        """The tensor that F_R is kept in, updated in place."""
         return self._value
 
     def to(self, device: torch.device) -> None:

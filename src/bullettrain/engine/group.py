@@ -257,7 +257,7 @@ class GroupEngine:
     def tensors(self) -> list[Tensor]:
         """Everything that pieces change, besides what ``update`` and ``observe`` do."""
         buffers = [] if self.memory is None else [t for t in vars(self.memory).values() if torch.is_tensor(t)]
-        return [*self.network.parameters(), *self.network.buffers(), self.train.robust_fraction.value, *buffers]
+        return [*self.network.parameters(), *self.network.buffers(), self.train.robust_fraction.live, *buffers]
 
     def _fill(self, batches: Sequence[Batch], rows: int) -> None:
         """The group's examples into the static buffers, which grow where they are too small."""
