@@ -103,24 +103,25 @@ class AdversarialObjective(Objective):
         norm: "linf" or "l2".
         bounds: valid range of pixels.
         attack_mode: mode of the network during the attack; the TRADES and MART authors have it in eval mode.
-        selection: see :class:`Objective`.
+        selection: see :class:`Objective`; None: the objective's own choice.
         generator: source of the attack's noise.
     """
 
     attack_loss: str | AttackLoss = "ce"
     random_start: RandomStart = "normal"
+    own_selection: Mode = "eval"
 
     def __init__(
         self,
         *,
-        eps: float,
-        norm: str | Norm,
-        bounds: tuple[float, float],
-        attack_mode: Mode,
-        selection: Mode,
-        generator: torch.Generator | None,
+        eps: float = 0.031,
+        norm: str | Norm = "linf",
+        bounds: tuple[float, float] = (0.0, 1.0),
+        attack_mode: Mode = "eval",
+        selection: Mode | None = None,
+        generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__(selection)
+        super().__init__(self.own_selection if selection is None else selection)
         self.eps, self.bounds = check_positive(eps, "eps"), check_bounds(bounds)
         self.norm = norm_named(norm) if isinstance(norm, str) else norm
         self.attack_mode: Mode = check_mode(attack_mode, "attack_mode")
@@ -159,6 +160,31 @@ class AdversarialObjective(Objective):
     def attack_target(self, model: nn.Module, x: Tensor, s: Tensor | None) -> Tensor | None:
         """Probabilities (m, K) that the attack moves away from, where it does not use the labels."""
         return None
+
+
+class RegularizedObjective(AdversarialObjective):
+    """An attack, and a loss with a robust term of weight β.
+
+    Args:
+        beta: weight of the robust term.
+        Others: see :class:`AdversarialObjective`.
+    """
+
+    def __init__(
+        self,
+        *,
+        beta: float = 6.0,
+        eps: float = 0.031,
+        norm: str | Norm = "linf",
+        bounds: tuple[float, float] = (0.0, 1.0),
+        attack_mode: Mode = "eval",
+        selection: Mode | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(
+            eps=eps, norm=norm, bounds=bounds, attack_mode=attack_mode, selection=selection, generator=generator
+        )
+        self.beta = check_positive(beta, "beta")
 
 
 def forward(model: nn.Module, x: Tensor) -> Tensor:

@@ -7,47 +7,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bullettrain.allocation import Cost
-from bullettrain.attacks import Norm
-from bullettrain.attacks.state import Mode
-from bullettrain.checks import check_positive
-from bullettrain.objectives.base import AdversarialObjective, mean_over
+from bullettrain.objectives.base import RegularizedObjective, mean_over
 from bullettrain.precision import wide
 
 
-class MART(AdversarialObjective):
+class MART(RegularizedObjective):
     """Wang et al.: BCE(z', y) + β·KL(softmax z ‖ softmax z')·(1 − p_y(z)), with x' by ascent on the cross-entropy.
 
     BCE = CE(z', y) − log(1 − largest wrong p'). The small constants are those of the authors' code. The
     training-mode logits z are computed first and select.
 
     Args:
-        beta: β, the weight of the KL term.
-        Others: see :class:`AdversarialObjective`.
+        beta: β, the weight of the KL term; others: see :class:`AdversarialObjective`.
     """
 
     attack_loss = "ce"
     random_start = "normal"
-
-    def __init__(
-        self,
-        *,
-        beta: float = 6.0,
-        eps: float = 0.031,
-        norm: str | Norm = "linf",
-        bounds: tuple[float, float] = (0.0, 1.0),
-        attack_mode: Mode = "eval",
-        selection: Mode = "train",
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(
-            eps=eps,
-            norm=norm,
-            bounds=bounds,
-            attack_mode=attack_mode,
-            selection=selection,
-            generator=generator,
-        )
-        self.beta = check_positive(beta, "beta")
+    own_selection = "train"
 
     @property
     def cost(self) -> Cost:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bullettrain.allocation import Cost
-from bullettrain.attacks import Norm
-from bullettrain.attacks.state import Mode
 from bullettrain.objectives.base import AdversarialObjective
 from bullettrain.precision import wide
 
@@ -25,25 +22,6 @@ class PGDAT(AdversarialObjective):
     attack_loss = "ce"
     random_start = "uniform"
     has_clean_term = False
-
-    def __init__(
-        self,
-        *,
-        eps: float = 0.031,
-        norm: str | Norm = "linf",
-        bounds: tuple[float, float] = (0.0, 1.0),
-        attack_mode: Mode = "eval",
-        selection: Mode = "eval",
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(
-            eps=eps,
-            norm=norm,
-            bounds=bounds,
-            attack_mode=attack_mode,
-            selection=selection,
-            generator=generator,
-        )
 
     @property
     def cost(self) -> Cost:

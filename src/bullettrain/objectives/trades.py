@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bullettrain.allocation import Cost
-from bullettrain.attacks import Norm
-from bullettrain.attacks.state import Mode
-from bullettrain.checks import check_positive
-from bullettrain.objectives.base import AdversarialObjective, mean_over
+from bullettrain.objectives.base import RegularizedObjective, mean_over
 from bullettrain.precision import wide
 
 
-class TRADES(AdversarialObjective):
+class TRADES(RegularizedObjective):
     """Zhang et al.: CE(z, y) + β·KL(softmax z ‖ softmax z'), with x' by ascent on the same KL.
 
     The attack's target, the clean probabilities in eval mode, is computed once; the same logits select.
 
     Args:
-        beta: β = 1/λ, the weight of the robust term.
-        Others: see :class:`AdversarialObjective`.
+        beta: β = 1/λ, the weight of the robust term; others: see :class:`AdversarialObjective`.
     """
 
     attack_loss = "kl"
     random_start = "normal"
-
-    def __init__(
-        self,
-        *,
-        beta: float = 6.0,
-        eps: float = 0.031,
-        norm: str | Norm = "linf",
-        bounds: tuple[float, float] = (0.0, 1.0),
-        attack_mode: Mode = "eval",
-        selection: Mode = "eval",
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(
-            eps=eps,
-            norm=norm,
-            bounds=bounds,
-            attack_mode=attack_mode,
-            selection=selection,
-            generator=generator,
-        )
-        self.beta = check_positive(beta, "beta")
 
     @property
     def cost(self) -> Cost:
