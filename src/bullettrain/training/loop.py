@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,10 +21,12 @@ from bullettrain.data.sets import stratified
 from bullettrain.engine import StepOutput
 from bullettrain.engine.group import Batch
 from bullettrain.objectives import AdversarialObjective
+from bullettrain.training import checkpoint
+from bullettrain.training.checkpoint import Position
 from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
 from bullettrain.training.config import Config, ConfigError
 from bullettrain.training.display import Display
-from bullettrain.training.folder import RunError, RunFolder, read_weights
+from bullettrain.training.folder import RunFolder, read_weights
 from bullettrain.training.judge import Judge, speedups
 from bullettrain.training.optim import make_optimizer, rate
 from bullettrain.training.records import Recorder, save_samples
@@ -32,24 +34,6 @@ from bullettrain.training.setup import Place, Shape, fingerprint, make_network
 from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.steppers import GroupStepper, choose
 from bullettrain.training.tally import Counts, Tally
-
-
-@dataclass
-class Position:
-    """How far the run has come: all that changes besides weights, optimiser and F_R."""
-
-    step: int = 0
-    epoch: int = 0
-    """Counts from 0."""
-    index: int = 0
-    """Mini-batch within the epoch that comes next."""
-    seconds: float = 0.0
-    """Spent training, evaluations not counted."""
-    epoch_seconds: float = 0.0
-    capture_seconds: float = 0.0
-    """Spent on compilation and captures, not counted as training."""
-    best: float = -1.0
-    """Highest validation PGD-10 accuracy so far."""
 
 
 class Trainer:
@@ -362,6 +346,19 @@ class Trainer:
 
     # ---------------------------------------------------------------------------------------- checkpoints
 
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self._saved = time.monotonic()
+        if self.place.first:
+            averaged = None if self.average is None else self.average.module.state_dict()
+            self.folder.save(self.network.state_dict(), averaged, self._about(), checkpoint.state_of(self))
+        if self.place.together:
+            dist.barrier()
+
+    def resume(self) -> None:
+        """Continue from the folder's checkpoint."""
+        checkpoint.restore(self, *self.folder.load())
+
     def _about(self) -> dict[str, Any]:
         """What is written into every weights file: enough to build the network again."""
         return {
@@ -371,55 +368,6 @@ class Trainer:
             "classes": list(self.train_set.classes),
             "recipe": self.config.recipe,
         }
-
-    def save(self) -> None:
-        """Write a checkpoint."""
-        self._saved = time.monotonic()
-        if self.place.first:
-            state = {
-                "step": self.at.step,
-                "position": asdict(self.at),
-                "optimizer": self.optimizer.state_dict(),
-                "engine": self.engine.state_dict(),
-                "average": None if self.average is None else self.average.state_dict(),
-                "tally": self.tally.state_dict(),
-                "epoch_counts": self.epoch_counts.sums,
-                "run_counts": self.run_counts.sums,
-                "rng": torch.get_rng_state(),
-                "cuda_rng": torch.cuda.get_rng_state(self.place.device) if self.place.device.type == "cuda" else None,
-                "metrics_size": self.recorder.size(),
-                "data": self.fingerprint,
-            }
-            averaged = None if self.average is None else self.average.module.state_dict()
-            self.folder.save(self.network.state_dict(), averaged, self._about(), state)
-        if self.place.together:
-            dist.barrier()
-
-    def resume(self) -> None:
-        """Continue from the folder's checkpoint."""
-        weights, state = self.folder.load()
-        try:
-            if state["data"] != self.fingerprint:
-                raise RunError(f"{self.folder.path} cannot be resumed: its data has changed since")
-            self.network.load_state_dict(weights)
-            self.optimizer.load_state_dict(state["optimizer"])
-            if isinstance(self.stepper, GroupStepper):
-                self.stepper.loaded()
-            self.engine.load_state_dict(state["engine"])
-            if self.average is not None:
-                self.average.load_state_dict(state["average"])
-            self.at = Position(**state["position"])
-            if self.place.first:  # sums over processes: one of them goes on with what there was
-                self.tally.load_state_dict(state["tally"])
-            self.epoch_counts, self.run_counts = Counts(state["epoch_counts"]), Counts(state["run_counts"])
-            torch.set_rng_state(state["rng"])
-            if state["cuda_rng"] is not None and self.place.device.type == "cuda":
-                torch.cuda.set_rng_state(state["cuda_rng"], self.place.device)
-            if self.place.first:
-                self.folder.cut_metrics(state["metrics_size"])
-        except (KeyError, TypeError, RuntimeError, AttributeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise RunError(f"{self.folder.path} cannot be resumed, its checkpoint does not fit: {reason}") from None
 
     # ---------------------------------------------------------------------------------------- the end
 
