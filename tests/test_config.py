@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from bullettrain import models
 from bullettrain.training import RECIPES, Config, ConfigError, recipe
-from bullettrain.training.config import as_setting, number
 from bullettrain.training.optim import make_optimizer, rate
 from bullettrain.training.recipes import one_line
+from bullettrain.training.settings import as_setting, number
 
 WANTED = {
     "digits",

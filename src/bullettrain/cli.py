@@ -14,8 +14,8 @@ def main() -> None:
         with extra("the command"):
             from bullettrain.commands import app
         from bullettrain.data import DataError
-        from bullettrain.training.config import ConfigError
         from bullettrain.training.folder import RunError
+        from bullettrain.training.settings import ConfigError
     except ImportError as error:
         _stop(str(error))
     try:

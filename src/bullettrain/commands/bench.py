@@ -12,8 +12,8 @@ from rich.table import Table
 
 from bullettrain.training.bench import ENGINES, HEADINGS, cells, markdown
 from bullettrain.training.bench import bench as run_bench
-from bullettrain.training.config import ConfigError, number
 from bullettrain.training.recipes import recipe as find_recipe
+from bullettrain.training.settings import ConfigError, number
 from bullettrain.training.setup import find_place, load_data
 
 

@@ -15,13 +15,14 @@ from rich.table import Table
 
 from bullettrain.reporting import words
 from bullettrain.training.collapse import CollapseError
-from bullettrain.training.config import Config, ConfigError
+from bullettrain.training.config import Config
 from bullettrain.training.display import duration, percent
 from bullettrain.training.folder import RunFolder
 from bullettrain.training.recipes import RECIPES, one_line
 from bullettrain.training.recipes import recipe as find_recipe
 from bullettrain.training.run import Result, compare, comparison, resume_command
 from bullettrain.training.run import train as run_training
+from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, find_place
 
 

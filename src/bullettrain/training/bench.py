@@ -19,9 +19,10 @@ from bullettrain.attacks import frozen
 from bullettrain.data import ImageSet
 from bullettrain.engine.group import Batch
 from bullettrain.mining import Category, Separation
-from bullettrain.training.config import Config, ConfigError
+from bullettrain.training.config import Config
 from bullettrain.training.folder import RunFolder, environment, read_weights
 from bullettrain.training.loop import Trainer
+from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place
 from bullettrain.training.steppers import GroupStepper
 

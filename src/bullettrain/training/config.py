@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any, Literal
 
 import bullettrain as bt
 from bullettrain.allocation import StepBudget
 from bullettrain.attacks.norms import NORMS
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be: one sentence with the key and what there is."""
+from bullettrain.training.settings import ConfigError, nearest, parse
 
 
 @dataclass(frozen=True)
@@ -286,7 +280,7 @@ class Config:
         made: dict[str, Any] = {}
         for name, value in values.items():
             if name not in sections:
-                raise ConfigError(f"there is no section {name!r}{_nearest(name, list(sections))}")
+                raise ConfigError(f"there is no section {name!r}{nearest(name, list(sections))}")
             kind = typing.get_type_hints(cls)[name]
             made[name] = _section(kind, name, value) if dataclasses.is_dataclass(kind) else str(value)
         return cls(**made)
@@ -300,7 +294,7 @@ class Config:
                 raise ConfigError(f"--set {setting}: write key=value, e.g. --set method.eps=8/255")
             section, key = _find(path.strip())
             hint = typing.get_type_hints(type(getattr(self, section)))[key]
-            changes.setdefault(section, {})[key] = _parse(text.strip(), hint, f"{section}.{key}")
+            changes.setdefault(section, {})[key] = parse(text.strip(), hint, f"{section}.{key}")
         # All at once: settings may only make sense together.
         sections = {name: dataclasses.replace(getattr(self, name), **values) for name, values in changes.items()}
         return dataclasses.replace(self, **sections)
@@ -322,23 +316,6 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def number(text: str) -> float:
-    """A number, or a fraction such as 8/255."""
-    try:
-        return float(Fraction(text.replace(" ", ""))) if "/" in text else float(text)
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"{text!r} is no number; write e.g. 0.031 or 8/255") from None
-
-
-def as_setting(value: Any) -> str:
-    """A value as `--set` takes it."""
-    if value is None:
-        return "null"
-    if isinstance(value, list):
-        return ",".join(as_setting(part) for part in value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _sections() -> dict[str, list[str]]:
     hints = typing.get_type_hints(Config)
     return {
@@ -353,7 +330,7 @@ def _find(path: str) -> tuple[str, str]:
     full = [f"{section}.{key}" for section, keys in sections.items() for key in keys]
     if "." in path:
         if path not in full:
-            raise ConfigError(f"there is no setting {path!r}{_nearest(path, full)}")
+            raise ConfigError(f"there is no setting {path!r}{nearest(path, full)}")
         section, key = path.split(".")
         return section, key
     homes = [section for section, keys in sections.items() if path in keys]
@@ -361,13 +338,8 @@ def _find(path: str) -> tuple[str, str]:
         raise ConfigError(f"{path!r} could be {' or '.join(f'{home}.{path}' for home in homes)}; say which")
     if not homes:
         names = full + [key for keys in sections.values() for key in keys]
-        raise ConfigError(f"there is no setting {path!r}{_nearest(path, names)}")
+        raise ConfigError(f"there is no setting {path!r}{nearest(path, names)}")
     return homes[0], path
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def _section(kind: Any, name: str, values: Any) -> Any:
@@ -377,40 +349,9 @@ def _section(kind: Any, name: str, values: Any) -> Any:
     for key in values:
         if key not in hints:
             raise ConfigError(
-                f"there is no setting '{name}.{key}'{_nearest(f'{name}.{key}', [f'{name}.{k}' for k in hints])}"
+                f"there is no setting '{name}.{key}'{nearest(f'{name}.{key}', [f'{name}.{k}' for k in hints])}"
             )
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
-
-
-def _parse(text: str, hint: Any, name: str) -> Any:
-    """``text`` as the type that the setting has."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if text.lower() in ("null", "none", "") and type(None) in options:
-        return None
-    kind = next(option for option in options if option is not type(None))
-    if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
-        if text not in choices:
-            raise ConfigError(f"{name} is {text!r}; there are {', '.join(choices)}{_nearest(text, choices)}")
-        return text
-    if typing.get_origin(kind) is tuple:
-        parts = [part for part in text.strip("[]()").split(",") if part.strip()]
-        return tuple(_parse(part.strip(), typing.get_args(kind)[0], name) for part in parts)
-    if kind is bool:
-        if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
-            raise ConfigError(f"{name} is {text!r}; write true or false")
-        return text.lower() in ("true", "yes", "1")
-    if kind is str:
-        return text
-    try:
-        value = number(text)
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
-    if kind is int:
-        if not math.isfinite(value) or value != int(value):
-            raise ConfigError(f"{name} is {text}; it has to be a whole number")
-        return int(text) if text.lstrip("+-").isdigit() else int(value)  # a float has not all digits of a seed
-    return value
 
 
 def _plain(value: Any) -> Any:

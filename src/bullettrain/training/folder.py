@@ -18,7 +18,8 @@ from torch import Tensor
 
 import bullettrain
 from bullettrain.extras import extra
-from bullettrain.training.config import Config, ConfigError
+from bullettrain.training.config import Config
+from bullettrain.training.settings import ConfigError
 
 WEIGHTS = ("last", "best", "averaged")
 

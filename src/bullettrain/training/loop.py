@@ -24,12 +24,13 @@ from bullettrain.objectives import AdversarialObjective
 from bullettrain.training import checkpoint
 from bullettrain.training.checkpoint import Position
 from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
-from bullettrain.training.config import Config, ConfigError
+from bullettrain.training.config import Config
 from bullettrain.training.display import Display
 from bullettrain.training.folder import RunFolder, read_weights
 from bullettrain.training.judge import Judge, speedups
 from bullettrain.training.optim import make_optimizer, rate
 from bullettrain.training.records import Recorder, save_samples
+from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, Shape, fingerprint, make_network
 from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.steppers import GroupStepper, choose

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from bullettrain.training.config import (
     Config,
-    ConfigError,
     DataConfig,
     EvaluationConfig,
     MethodConfig,
@@ -16,6 +15,7 @@ from bullettrain.training.config import (
     ScheduleConfig,
     TrainingConfig,
 )
+from bullettrain.training.settings import ConfigError
 
 
 def digits() -> Config:

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from rich.console import Console
 
 from bullettrain.reporting import write_report
-from bullettrain.training.config import Config, as_setting
+from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder, environment
 from bullettrain.training.loop import Trainer
 from bullettrain.training.recipes import recipe
+from bullettrain.training.settings import as_setting
 from bullettrain.training.setup import Place, load_data
 
 

@@ -15,7 +15,8 @@ from torch import nn
 from bullettrain.data import ImageSet, load, split_validation
 from bullettrain.data.sets import stratified
 from bullettrain.models import build
-from bullettrain.training.config import Config, ConfigError, NetworkConfig
+from bullettrain.training.config import Config, NetworkConfig
+from bullettrain.training.settings import ConfigError
 
 
 @dataclass(frozen=True)
