@@ -27,16 +27,11 @@ class Graphs:
         """Spent on warm-ups and captures, compilation included."""
         self.reason: str | None = None
         """Why capturing was given up, if it was."""
-        self._new_pools()
+        self.pool = torch.cuda.graph_pool_handle()
         # The halves of an update run on two streams on purpose; torch would warn of it once.
         quiet = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
         if quiet is not None:
             quiet(False)
-
-    def _new_pools(self) -> None:
-        self.pool = torch.cuda.graph_pool_handle()
-        # A forward whose graph is differentiated later keeps its memory; no other piece may write there between.
-        self.kept_pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, key: Hashable, function: Callable[[], None]) -> None:
         """Run a piece: replay its graph, or make one."""
@@ -46,7 +41,7 @@ class Graphs:
         if key not in self.graphs:
             began = time.perf_counter()
             try:
-                self.graphs[key] = self._capture(function, keeps=isinstance(key, tuple) and key[0] == "clean")
+                self.graphs[key] = self._capture(function)
             except Exception as error:
                 self.reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 _free_generator()
@@ -60,9 +55,9 @@ class Graphs:
         """Forget every graph: the buffers have changed."""
         torch.cuda.synchronize()
         self.graphs.clear()
-        self._new_pools()
+        self.pool = torch.cuda.graph_pool_handle()
 
-    def _capture(self, function: Callable[[], None], keeps: bool) -> torch.cuda.CUDAGraph:
+    def _capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         state = self.state()
         saved = [tensor.detach().clone() for tensor in state]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -77,7 +72,7 @@ class Graphs:
                 for tensor, value in zip(state, saved, strict=True):
                     tensor.copy_(value)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.kept_pool if keeps else self.pool):
+        with torch.cuda.graph(graph, pool=self.pool):
             function()
         return graph
 

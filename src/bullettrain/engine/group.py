@@ -365,11 +365,10 @@ class GroupEngine:
     def _precision(self) -> torch.autocast:
         # Two forwards side by side must not share casts that one of them made.
         cache = not self.settings.parallel
-        return torch.autocast(self.memory_device, torch.bfloat16, enabled=self.settings.half, cache_enabled=cache)
+        return torch.autocast(self._device_type, torch.bfloat16, enabled=self.settings.half, cache_enabled=cache)
 
     @property
-    def memory_device(self) -> str:
-        """Type of the device that the network is on."""
+    def _device_type(self) -> str:
         return next(self.network.parameters()).device.type
 
     def _held_logits(self, x: Tensor) -> Tensor:

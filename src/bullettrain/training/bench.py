@@ -185,7 +185,7 @@ def _time(
     trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
     if shares is not None:
         trainer.engine.separation = imposed(shares)
-    trainer.config = replace(trainer.config)  # the rate stays tiny: timing must not change the state much
+    # Timing must not change the state much.
     trainer._rate = lambda step: 1e-6  # type: ignore[method-assign]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
