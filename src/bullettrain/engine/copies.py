@@ -1,14 +1,15 @@
-"""Copies of a network that the group engine works with: one to attack, one to run beside the first."""
+"""Copies of a network that the group engine works with: one to attack, one to learn from two batches at once."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from bullettrain.attacks.state import training
+from bullettrain.precision import wide
 
 
 class Shadow(nn.Module):
@@ -19,82 +20,166 @@ class Shadow(nn.Module):
         self.copy = copy.deepcopy(network).eval().requires_grad_(False)
         self.half_precision = half
         if half:
-            for module in self.copy.modules():
-                if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
-                    module.to(torch.bfloat16)
+            _to_half(self.copy)
         mine = [*self.copy.parameters(), *self.copy.buffers()]
         theirs = [*network.parameters(), *network.buffers()]
-        self._pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if a.is_floating_point()]
+        pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if a.is_floating_point()]
+        # By precision: a mixture would be copied one by one.
+        self._alike = [[p for p in pairs if (p[0].dtype == p[1].dtype) == same] for same in (True, False)]
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, K)."""
-        logits: Tensor = self.copy(x.to(torch.bfloat16) if self.half_precision else x)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half_precision):
+            logits: Tensor = self.copy(x.to(torch.bfloat16) if self.half_precision else x)
         return logits
 
     def refresh(self) -> None:
         """The network's weights and statistics as they are now."""
         with torch.no_grad():
-            torch._foreach_copy_([a for a, _ in self._pairs], [b for _, b in self._pairs])
+            for pairs in self._alike:
+                if pairs:
+                    torch._foreach_copy_([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
 
     def train(self, mode: bool = True) -> Shadow:
         """Stays in eval mode."""
         return self
 
 
-class Twin:
-    """The same weights with batch-norm statistics of their own, for a second forward at the same time.
+class Joint(nn.Module):
+    """Two batches in one training-mode forward, each with batch-norm statistics of its own.
 
-    Settled, the statistics are what two forwards one after the other leave: with r₀ before, r₁ after the first
-    and r' after the second from r₀, (1 − μ)·r₁ + r' − (1 − μ)·r₀.
+    Convolutions see one larger batch, and everything comes out as from two forwards one after the other, running
+    statistics included. Batch norms, with their parameters and statistics, are the network's own; in half precision
+    convolutions and linear layers are copies, which :meth:`refresh` sets and :meth:`give_back` collects from.
     """
 
-    def __init__(self, network: nn.Module) -> None:
-        self.copy = copy.deepcopy(network, {id(p): p for p in network.parameters()})
-        pairs = zip(network.modules(), self.copy.modules(), strict=True)
-        self.norms = [
-            (a, b)
-            for a, b in pairs
-            if isinstance(a, _BatchNorm) and isinstance(b, _BatchNorm) and a.running_mean is not None
-        ]
-        if any(a.momentum is None for a, _ in self.norms):
-            raise ValueError("parallel updates need batch norms with a momentum; this network's average cumulatively")
-        self.stream: torch.cuda.Stream | None = None
-        self.before: list[Tensor] = []
+    count: Tensor
 
-    @contextmanager
-    def beside(self) -> Iterator[None]:
-        """What runs in here runs beside what follows, until :meth:`join`; on a CPU one after the other."""
+    def __init__(self, network: nn.Module, half: bool) -> None:
+        super().__init__()
+        some = next(network.parameters())
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=some.device), persistent=False)
+        memo: dict[int, object] = {
+            id(norm): _JointNorm(norm, self.count) for norm in network.modules() if isinstance(norm, _BatchNorm)
+        }
+        shared = [*network.parameters(), *network.buffers()]
+        self.copy = copy.deepcopy(network, memo | {id(t): t for t in shared})
+        self.half_precision = half
+        self._pairs = _to_half(self.copy) if half else []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, K) of images of which the first ``count`` are one batch and the others another."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half_precision):
+            logits: Tensor = self.copy(x.to(torch.bfloat16) if self.half_precision else x)
+        return logits
+
+    def refresh(self) -> None:
+        """The weights as they are now, without gradients."""
         with torch.no_grad():
-            self.before = [t.clone() for a, _ in self.norms for t in _statistics(a)]
-            for mine, value in zip((t for _, b in self.norms for t in _statistics(b)), self.before, strict=True):
-                mine.copy_(value)
-        if not next(self.copy.parameters()).is_cuda:
-            yield
+            if self._pairs:
+                torch._foreach_copy_([mine for mine, _ in self._pairs], [theirs for _, theirs in self._pairs])
+        for mine, _ in self._pairs:
+            mine.grad = None
+
+    def give_back(self) -> None:
+        """The copies' gradients to the network's weights, in their precision."""
+        pairs = [(mine.grad, theirs) for mine, theirs in self._pairs if mine.grad is not None]
+        if not pairs:
             return
-        if self.stream is None:
-            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            yield
+        wider = [torch.empty_like(theirs) for _, theirs in pairs]
+        torch._foreach_copy_(wider, [gradient for gradient, _ in pairs])
+        for gradient, (_, theirs) in zip(wider, pairs, strict=True):
+            theirs.grad = gradient
 
-    def join(self) -> None:
-        """Wait for the second forward."""
-        if self.stream is not None:
-            torch.cuda.current_stream().wait_stream(self.stream)
+    @staticmethod
+    def suits(network: nn.Module, x: Tensor) -> bool:
+        """Whether one joint forward of this network is two forwards: tried on five images of ``x``.
 
-    def settle(self) -> None:
-        """Make one history of the statistics; after the backward, whose graph holds them."""
-        with torch.no_grad():
-            old = iter(self.before)
-            for a, b in self.norms:
-                for mine, other in zip(_statistics(a), _statistics(b), strict=True):
-                    mine.sub_(next(old)).mul_(1 - (a.momentum or 0.0)).add_(other)
-                if a.num_batches_tracked is not None:
-                    a.num_batches_tracked.add_(1)
-        self.before = []
+        It is not where examples look at each other otherwise than in a batch norm, or where chance plays a part.
+        """
+        norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+        if len(x) < 5 or any(norm.running_mean is None or norm.momentum is None for norm in norms):
+            return False
+        one, two, cuda = copy.deepcopy(network), copy.deepcopy(network), [x.device] if x.is_cuda else []
+        with torch.random.fork_rng(devices=cuda), torch.no_grad(), training(one), training(two):
+            joint = Joint(one, half=False)
+            joint.count.fill_(3)
+            together = joint(x[:5])
+            apart = torch.cat([two(x[:3]), two(x[3:5])])
+        pairs = [(together, apart), *zip(one.buffers(), two.buffers(), strict=True)]
+        # Rounding, and TF32, are far below this; examples that see each other are far above.
+        return all(bool((a - b).abs().max() <= 0.02 * b.abs().max()) for a, b in pairs if b.numel())
 
 
-def _statistics(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    return norm.running_mean, norm.running_var
+class _JointNorm(nn.Module):
+    """A batch norm over rows [0, count) and over the rest, each by its own mean and variance.
+
+    Sums of each row come first, then those over the rows of a batch: a small table (n, C) instead of passes over
+    the images for each of the batches. Values are taken from the running mean, so that squares do not cancel.
+    """
+
+    count: Tensor
+
+    def __init__(self, norm: _BatchNorm, count: Tensor) -> None:
+        super().__init__()
+        self.norm = norm
+        self.register_buffer("count", count, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (n, C, …) normalised."""
+        norm, n = self.norm, len(x)
+        if not norm.training:
+            normal: Tensor = norm(x)
+            return normal
+        assert norm.running_mean is not None
+        shape = (1, -1, *(1,) * (x.ndim - 2))
+        centre = norm.running_mean.clone()
+        values = wide(x) - centre.view(shape)
+        row_sum, row_square = values, values.square()
+        if x.ndim > 2:
+            row_sum, row_square = (t.sum(dim=tuple(range(2, x.ndim))) for t in (row_sum, row_square))
+        each = values[0, 0].numel()
+        first = (torch.arange(n, device=x.device) < self.count)[:, None]
+        scales, shifts = [], []
+        for rows, size in ((first, self.count), (~first, n - self.count)):
+            number = (size * each).to(values.dtype)
+            some = number.clamp_min(1)  # an empty batch has no statistics, and changes none
+            mean = torch.where(rows, row_sum, 0).sum(dim=0) / some
+            var = (torch.where(rows, row_square, 0).sum(dim=0) / some - mean.square()).clamp_min(0)
+            scale = (var + norm.eps).rsqrt()
+            if norm.weight is not None:
+                scale = scale * norm.weight
+            shift = -mean * scale
+            if norm.bias is not None:
+                shift = shift + norm.bias
+            scales.append(scale)
+            shifts.append(shift)
+            with torch.no_grad():
+                self._remember(centre + mean.detach(), var.detach(), number)
+        shape = (n, -1, *shape[2:])
+        scale, shift = (torch.where(first, a, b).view(shape) for a, b in (scales, shifts))
+        return (values * scale + shift).to(x.dtype)
+
+    def _remember(self, mean: Tensor, var: Tensor, number: Tensor) -> None:
+        """Move the running statistics as the norm itself would."""
+        norm = self.norm
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        momentum = (number > 0).to(mean.dtype) * (norm.momentum or 0.0)
+        unbiased = var * (number / (number - 1).clamp_min(1))
+        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum.to(norm.running_mean.dtype))
+        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum.to(norm.running_var.dtype))
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_((number > 0).to(torch.int64))
+
+
+def _to_half(network: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Give convolutions and linear layers weights of their own in bf16: (own, what was there)."""
+    own: dict[Tensor, nn.Parameter] = {}
+    for module in network.modules():
+        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
+            for name, p in list(module.named_parameters(recurse=False)):
+                if p not in own:  # a weight that two layers share stays one
+                    own[p] = nn.Parameter(p.detach().to(torch.bfloat16), requires_grad=p.requires_grad)
+                setattr(module, name, own[p])
+    return [(mine, theirs) for theirs, mine in own.items()]

@@ -62,15 +62,16 @@ class Graphs:
         saved = [tensor.detach().clone() for tensor in state]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.cuda.stream(stream):
-                for _ in range(2):
+        for _ in range(2):
+            try:
+                with torch.cuda.stream(stream):
                     function()
-            torch.cuda.current_stream().wait_stream(stream)
-        finally:
-            with torch.no_grad():
-                for tensor, value in zip(state, saved, strict=True):
-                    tensor.copy_(value)
+                torch.cuda.current_stream().wait_stream(stream)
+            finally:
+                with torch.no_grad():
+                    for tensor, value in zip(state, saved, strict=True):
+                        tensor.copy_(value)
+            stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             function()

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from bullettrain.allocation import StepBudget, Work
 from bullettrain.attacks.losses import gradient_at_logits, loss_named
-from bullettrain.attacks.state import frozen
+from bullettrain.attacks.state import frozen, training
 from bullettrain.checks import check_batch, check_count
-from bullettrain.engine.copies import Shadow, Twin
-from bullettrain.engine.memory import Memory
-from bullettrain.engine.plan import Plan, arrange
+from bullettrain.engine.copies import Joint, Shadow
+from bullettrain.engine.memory import Memory, take
+from bullettrain.engine.plan import Plan, allot, arrange
 from bullettrain.engine.step import BulletTrain, StepOutput
 from bullettrain.mining import Category, SeparationWithModel
 from bullettrain.objectives import AdversarialObjective
@@ -49,8 +49,8 @@ class GroupSettings:
         half: run the network in bf16.
         compile: compile the network, once for all sizes.
         captured: pieces are captured as CUDA graphs, so that no autograd graph may outlive its piece.
-        parallel: the clean and the corrupted forward and backward of an update side by side on the GPU, for
-            networks that do not fill it alone; the batch-norm statistics come out as one after the other.
+        joint: one forward and backward for the clean and the corrupted examples of an update, each with batch-norm
+            statistics of their own, where the network allows it: the same figures from fewer, larger kernels.
     """
 
     group: int = 1
@@ -59,7 +59,7 @@ class GroupSettings:
     half: bool = False
     compile: bool = False
     captured: bool = False
-    parallel: bool = False
+    joint: bool = False
 
 
 class GroupEngine:
@@ -102,28 +102,26 @@ class GroupEngine:
             )
         # A copy for the attack: in eval mode, without gradients for weights, in the attack's precision.
         self.shadow = Shadow(network, settings.half)
-        self.learner: nn.Module = network
-        self.attacked: nn.Module = self.shadow
+        self.attacked: nn.Module = _compiled(self.shadow) if settings.compile else self.shadow
+        self.learner: nn.Module = _compiled(network) if settings.compile else network
+        self.joint: Joint | None = None  # where the network allows it, which the first batch shows
+        self.joined: nn.Module | None = None
         norm, eps, bounds = self.objective.norm, self.objective.eps, self.objective.bounds
 
         def move(images: Tensor, gradient: Tensor, clean: Tensor, size: Tensor) -> Tensor:
             return norm.project(images + size * norm.direction(gradient), clean, eps, bounds)
 
-        self.move = move
-        if settings.compile:
-            self.learner, self.attacked = torch.compile(network), torch.compile(self.shadow)  # type: ignore[assignment]
-            self.move = torch.compile(move, dynamic=True)
         loss = self.objective.attack_loss
         self.ascent = gradient_at_logits(loss_named(loss) if isinstance(loss, str) else loss)
+        self.move, self.loss, self.record = move, self.objective.loss, self._record
+        if settings.compile:
+            self.move = torch.compile(move, dynamic=True)
+            self.loss, self.record = torch.compile(self.loss), torch.compile(self.record)
+            self.ascent = torch.compile(self.ascent, dynamic=True)
         self.aims = loss == "kl"
         self.by_loss_logits = self.objective.selection == "train" and self.objective.has_clean_term
         self.memory: Memory | None = None
-        self.rows = 0  # of the group at hand
         self.kept: dict[int, Tensor] = {}
-        self.twin = Twin(network) if settings.parallel and self.objective.has_clean_term else None
-        self.second: nn.Module | None = None if self.twin is None else self.twin.copy
-        if settings.compile and self.twin is not None:
-            self.second = torch.compile(self.twin.copy)  # type: ignore[assignment]
 
     # ------------------------------------------------------------------------------------------ the group
 
@@ -132,36 +130,32 @@ class GroupEngine:
         for x, y, _ in batches:
             check_batch(x, y)
         sizes = tuple(len(y) for _, y, _ in batches)
-        rows = sum(sizes)
-        self.rows = rows
-        self._fill(batches, rows)
+        self._fill(batches, sum(sizes))
         keeps = self.selects and self.by_loss_logits and len(sizes) == 1 and not self.settings.captured
         if keeps:  # the loss's own logits select, and are not computed again
-            self.run(("clean", rows), lambda: self._clean(rows))
-        self.run("refresh", self.shadow.refresh)
+            self.run(("clean", sizes), lambda: self._clean(sizes[0]))
         if self.selects:
             self.run(("select", sizes, keeps), lambda: self._select(sizes, keeps))
             counts = self._memory.counts[: 2 + len(sizes)].tolist()  # the one host read
             plan = Plan.read(counts, sizes, self.budget, self.settings.bucket)
         else:
+            self.run(("everyone", sizes), lambda: self._everyone(sizes))
             plan = Plan.uniform(sizes, self.budget)
-            if self.aims and plan.rows:
-                self.run(("aim", rows), lambda: self._aim(rows))
         fresh = self.settings.fresh if len(sizes) > 1 else 0
-        self._label(plan, rows, sizes)
-        self._attack(self._memory.order[: plan.rows], plan.schedule[fresh:], from_start=True)
+        for n in plan.schedule[fresh:]:
+            self.run(("attack", n), lambda n=n: self._attack_step(n))  # type: ignore[misc]
+        self.run(("return", plan.total), lambda: self._return(plan.total))
         outputs, at = [], 0
-        for touched, size in zip(plan.touched, sizes, strict=True):
-            part = slice(at, at + size)
+        for touched, m in zip(plan.touched, sizes, strict=True):
             if fresh and touched:
-                self._freshen(part, touched, fresh)
+                self.run(("fresh", touched), lambda t=touched: self._freshen(t, fresh))  # type: ignore[misc]
             if self.before is not None:
                 self.before()
-            self._learn(part, touched, keeps)
+            self.run(("update", m, touched, keeps), lambda m=m, t=touched: self._update(m, t, keeps))  # type: ignore[misc]
             if self.after is not None:
                 self.after()
-            outputs.append(self._output(part, self._work(plan, rows, size, touched, keeps, fresh)))
-            at += size
+            outputs.append(self._output(slice(at, at + m), self._work(plan, m, touched, keeps, fresh)))
+            at += m
         self.train.steps_taken += len(sizes)
         return outputs
 
@@ -173,34 +167,53 @@ class GroupEngine:
             self.kept[m] = forward(self.learner, self._memory.x[:m])
 
     def _select(self, sizes: tuple[int, ...], keeps: bool) -> None:
-        """SVar, categories and order of a group; the quantile is by mini-batch."""
+        """SVar, categories, order and steps of a group; the quantile is by mini-batch."""
         memory, rows = self._memory, sum(sizes)
-        if keeps:
-            logits = self.kept[rows].detach()
-        elif self.by_loss_logits:
-            logits = self._training_logits(sizes)
-        else:
-            logits = self._held_logits(memory.x[:rows])
-        logits, y = wide(logits), memory.y[:rows]
-        if self.aims:
-            memory.target[:rows] = (self._held_logits(memory.x[:rows]) if self.by_loss_logits else logits).softmax(
-                dim=1
-            )
-        svar = self.train.score(logits, y)
-        assert not isinstance(self.train.separation, SeparationWithModel)
-        F_R = self.train.robust_fraction.value
-        category = torch.cat([self.train.separation(part, F_R) for part in torch.split(svar, list(sizes))])
+        s = None
+        if self.by_loss_logits:
+            s = self.kept[rows].detach() if keeps else self._training_logits(sizes)
+        if s is None or keeps:
+            self.shadow.refresh()
+        held = self._held_logits(memory.x[:rows]) if self.aims or s is None else None
+        s = held if s is None else s
+        assert s is not None
+        svar = self.train.score(wide(s), memory.y[:rows])
+        separation, F_R = self.train.separation, self.train.robust_fraction.value
+        assert not isinstance(separation, SeparationWithModel)
+        category = torch.cat([separation(part, F_R) for part in torch.split(svar, list(sizes))])
         order, local, counts = arrange(category, svar, sizes, self.budget, self.settings.bucket)
         memory.svar[:rows] = svar
-        memory.category[:rows] = category
-        memory.order[:rows] = order
         memory.local[:rows] = local
         memory.counts[: len(counts)] = counts
+        self._lay_out(order, category, counts, held)
 
-    def _aim(self, rows: int) -> None:
-        """The KL's target for everyone."""
-        memory = self._memory
-        memory.target[:rows] = wide(self._held_logits(memory.x[:rows])).softmax(dim=1)
+    def _everyone(self, sizes: tuple[int, ...]) -> None:
+        """A group in which all get the same steps."""
+        memory, rows = self._memory, sum(sizes)
+        self.shadow.refresh()
+        places = [torch.arange(size, device=memory.order.device) for size in sizes]
+        memory.local[:rows] = torch.cat(places)
+        everyone = torch.full_like(memory.counts[:3], rows)
+        category = torch.full_like(memory.order[:rows], int(Category.BOUNDARY))
+        held = self._held_logits(memory.x[:rows]) if self.aims and self.budget.boundary else None
+        self._lay_out(torch.arange(rows, device=memory.order.device), category, everyone, held)
+
+    def _lay_out(self, order: Tensor, category: Tensor, counts: Tensor, held: Tensor | None) -> None:
+        """The rows in the order of their attack, with where it starts, its target and its step sizes."""
+        memory, rows = self._memory, len(order)
+        treated, steps, size = allot(counts, category[order], self.budget, self.objective.eps, memory.size.dtype)
+        memory.order[:rows] = order
+        memory.category.index_copy_(0, order, treated)
+        memory.steps.index_copy_(0, order, steps)
+        memory.step_size.index_copy_(0, order, size)
+        memory.size[:rows] = size.view(-1, *(1,) * (memory.x.ndim - 1))
+        memory.labels[:rows] = memory.y[order]
+        clean, start = take(memory.x, order), take(memory.start, order)
+        memory.clean[:rows] = clean
+        memory.adv[:rows] = torch.where((steps > 0).view(-1, *(1,) * (memory.x.ndim - 1)), start, clean)
+        if self.aims and held is not None:
+            memory.goal[:rows] = wide(held).softmax(dim=1)[order]
+        memory.at.zero_()
 
     def _attack_step(self, n: int) -> None:
         """One ascent step of the first n rows."""
@@ -212,45 +225,71 @@ class GroupEngine:
             (gradient,) = torch.autograd.grad(logits, images, direction.to(logits.dtype))
         memory.adv[:n] = self.move(images.detach(), gradient, memory.clean[:n], memory.size[:n])
 
+    def _return(self, rows: int) -> None:
+        """x' to where the examples came from."""
+        memory = self._memory
+        memory.prime.index_copy_(0, memory.order[:rows], memory.adv[:rows])
+
+    def _freshen(self, t: int, steps: int) -> None:
+        """The last steps of the t examples of the next mini-batch that have any, with the weights it will change."""
+        memory = self._memory
+        self.shadow.refresh()
+        rows = memory.at + memory.local.index_select(0, memory.at + torch.arange(t, device=memory.at.device))
+        memory.clean[:t], memory.adv[:t] = take(memory.x, rows), take(memory.prime, rows)
+        memory.labels[:t] = memory.y[rows]
+        memory.size[:t] = memory.step_size[rows].view(-1, *(1,) * (memory.x.ndim - 1))
+        if self.aims:
+            memory.goal[:t] = wide(self._held_logits(memory.clean[:t])).softmax(dim=1)
+        for _ in range(steps):
+            self._attack_step(t)
+        memory.prime.index_copy_(0, rows, memory.adv[:t])
+
     def _update(self, m: int, t: int, keeps: bool) -> None:
-        """Loss, backward and update of the mini-batch that was laid out, t of whose m examples have steps."""
-        memory, objective = self._memory, self.objective
-        y, rows = memory.batch_y[:m], memory.batch_rows[:t]
+        """Loss, backward and update of the next mini-batch, t of whose m examples have steps."""
+        memory = self._memory
+        rows = memory.at + torch.arange(m, device=memory.at.device)
+        touched, y = memory.local.index_select(0, rows[:t]), memory.y.index_select(0, rows)
         for parameter in self.network.parameters():
             parameter.grad = None
-        with self._precision():
-            z, moved = self._both_logits(m, t, keeps)
+        z, moved = self._both_logits(rows, touched, keeps)
         z_prime = moved if moved is not None else z
         assert z_prime is not None
         if z is not None and 0 < t < m:
-            z_prime = z.index_copy(0, rows, z_prime.to(z.dtype))
-        loss = objective.loss(z, z_prime, y, None if t == m else rows)
+            z_prime = z.index_copy(0, touched, z_prime.to(z.dtype))
+        given = [None if values is None else _dynamic(values) for values in (z, None if t == m else touched)]
+        loss = self.loss(given[0], _dynamic(z_prime), _dynamic(y), given[1])
         loss.backward()  # type: ignore[no-untyped-call]
-        if self.twin is not None and self.twin.before:
-            self.twin.settle()
+        if self.joint is not None:
+            self.joint.give_back()
         self.update()
-        self.train.robust_fraction.update(z_prime, y)
-        memory.loss.copy_(loss.detach())
-        memory.z_prime[:m] = z_prime.detach()
-        if z is not None:
-            memory.z[:m] = z.detach()
-        if self.observe is not None:
-            self.observe(self._views(slice(0, m), memory.batch_category, memory.batch_steps, memory.batch_svar), y)
+        self.record(rows, y, None if z is None else z.detach(), z_prime.detach(), loss.detach())
 
-    def _both_logits(self, m: int, t: int, keeps: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Training-mode logits of the clean mini-batch (m, K), and of its t corrupted examples (t, K)."""
-        memory = self._memory
-        corrupted = _dynamic(memory.batch_prime[:t])
-        if not self.objective.has_clean_term:
-            return None, forward(self.learner, corrupted)
-        if self.twin is not None and self.second is not None and t:
-            with self.twin.beside():
-                moved = forward(self.second, corrupted)
-            z = forward(self.learner, _dynamic(memory.batch_x[:m]))
-            self.twin.join()
-            return z, moved
-        z = self.kept[m] if keeps else forward(self.learner, _dynamic(memory.batch_x[:m]))
-        return z, forward(self.learner, corrupted) if t else None
+    def _record(self, rows: Tensor, y: Tensor, z: Tensor | None, z_prime: Tensor, loss: Tensor) -> None:
+        """F_R and what is remembered of an update."""
+        memory, m = self._memory, len(rows)
+        self.train.robust_fraction.update(z_prime, y)
+        memory.loss.copy_(loss)
+        memory.z_prime[:m] = z_prime
+        if z is not None:
+            memory.z[:m] = z
+        if self.observe is not None:
+            category, steps, svar = (v.index_select(0, rows) for v in (memory.category, memory.steps, memory.svar))
+            self.observe(self._views(m, category, steps, svar, take(memory.prime, rows)), y)
+        memory.at.add_(m)
+
+    def _both_logits(self, rows: Tensor, touched: Tensor, keeps: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Training-mode logits of a clean mini-batch (m, K), and of its t corrupted examples (t, K)."""
+        memory, m, t = self._memory, len(rows), len(touched)
+        corrupted = take(memory.prime, rows.index_select(0, touched) if self.objective.has_clean_term else rows)
+        clean = take(memory.x, rows) if self.objective.has_clean_term and not keeps else None
+        if self.joined is not None and not keeps and 1 not in (m, t):  # a lone example has no statistics
+            logits = self._joint_logits(corrupted if clean is None else torch.cat([clean, corrupted]), m)
+            return (None, logits) if clean is None else (logits[:m], logits[m:] if t else None)
+        with self._precision():
+            if not self.objective.has_clean_term:
+                return None, forward(self.learner, _dynamic(corrupted))
+            z = self.kept[m] if clean is None else forward(self.learner, _dynamic(clean))
+            return z, forward(self.learner, _dynamic(corrupted)) if t else None
 
     # -------------------------------------------------------------------------- around them, not captured
 
@@ -262,10 +301,14 @@ class GroupEngine:
     def _fill(self, batches: Sequence[Batch], rows: int) -> None:
         """The group's examples into the static buffers, which grow where they are too small."""
         x, y, _ = batches[0]
-        if self.memory is None or self.memory.too_small(x, rows, max(len(y) for _, y, _ in batches), len(batches)):
+        largest = max(len(y) for _, y, _ in batches)
+        if self.memory is None or self.memory.too_small(x, rows, largest, len(batches)):
             with frozen(self.network), torch.no_grad(), self._precision():
                 classes = self.network(x[:1]).shape[1]
-            largest = max(len(y) for _, y, _ in batches)
+            if self.memory is None and self.settings.joint and Joint.suits(self.network, x):
+                self.joint = Joint(self.network, self.settings.half)
+                # Without splitting: it makes two kernels of each sum over a few hundred rows.
+                self.joined = _compiled(self.joint, split_reductions=False) if self.settings.compile else self.joint
             self.memory = Memory(x, max(rows, largest * self.settings.group), largest, classes, len(batches))
             self.kept.clear()
             self.train.robust_fraction.to(x.device)
@@ -278,83 +321,6 @@ class GroupEngine:
             self._memory.x[part], self._memory.y[part], self._memory.start[part] = x, y, start
             at += len(y)
 
-    def _label(self, plan: Plan, rows: int, sizes: tuple[int, ...]) -> None:
-        """Write down what each row of the order is, and the size of its steps."""
-        memory, eps = self._memory, self.objective.eps
-        if not self.selects:
-            memory.order[:rows] = torch.arange(rows, device=memory.order.device)
-            memory.local[:rows] = torch.cat([torch.arange(size) for size in sizes]).to(memory.local.device)
-            memory.category[:rows] = int(Category.BOUNDARY)
-            memory.steps[:rows] = plan.budget.boundary
-            memory.size[:rows] = plan.budget.boundary_step(eps)
-            return
-        # On the host: one copy, not a dozen small fills. Examples without steps stay what they were found to be.
-        ranked = torch.zeros((2, plan.rows), dtype=torch.int64)
-        step_size = torch.zeros(plan.rows, dtype=memory.size.dtype)
-        at = 0
-        for up_to, steps, category in plan.levels:
-            size = plan.budget.step_sizes(torch.tensor([int(category)]), torch.tensor([steps]), eps)
-            ranked[0, at:up_to], ranked[1, at:up_to], step_size[at:up_to] = int(category), steps, float(size)
-            at = max(at, up_to)
-        ranked = ranked.to(memory.order.device, non_blocking=True)
-        memory.steps.zero_()
-        memory.category.index_copy_(0, memory.order[: plan.rows], ranked[0])
-        memory.steps.index_copy_(0, memory.order[: plan.rows], ranked[1])
-        step_size = step_size.to(memory.size.device, non_blocking=True)
-        memory.size[: plan.rows] = step_size.view(-1, *(1,) * (memory.x.ndim - 1))
-
-    def _attack(self, rows: Tensor, schedule: Sequence[int], *, from_start: bool) -> None:
-        """Attack ``rows`` of the group, the first of them longest, and write x' where they came from."""
-        memory, n = self._memory, len(rows)
-        if from_start:
-            memory.prime.copy_(memory.x)
-        if not n:
-            return
-        source = memory.start if from_start else memory.prime
-        memory.adv[:n] = source.index_select(0, rows)
-        memory.clean[:n] = memory.x.index_select(0, rows)
-        memory.labels[:n] = memory.y.index_select(0, rows)
-        if self.aims:
-            memory.goal[:n] = memory.target.index_select(0, rows)
-        for size in schedule:
-            self.run(("attack", size), lambda size=size: self._attack_step(size))  # type: ignore[misc]
-        memory.prime.index_copy_(0, rows, memory.adv[:n])
-
-    def _freshen(self, part: slice, touched: int, steps: int) -> None:
-        """The last steps of a mini-batch, with the weights that it is about to change."""
-        memory = self._memory
-        self.run("refresh", self.shadow.refresh)
-        rows = memory.local[part][:touched] + part.start
-        if self.aims:
-            held = memory.clean[:touched]
-            held.copy_(memory.x.index_select(0, rows))
-            self.run(("aim again", touched), lambda: self._aim_again(touched))
-            memory.target.index_copy_(0, rows, memory.goal[:touched])
-        # The step sizes lie in the order of the group's attack: take this mini-batch's, and put them back after.
-        ranked, order = memory.size.clone(), memory.order[: self.rows]
-        by_row = torch.empty_like(ranked).index_copy_(0, order, ranked[: self.rows])
-        memory.size[:touched] = by_row.index_select(0, rows)
-        self._attack(rows, [touched] * steps, from_start=False)
-        memory.size.copy_(ranked)
-
-    def _aim_again(self, n: int) -> None:
-        memory = self._memory
-        memory.goal[:n] = wide(self._held_logits(memory.clean[:n])).softmax(dim=1)
-
-    def _learn(self, part: slice, touched: int, keeps: bool) -> None:
-        memory, m = self._memory, part.stop - part.start
-        memory.batch_x[:m], memory.batch_y[:m] = memory.x[part], memory.y[part]
-        memory.batch_category[:m], memory.batch_steps[:m] = memory.category[part], memory.steps[part]
-        memory.batch_svar[:m] = memory.svar[part]
-        everyone = touched == m or not self.objective.has_clean_term
-        if everyone:
-            memory.batch_prime[:m] = memory.prime[part]
-        else:
-            memory.batch_rows[:touched] = memory.local[part][:touched]
-            memory.batch_prime[:touched] = memory.prime[part].index_select(0, memory.batch_rows[:touched])
-        size = m if everyone and not self.objective.has_clean_term else touched
-        self.run(("update", m, size, keeps), lambda: self._update(m, size, keeps))
-
     # --------------------------------------------------------------------------------------------- helpers
 
     @property
@@ -363,9 +329,7 @@ class GroupEngine:
         return self.memory
 
     def _precision(self) -> torch.autocast:
-        # Two forwards side by side must not share casts that one of them made.
-        cache = not self.settings.parallel
-        return torch.autocast(self._device_type, torch.bfloat16, enabled=self.settings.half, cache_enabled=cache)
+        return torch.autocast(self._device_type, torch.bfloat16, enabled=self.settings.half)
 
     @property
     def _device_type(self) -> str:
@@ -378,35 +342,56 @@ class GroupEngine:
         return logits.detach()
 
     def _training_logits(self, sizes: tuple[int, ...]) -> Tensor:
-        """Training-mode logits of each mini-batch, with the statistics put back."""
-        with frozen(self.network, "train"), torch.no_grad(), self._precision():
-            return torch.cat([self.network(part) for part in torch.split(self._memory.x[: sum(sizes)], list(sizes))])
+        """Training-mode logits of each mini-batch.
 
-    def _views(self, part: slice, category: Tensor, steps: Tensor, svar: Tensor) -> StepOutput:
-        memory, m = self._memory, part.stop - part.start
+        The attack sees the statistics after these forwards, as in the plain step; the network has them put back,
+        for the updates forward the same examples again.
+        """
+        before, logits = [buffer.clone() for buffer in self.network.buffers()], []
+        for part in torch.split(self._memory.x[: sum(sizes)], list(sizes)):
+            if self.joined is not None and len(part) > 1:
+                logits.append(self._joint_logits(part, len(part)).detach())
+            else:
+                with torch.no_grad(), self._precision():
+                    logits.append(forward(self.network, part))
+        self.shadow.refresh()
+        with torch.no_grad():
+            for buffer, value in zip(self.network.buffers(), before, strict=True):
+                buffer.copy_(value)
+        return torch.cat(logits)
+
+    def _joint_logits(self, x: Tensor, count: int) -> Tensor:
+        """Training-mode logits of two batches, the first of ``count`` examples."""
+        assert self.joint is not None
+        assert self.joined is not None
+        self.joint.refresh()
+        self.joint.count.fill_(count)
+        with training(self.network):
+            logits: Tensor = self.joined(_dynamic(x))
+        return logits
+
+    def _views(self, m: int, category: Tensor, steps: Tensor, svar: Tensor, x_prime: Tensor) -> StepOutput:
+        memory = self._memory
         return StepOutput(
             loss=memory.loss,
-            category=category[part],
-            steps=steps[part],
-            svar=svar[part] if self.selects else None,
+            category=category,
+            steps=steps,
+            svar=svar if self.selects else None,
             work=Work(m, 0, 0, 0),
-            x_prime=memory.prime[part],
+            x_prime=x_prime,
             z=memory.z[:m] if self.objective.has_clean_term else None,
             z_prime=memory.z_prime[:m],
         )
 
     def _output(self, part: slice, work: Work) -> StepOutput:
-        memory = self._memory
-        out = self._views(part, memory.category, memory.steps, memory.svar)
+        memory, m = self._memory, part.stop - part.start
+        out = self._views(m, memory.category[part], memory.steps[part], memory.svar[part], memory.prime[part])
         return StepOutput(**{**out.__dict__, "work": work, "loss": memory.loss.clone()})
 
-    def _work(self, plan: Plan, rows: int, m: int, touched: int, keeps: bool, fresh: int) -> Work:
+    def _work(self, plan: Plan, m: int, touched: int, keeps: bool, fresh: int) -> Work:
         """Passes of one mini-batch: its own update, and its share of the group's attack."""
-        steps, at = 0, 0
-        for up_to, each, _ in plan.levels:
-            steps += each * max(up_to - at, 0)
-            at = max(at, up_to)
-        work = self.objective.cost.work(examples=m, steps=steps * m / rows, touched=touched, selects=self.selects)
+        steps = sum(plan.schedule[fresh:]) * m / plan.total + touched * fresh
+        work = self.objective.cost.work(examples=m, steps=steps, touched=touched, selects=self.selects)
         again = m if self.selects and self.by_loss_logits and not keeps else 0
         return Work(m, work.selection + again, work.attack + (touched if fresh and self.aims else 0), work.update)
 
@@ -432,3 +417,7 @@ def _dynamic(x: Tensor) -> Tensor:
     if x.is_cuda:
         torch._dynamo.maybe_mark_dynamic(x, 0)
     return x
+
+
+def _compiled(module: nn.Module, **options: bool) -> nn.Module:
+    return torch.compile(module, options=dict(options) or None)  # type: ignore[return-value]

@@ -159,8 +159,8 @@ class TrainingConfig:
     """Mini-batches that are attacked at once, with the same weights; 1 is the paper."""
     fresh: int = 0
     """Last steps of each budget that are taken on the mini-batch itself, in a group."""
-    parallel: bool = True
-    """With graphs, the clean and the corrupted half of an update side by side."""
+    joint: bool = True
+    """Compiled with graphs: one forward for the clean and the corrupted examples, each with its own statistics."""
     bucket: int = 8
     """With graphs, numbers of attacked examples are rounded up to a multiple of this."""
     accumulate: int = 1

@@ -106,7 +106,7 @@ class GroupStepper:
             half=half,
             compile=training.compile,
             captured=captured,
-            parallel=captured and training.parallel,
+            joint=captured and training.compile and training.joint,
         )
         self.graphs = Graphs(self._state, say) if captured else None
         self.group = GroupEngine(
