@@ -1,0 +1,271 @@
+"""AugMix views on tensors: a whole batch of images at once, on any device, with what Pillow would make of each.
+
+Every operation of the original is one of two things. Rotating, shearing and translating sample the image through an
+affine map; the others but two look each byte up in a table of 256. So one link of a chain is one affine sampling and
+one look-up for all images together, with a map and tables of each image's own, and the identity where an image has the
+other kind. Nothing waits for the device and no shape depends on a draw: a CUDA graph can capture it.
+
+    maker = ViewMaker(severity=3)
+    draws = maker.draw(len(x), generator=generator, device=x.device)   # all that is random
+    x1, x2 = maker(x, draws)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bullettrain.precision import wide, widest
+
+MOST = 10.0
+"""The level at which an operation has its full strength."""
+AT_ONCE = 64
+"""Images in a piece of work on a CPU: what stays in its cache is several times faster."""
+
+
+class Operation(IntEnum):
+    """The operations, in the order of the original. The last four resemble test corruptions: off by default."""
+
+    NONE = -1
+    """The image stays as it is: a chain that is shorter than others."""
+    AUTOCONTRAST = 0
+    EQUALIZE = 1
+    POSTERIZE = 2
+    ROTATE = 3
+    SOLARIZE = 4
+    SHEAR_X = 5
+    SHEAR_Y = 6
+    TRANSLATE_X = 7
+    TRANSLATE_Y = 8
+    COLOUR = 9
+    CONTRAST = 10
+    BRIGHTNESS = 11
+    SHARPNESS = 12
+
+
+Change = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""``change(images (n, C, H, W), operation (n,), level (n,)) -> images``."""
+FEW, ALL = 9, 13
+"""How many of them there are without and with the last four."""
+
+
+@dataclass(frozen=True)
+class ViewMaker:
+    """What AugMix views are made of: (1 − m)·image + m·Σ w_i·chain_i, with draws of each image's own.
+
+    Args:
+        severity: levels are drawn from U(0.1, severity); 0.1 to 10.
+        width: chains, mixed with weights from Dirichlet(1, …, 1).
+        depth: operations a chain; −1: 1 to 3, drawn for each.
+        all_ops: also colour, contrast, brightness and sharpness, which test corruptions share.
+    """
+
+    severity: float = 3.0
+    width: int = 3
+    depth: int = -1
+    all_ops: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.severity <= MOST:
+            raise ValueError(f"severity is {self.severity}; it has to lie in [0.1, {MOST:g}]")
+        if self.width < 1:
+            raise ValueError(f"width is {self.width}; a view has at least one chain")
+        if self.depth < 1 and self.depth != -1:
+            raise ValueError(f"depth is {self.depth}; give the operations of a chain, or -1 for 1 to 3 at random")
+
+    @property
+    def links(self) -> int:
+        """Operations of the longest chain."""
+        return 3 if self.depth == -1 else self.depth
+
+    @property
+    def draws(self) -> int:
+        """Numbers that one view takes."""
+        return 1 + self.width * (2 + 3 * self.links)
+
+    def draw(
+        self,
+        n: int,
+        views: int = 2,
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """All that is random about n images' views: (n, views, draws), uniform in [0, 1), one row an image."""
+        place = torch.device(device)
+        return torch.rand(n, views, self.draws, generator=generator, device=place, dtype=widest(place))
+
+    def __call__(self, x: Tensor, draws: Tensor) -> Tensor:
+        """The views (v, n, C, H, W) of images x (n, C, H, W) in [0, 1] that ``draws`` (n, v, draws) stand for.
+
+        The chains work on bytes: x·255, rounded, which of images that came as bytes is exact.
+        """
+        if x.ndim != 4:
+            raise ValueError(f"x has the shape {tuple(x.shape)}; AugMix makes views of images, (n, C, H, W)")
+        if self.all_ops and x.shape[1] not in (1, 3):
+            raise ValueError(f"x has {x.shape[1]} channels; with all_ops AugMix takes grey or colour images, 1 or 3")
+        if draws.shape[::2] != (len(x), self.draws) or draws.ndim != 3:
+            wanted = f"({len(x)}, views, {self.draws})"
+            raise ValueError(f"draws have the shape {tuple(draws.shape)}; {len(x)} images need {wanted}")
+        share, weights, operation, level = self.choices(draws)
+        image = wide(x.detach())
+        chains = (image * 255).round().to(torch.uint8).expand(*weights.shape, *x.shape[1:]).flatten(0, 2)
+        for link in range(self.links):
+            chains = operate(chains, operation[..., link].flatten(), level[..., link].flatten(), enhancing=self.all_ops)
+        share, weights = (part.to(image.dtype)[..., None, None, None] for part in (share, weights))
+        mixed = (weights / 255 * chains.view(*weights.shape[:3], *x.shape[1:])).sum(dim=1)
+        return ((1 - share) * image + share * mixed).to(x.dtype)
+
+    def choices(self, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What draws (n, v, draws) decide.
+
+        Returns:
+            share: (v, n), the m of Beta(1, 1) by which the chains count.
+            weights: (v, width, n) of Dirichlet(1, …, 1), which add up to 1 over the chains.
+            operation: (v, width, n, links) of :class:`Operation`; NONE past the end of a chain.
+            level: (v, width, n, links), below 0 for the other direction.
+        """
+        n, views, _ = draws.shape
+        parts = [1, self.width, self.width, 3 * self.width * self.links]
+        share, weights, depth, links = torch.split(draws.movedim(0, -1), parts, dim=1)
+        weights = -torch.log1p(-weights)  # exponential draws over their sum are Dirichlet(1, …, 1)
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        operation, level, sign = links.view(views, 3, self.width, self.links, n).movedim(3, -1).unbind(dim=1)
+        operation = (operation * (ALL if self.all_ops else FEW)).long()
+        level = (0.1 + (self.severity - 0.1) * level) * torch.where(sign > 0.5, -1.0, 1.0)
+        if self.depth == -1:
+            at = torch.arange(self.links, device=draws.device)
+            operation = torch.where(at <= (3 * depth)[..., None].floor(), operation, int(Operation.NONE))
+        return share[:, 0], weights, operation, level
+
+
+# ------------------------------------------------------------------------------------------- operations
+
+
+def operate(images: Tensor, operation: Tensor, level: Tensor, *, enhancing: bool = True) -> Tensor:
+    """One operation on each image, as Pillow does it.
+
+    Args:
+        images: uint8 (n, C, H, W).
+        operation: (n,) of :class:`Operation`.
+        level: (n,) floating, in [−10, 10]; the sign matters to the geometric operations only.
+        enhancing: whether the last four operations may be among them; False saves the time for them.
+
+    Returns:
+        uint8 (n, C, H, W).
+    """
+    geometric = (operation == Operation.ROTATE) | (
+        (operation >= Operation.SHEAR_X) & (operation <= Operation.TRANSLATE_Y)
+    )
+    enhanced = operation >= Operation.COLOUR
+    images = _apply(_warp, geometric, images, operation, level)
+    images = _apply(_look_up, (operation >= 0) & ~(geometric | enhanced), images, operation, level.abs())
+    return _apply(_enhance, enhanced, images, operation, level.abs()) if enhancing else images
+
+
+def _apply(change: Change, needed: Tensor, images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
+    """``change`` the images that need it, (n,). It leaves the others as they are: on a GPU it gets all of them,
+    since to look which those are would be to wait; on a CPU looking is free."""
+    if images.device.type != "cpu":
+        return change(images, operation, level)
+    changed = images.clone()
+    chosen = needed.nonzero()[:, 0]
+    for rows in torch.split(chosen, AT_ONCE) if len(chosen) else ():
+        changed[rows] = change(images[rows], operation[rows], level[rows])
+    return changed
+
+
+def _warp(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
+    """Rotate, shear, translate: bilinear between the centres of pixels, black from outside."""
+    height, width = images.shape[2:]
+
+    def only(kind: Operation, most: float) -> Tensor:
+        return torch.where(operation == kind, level * most / MOST, 0.0)
+
+    angle = -torch.deg2rad(only(Operation.ROTATE, 30).trunc())
+    cos, sin = angle.cos(), angle.sin()
+    # The point (x, y) of the result shows (a·x + b·y + c, d·x + a·y + f) of the image; turning is about its middle.
+    a, b, d = cos, sin + only(Operation.SHEAR_X, 0.3), only(Operation.SHEAR_Y, 0.3) - sin
+    c = width / 2 - cos * (width / 2) - sin * (height / 2) + only(Operation.TRANSLATE_X, width / 3).trunc()
+    f = height / 2 + sin * (width / 2) - cos * (height / 2) + only(Operation.TRANSLATE_Y, height / 3).trunc()
+    # Where each pixel's centre comes from, with the image from −1 to 1 as grid_sample counts.
+    a, b, c, d, f = (part[:, None, None] for part in (a, b, c, d, f))
+    x = torch.arange(width, device=images.device, dtype=level.dtype) + 0.5
+    y = torch.arange(height, device=images.device, dtype=level.dtype)[:, None] + 0.5
+    grid = level.new_empty(len(images), height, width, 2)
+    from_x = torch.add((a * x + c) * (2 / width) - 1, b * y * (2 / width), out=grid[..., 0])
+    from_y = torch.add((a * y + f) * (2 / height) - 1, d * x * (2 / height), out=grid[..., 1])
+    inside = (from_x >= -1) & (from_x < 1) & (from_y >= -1) & (from_y < 1)
+    # Past the outermost centres the edge goes on, as Pillow has it; what lies outside the image is black.
+    sampled = F.grid_sample(images.to(level.dtype), grid, "bilinear", "border", align_corners=False)
+    # Pillow cuts off to whole bytes: what should be whole must not have come out a rounding error below.
+    error = level.new_full((), 2**14 * torch.finfo(level.dtype).eps)
+    return torch.addcmul(error, sampled, inside[:, None].to(level.dtype)).to(torch.uint8)
+
+
+def _look_up(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
+    """Autocontrast, equalize, posterize, solarize: each byte of a channel by a table of its own."""
+    pixels = images.flatten(2)
+    tables = _tables(pixels, operation[:, None, None], level[:, None, None])
+    return tables.gather(2, pixels.long()).view_as(images)
+
+
+def _tables(pixels: Tensor, operation: Tensor, level: Tensor) -> Tensor:
+    """What becomes of each byte: uint8 (n, C, 256), for pixels (n, C, H·W), operation and level (n, 1, 1)."""
+    byte = torch.arange(256, device=pixels.device, dtype=torch.int32)
+    low, high = pixels.amin(dim=2, keepdim=True).int(), pixels.amax(dim=2, keepdim=True).int()
+    histogram = torch.zeros(*pixels.shape[:2], 256, dtype=torch.int32, device=pixels.device)
+    histogram.scatter_add_(2, pixels.long(), histogram.new_ones(()).expand_as(pixels))
+
+    # Autocontrast stretches what lies between; a channel of one colour stays.
+    scale = torch.full_like(level, 255) / (high - low).clamp_min(1)  # not 255 / …, which multiplies by 1 / …
+    stretched = (byte * scale + -low * scale).clamp(0, 255).int()
+    # Equalize goes by how many pixels are darker; too few pixels, or one colour, have step 0 and stay.
+    step = (pixels.shape[2] - histogram.gather(2, high.long())) // 255
+    darker = histogram.cumsum(dim=2, dtype=torch.int32) - histogram
+    spread = ((step // 2 + darker) // step.clamp_min(1)).clamp_max(255)
+    dropped = 4 + (level * 4 / MOST).int()  # lowest bits
+    inverted_from = 256 - (level * 256 / MOST).int()
+
+    table = torch.where((operation == Operation.AUTOCONTRAST) & (high > low), stretched, byte)
+    table = torch.where((operation == Operation.EQUALIZE) & (step > 0), spread, table)
+    table = torch.where(operation == Operation.POSTERIZE, byte >> dropped << dropped, table)
+    inverted = (operation == Operation.SOLARIZE) & (byte >= inverted_from)
+    return torch.where(inverted, 255 - byte, table).to(torch.uint8)
+
+
+def _enhance(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
+    """Colour, contrast, brightness, sharpness: between the image and a poorer one, by a factor of 0.1 to 1.9."""
+    operation, level = operation[:, None, None, None], level[:, None, None, None]
+    whole = images.int()
+    grey = _grey(whole)
+    mean = (grey.sum(dim=(2, 3), keepdim=True).to(level.dtype) / grey[:1].numel() + 0.5).int()
+    poorer = torch.where(operation == Operation.COLOUR, grey, whole)
+    poorer = torch.where(operation == Operation.CONTRAST, mean, poorer)
+    poorer = torch.where(operation == Operation.BRIGHTNESS, 0, poorer)
+    poorer = torch.where(operation == Operation.SHARPNESS, _smooth(whole), poorer)
+    factor = (level * 1.8 / MOST + 0.1).float()  # Pillow mixes in float32
+    mixed = (poorer.float() + factor * (whole - poorer).float()).clamp(0, 255).to(torch.uint8)
+    return torch.where(operation >= Operation.COLOUR, mixed, images)
+
+
+def _grey(images: Tensor) -> Tensor:
+    """The luma (n, 1, H, W) of ITU-R 601 in Pillow's integers."""
+    if images.shape[1] == 1:
+        return images
+    red, green, blue = images[:, :1], images[:, 1:2], images[:, 2:]
+    return (19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16
+
+
+def _smooth(images: Tensor) -> Tensor:
+    """Each pixel five times and its eight neighbours once, over 13, rounded; the outermost pixels stay."""
+    across = images[..., :-2] + images[..., 1:-1] + images[..., 2:]
+    total = across[..., :-2, :] + across[..., 1:-1, :] + across[..., 2:, :] + 4 * images[..., 1:-1, 1:-1]
+    smooth = images.clone()
+    smooth[..., 1:-1, 1:-1] = (2 * total + 13) // 26
+    return smooth
