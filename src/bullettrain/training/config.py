@@ -96,6 +96,9 @@ class MethodConfig:
     def make_objective(self) -> bt.Objective:
         """The objective with its settings."""
         if self.objective == "augmix":
+            for key in ("boundary", "robust", "outlier"):
+                if getattr(self, key) > 1:
+                    raise ConfigError(f"method.{key} is {getattr(self, key)}; AugMix's step is both views, so 1 or 0")
             if not self.jsd and self.budget().uniform_steps is None:
                 raise ConfigError(
                     "method.jsd is false, which is one view of every example: nothing is mined, "
