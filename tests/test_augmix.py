@@ -15,7 +15,7 @@ from bullettrain import augmix
 from bullettrain.augmix import Operation, ViewMaker, operate
 
 GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
-SHAPES = [(3, 32, 32), (1, 8, 8), (3, 17, 23), (1, 28, 28), (3, 2, 3), (1, 1, 1)]
+SHAPES = [(3, 32, 32), (1, 8, 8), (3, 17, 23), (1, 28, 28), (1, 150, 97), (3, 2, 3), (1, 1, 1)]
 
 
 def picture(image):
@@ -212,6 +212,9 @@ def test_views_keep_shape_range_and_precision():
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(maker(x.float(), draws), maker(x.float().clone(), draws))
         assert (maker(x.float(), draws).double() - exact).abs().max() < 1e-6
+    one = ViewMaker(width=1)
+    rows = one.draw(4, 1)
+    assert torch.equal(one(x.contiguous(memory_format=torch.channels_last), rows), one(x, rows))
     assert not maker(x.requires_grad_(), draws).requires_grad
     assert maker(torch.rand(0, 3, 8, 8), maker.draw(0)).shape == (2, 0, 3, 8, 8)
 

@@ -1,9 +1,10 @@
 """AugMix views on tensors: a whole batch of images at once, on any device, with what Pillow would make of each.
 
-Every operation of the original is one of two things. Rotating, shearing and translating sample the image through an
-affine map; the others but two look each byte up in a table of 256. So one link of a chain is one affine sampling and
-one look-up for all images together, with a map and tables of each image's own, and the identity where an image has the
-other kind. Nothing waits for the device and no shape depends on a draw: a CUDA graph can capture it.
+Each of AugMix's nine operations is one of two things. Rotating, shearing and translating sample the image through an
+affine map; autocontrast, equalize, posterize and solarize look each byte up in a table of 256. So one link of a chain
+is one sampling and one look-up for all images together, with a map and tables of each image's own, and the identity
+where an image has the other kind. (The four operations of `all_ops` mix the image with a poorer one, and come after.)
+On a GPU nothing waits for the device and no shape depends on a draw: a CUDA graph can capture it.
 
     maker = ViewMaker(severity=3)
     draws = maker.draw(len(x), generator=generator, device=x.device)   # all that is random
@@ -84,8 +85,8 @@ class ViewMaker:
         return 3 if self.depth == -1 else self.depth
 
     @property
-    def draws(self) -> int:
-        """Numbers that one view takes."""
+    def numbers(self) -> int:
+        """Draws that one view takes."""
         return 1 + self.width * (2 + 3 * self.links)
 
     def draw(
@@ -96,12 +97,12 @@ class ViewMaker:
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """All that is random about n images' views: (n, views, draws), uniform in [0, 1), one row an image."""
+        """All that is random about n images' views: (n, views, numbers), uniform in [0, 1)."""
         place = torch.device(device)
-        return torch.rand(n, views, self.draws, generator=generator, device=place, dtype=widest(place))
+        return torch.rand(n, views, self.numbers, generator=generator, device=place, dtype=widest(place))
 
     def __call__(self, x: Tensor, draws: Tensor) -> Tensor:
-        """The views (v, n, C, H, W) of images x (n, C, H, W) in [0, 1] that ``draws`` (n, v, draws) stand for.
+        """The views (v, n, C, H, W) of images x (n, C, H, W) in [0, 1] that ``draws`` (n, v, numbers) decide.
 
         The chains work on bytes: x·255, rounded, which of images that came as bytes is exact.
         """
@@ -109,8 +110,8 @@ class ViewMaker:
             raise ValueError(f"x has the shape {tuple(x.shape)}; AugMix makes views of images, (n, C, H, W)")
         if self.all_ops and x.shape[1] not in (1, 3):
             raise ValueError(f"x has {x.shape[1]} channels; with all_ops AugMix takes grey or colour images, 1 or 3")
-        if draws.shape[::2] != (len(x), self.draws) or draws.ndim != 3:
-            wanted = f"({len(x)}, views, {self.draws})"
+        if draws.ndim != 3 or draws.shape[::2] != (len(x), self.numbers):
+            wanted = f"({len(x)}, views, {self.numbers})"
             raise ValueError(f"draws have the shape {tuple(draws.shape)}; {len(x)} images need {wanted}")
         share, weights, operation, level = self.choices(draws)
         image = wide(x.detach())
@@ -122,7 +123,7 @@ class ViewMaker:
         return ((1 - share) * image + share * mixed).to(x.dtype)
 
     def choices(self, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What draws (n, v, draws) decide.
+        """What draws (n, v, numbers) decide.
 
         Returns:
             share: (v, n), the m of Beta(1, 1) by which the chains count.
@@ -204,29 +205,29 @@ def _warp(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
     # Past the outermost centres the edge goes on, as Pillow has it; what lies outside the image is black.
     sampled = F.grid_sample(images.to(level.dtype), grid, "bilinear", "border", align_corners=False)
     # Pillow cuts off to whole bytes: what should be whole must not have come out a rounding error below.
-    error = level.new_full((), 2**14 * torch.finfo(level.dtype).eps)
+    error = level.new_full((), 2**12 * max(height, width) * torch.finfo(level.dtype).eps)
     return torch.addcmul(error, sampled, inside[:, None].to(level.dtype)).to(torch.uint8)
 
 
 def _look_up(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
     """Autocontrast, equalize, posterize, solarize: each byte of a channel by a table of its own."""
-    pixels = images.flatten(2)
+    pixels = images.flatten(2).long()
     tables = _tables(pixels, operation[:, None, None], level[:, None, None])
-    return tables.gather(2, pixels.long()).view_as(images)
+    return tables.gather(2, pixels).view_as(images)
 
 
 def _tables(pixels: Tensor, operation: Tensor, level: Tensor) -> Tensor:
     """What becomes of each byte: uint8 (n, C, 256), for pixels (n, C, H·W), operation and level (n, 1, 1)."""
     byte = torch.arange(256, device=pixels.device, dtype=torch.int32)
-    low, high = pixels.amin(dim=2, keepdim=True).int(), pixels.amax(dim=2, keepdim=True).int()
+    low, high = torch.aminmax(pixels, dim=2, keepdim=True)
     histogram = torch.zeros(*pixels.shape[:2], 256, dtype=torch.int32, device=pixels.device)
-    histogram.scatter_add_(2, pixels.long(), histogram.new_ones(()).expand_as(pixels))
+    histogram.scatter_add_(2, pixels, histogram.new_ones(()).expand_as(pixels))
 
     # Autocontrast stretches what lies between; a channel of one colour stays.
     scale = torch.full_like(level, 255) / (high - low).clamp_min(1)  # not 255 / …, which multiplies by 1 / …
     stretched = (byte * scale + -low * scale).clamp(0, 255).int()
     # Equalize goes by how many pixels are darker; too few pixels, or one colour, have step 0 and stay.
-    step = (pixels.shape[2] - histogram.gather(2, high.long())) // 255
+    step = (pixels.shape[2] - histogram.gather(2, high)) // 255
     darker = histogram.cumsum(dim=2, dtype=torch.int32) - histogram
     spread = ((step // 2 + darker) // step.clamp_min(1)).clamp_max(255)
     dropped = 4 + (level * 4 / MOST).int()  # lowest bits

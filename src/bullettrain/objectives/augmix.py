@@ -96,7 +96,7 @@ class AugMix(Objective):
 
     def _from_draws(self, x: Tensor, rows: Tensor, draws: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The views (copies, n, …) of some rows of x that the batch's draws stand for."""
-        wanted = (len(x), self.copies, self.views.draws) if isinstance(self.views, ViewMaker) else None
+        wanted = (len(x), self.copies, self.views.numbers) if isinstance(self.views, ViewMaker) else None
         if not isinstance(self.views, ViewMaker) or draws.shape != wanted:
             or_draws = f", or their draws, {wanted}" if wanted else ""
             raise ValueError(f"start has the shape {tuple(draws.shape)}; give AugMix's views, {shape}{or_draws}")

@@ -122,6 +122,9 @@ def speedups(run: Run, comparison: Comparison | None) -> list[Card]:
     work, clock = measured.get("work", run.totals["work_speedup"]), measured.get("wall_clock", NAN)
     formula = "The paper’s formula, from the measured shares: steps of the plain algorithm against those taken, "
     formula += "plus one on either side for the update."
+    if run.makes_views:
+        formula = "The paper’s formula, from the measured share: an image and two views of it, against two views of "
+        formula += "boundary examples alone."
     passes = "Every pass counted: forward, backward to the input and backward to the weights are one each."
     wall = "Seconds of this training against seconds of the same recipe without mining, on the same device."
     if not math.isfinite(clock):
