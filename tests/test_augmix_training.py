@@ -2,7 +2,9 @@
 
 import copy
 import re
+import runpy
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -255,7 +257,9 @@ def test_the_jsd_is_a_setting(tmp_path):
     result = runs.train(config, tmp_path / "run", CPU)
     assert result.end["work"] == 3
     assert result.end["theoretical_speedup"] == 1
-    assert "Test accuracy" in (tmp_path / "run" / "report.html").read_text()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<li>AugMix − JSD</li>" in page
+    assert "nothing was mined" in page
 
 
 def test_settings_that_cannot_be():
@@ -269,6 +273,14 @@ def test_settings_that_cannot_be():
             recipe("cifar10-augmix").with_settings(changes)
     with pytest.raises(ConfigError, match="trades makes no AugMix views"):
         recipe("digits").with_settings(["all_ops=true"])
+
+
+def test_the_benchmark_runs(tmp_path):
+    script = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "augmix_views.py"))
+    result = script["measure"](3, CPU.device, tmp_path, repeats=2)
+    assert result["data"] == "noise"
+    assert result["environment"].keys() >= {"device", "torch", "pillow", "commit"}
+    assert result["times_faster"]["ours"] > 0
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])

@@ -118,9 +118,12 @@ class ViewMaker:
         chains = (image * 255).round().to(torch.uint8).expand(*weights.shape, *x.shape[1:]).flatten(0, 2)
         for link in range(self.links):
             chains = operate(chains, operation[..., link].flatten(), level[..., link].flatten(), enhancing=self.all_ops)
+        chains = chains.view(*weights.shape, *x.shape[1:])
         share, weights = (part.to(image.dtype)[..., None, None, None] for part in (share, weights))
-        mixed = (weights / 255 * chains.view(*weights.shape[:3], *x.shape[1:])).sum(dim=1)
-        return ((1 - share) * image + share * mixed).to(x.dtype)
+        mixed = (1 - share) * image
+        for i in range(self.width):  # all chains at once would be as many batches of floats
+            mixed += share * weights[:, i] / 255 * chains[:, i]
+        return mixed.to(x.dtype)
 
     def choices(self, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What draws (n, v, numbers) decide.

@@ -93,6 +93,8 @@ def _facts(run: Run) -> list[str]:
     """The run in a few words: method, network, data, device."""
     objective = str(run.section("method").get("objective") or "")
     method = METHODS.get(objective, objective)
+    if run.makes_views and run.section("method").get("jsd") is False:
+        method += " − JSD"
     facts = [f"{method} with BulletTrain" if method and not run.plain else method]
     for section in ("network", "data"):
         words = [value for value in run.section(section).values() if isinstance(value, str)]
