@@ -54,8 +54,8 @@ def test_each_operation_is_pillows(name, shape):
     rng = np.random.default_rng(7)
     n = 260 if shape == (3, 32, 32) else 65
     batch, level = images(n, shape, rng), levels(name, n, rng)
-    operation = torch.full((n,), Operation[name.upper()])
-    ours = operate(torch.from_numpy(batch), operation, torch.from_numpy(level)).numpy()
+    operation = torch.full((n, 1), Operation[name.upper()])
+    ours = operate(torch.from_numpy(batch), operation, torch.from_numpy(level)[:, None]).numpy()
     theirs = np.stack([array(pillow.operate(picture(b), name, v)) for b, v in zip(batch, level.tolist(), strict=True)])
     difference = np.abs(ours.astype(int) - theirs.astype(int))
     if name not in GEOMETRIC:
@@ -76,7 +76,7 @@ def test_each_operation_is_pillows(name, shape):
 )
 def test_any_image_at_any_level(shape, seed, name, level):
     image = images(5, shape, np.random.default_rng(seed))[seed % 5]
-    operation, levels = torch.tensor([Operation[name.upper()]]), torch.tensor([level], dtype=torch.float64)
+    operation, levels = torch.tensor([[Operation[name.upper()]]]), torch.tensor([[level]], dtype=torch.float64)
     ours = operate(torch.from_numpy(image)[None], operation, levels)
     difference = ours[0].int() - torch.from_numpy(array(pillow.operate(picture(image), name, level)).astype(np.int32))
     assert difference.abs().max() <= (1 if name in GEOMETRIC else 0)
@@ -84,16 +84,17 @@ def test_any_image_at_any_level(shape, seed, name, level):
 
 def mixed_batch(n=60, shape=(3, 20, 24)):
     rng = np.random.default_rng(3)
-    batch, level = torch.from_numpy(images(n, shape, rng)), torch.from_numpy(rng.uniform(-9.9, 9.9, n))
-    return batch, torch.arange(n) % 14 - 1, level
+    batch, level = torch.from_numpy(images(n, shape, rng)), torch.from_numpy(rng.uniform(-9.9, 9.9, (n, 2)))
+    return batch, torch.stack([torch.arange(n) % 14 - 1, torch.arange(n) % 5 - 1], dim=1), level
 
 
 def test_images_of_a_batch_do_not_touch_each_other():
     batch, operation, level = mixed_batch()
     together = operate(batch, operation, level)
     for i in range(len(batch)):
-        assert torch.equal(together[i : i + 1], operate(batch[i : i + 1], operation[i : i + 1], level[i : i + 1]))
-    untouched = operation == Operation.NONE
+        once = operate(batch[i : i + 1], operation[i : i + 1, :1], level[i : i + 1, :1])
+        assert torch.equal(together[i : i + 1], operate(once, operation[i : i + 1, 1:], level[i : i + 1, 1:]))
+    untouched = (operation == Operation.NONE).all(dim=1)
     assert untouched.any()
     assert torch.equal(together[untouched], batch[untouched])
 
@@ -101,9 +102,9 @@ def test_images_of_a_batch_do_not_touch_each_other():
 def test_what_a_gpu_computes_for_all_images_is_what_a_cpu_computes_for_some(monkeypatch):
     batch, operation, level = mixed_batch()
     some = operate(batch, operation, level)
-    monkeypatch.setattr(augmix, "_apply", lambda change, needed, images, *rest: change(images, *rest))
+    monkeypatch.setattr(augmix, "_apply", lambda change, images, parameters, nothing: change(images, parameters))
     assert torch.equal(operate(batch, operation, level), some)
-    few = operation < Operation.COLOUR
+    few = (operation < Operation.COLOUR).all(dim=1)
     assert torch.equal(operate(batch[few], operation[few], level[few], enhancing=False), some[few])
 
 

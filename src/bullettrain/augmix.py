@@ -13,7 +13,7 @@ On a GPU nothing waits for the device and no shape depends on a draw: a CUDA gra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -49,8 +49,8 @@ class Operation(IntEnum):
     SHARPNESS = 12
 
 
-Change = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""``change(images (n, C, H, W), operation (n,), level (n,)) -> images``."""
+Change = Callable[[Tensor, Tensor], Tensor]
+"""``change(images (n, C, H, W), parameters (n, p)) -> images``."""
 FEW, ALL = 9, 13
 """How many of them there are without and with the last four."""
 
@@ -116,8 +116,7 @@ class ViewMaker:
         share, weights, operation, level = self.choices(draws)
         image = wide(x.detach())
         chains = (image * 255).round().to(torch.uint8).expand(*weights.shape, *x.shape[1:]).flatten(0, 2)
-        for link in range(self.links):
-            chains = operate(chains, operation[..., link].flatten(), level[..., link].flatten(), enhancing=self.all_ops)
+        chains = operate(chains, operation.flatten(0, 2), level.flatten(0, 2), enhancing=self.all_ops)
         chains = chains.view(*weights.shape, *x.shape[1:])
         share, weights = (part.to(image.dtype)[..., None, None, None] for part in (share, weights))
         mixed = (1 - share) * image
@@ -152,110 +151,131 @@ class ViewMaker:
 
 
 def operate(images: Tensor, operation: Tensor, level: Tensor, *, enhancing: bool = True) -> Tensor:
-    """One operation on each image, as Pillow does it.
+    """Operations one after the other on each image, as Pillow does them.
 
     Args:
         images: uint8 (n, C, H, W).
-        operation: (n,) of :class:`Operation`.
-        level: (n,) floating, in [−10, 10]; the sign matters to the geometric operations only.
+        operation: (n, links) of :class:`Operation`.
+        level: (n, links) floating, in [−10, 10]; the sign matters to the geometric operations only.
         enhancing: whether the last four operations may be among them; False saves the time for them.
 
     Returns:
         uint8 (n, C, H, W).
     """
-    geometric = (operation == Operation.ROTATE) | (
-        (operation >= Operation.SHEAR_X) & (operation <= Operation.TRANSLATE_Y)
-    )
-    enhanced = operation >= Operation.COLOUR
-    images = _apply(_warp, geometric, images, operation, level)
-    images = _apply(_look_up, (operation >= 0) & ~(geometric | enhanced), images, operation, level.abs())
-    return _apply(_enhance, enhanced, images, operation, level.abs()) if enhancing else images
+    height, width = images.shape[2:]
+    maps, tones = _maps(operation, level, height, width), _tones(operation, level.abs())
+    enhancements = _enhancements(operation, level.abs()) if enhancing else None
+    for link in range(operation.shape[1]):
+        images = _apply(_warp, images, maps[:, link], (2 / width, 0, -1, 0, 2 / height, -1))
+        images = _apply(_look_up, images, tones[:, link], (0, 0, 0, 256))
+        if enhancements is not None:
+            images = _apply(_enhance, images, enhancements[:, link], (Operation.NONE, 1))
+    return images
 
 
-def _apply(change: Change, needed: Tensor, images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
-    """``change`` the images that need it, (n,). It leaves the others as they are: on a GPU it gets all of them,
-    since to look which those are would be to wait; on a CPU looking is free."""
+def _apply(change: Change, images: Tensor, parameters: Tensor, nothing: Sequence[float]) -> Tensor:
+    """``change`` the images by a row of ``parameters`` each, (n, p); by ``nothing`` they stay as they are.
+
+    On a GPU all are changed, since to look which need it would be to wait. On a CPU looking is free.
+    """
     if images.device.type != "cpu":
-        return change(images, operation, level)
+        return change(images, parameters)
     changed = images.clone()
-    chosen = needed.nonzero()[:, 0]
-    for rows in torch.split(chosen, AT_ONCE) if len(chosen) else ():
-        changed[rows] = change(images[rows], operation[rows], level[rows])
+    needed = (parameters != parameters.new_tensor(nothing)).any(dim=1).nonzero()[:, 0]
+    for rows in torch.split(needed, AT_ONCE) if len(needed) else ():
+        changed[rows] = change(images[rows], parameters[rows])
     return changed
 
 
-def _warp(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
-    """Rotate, shear, translate: bilinear between the centres of pixels, black from outside."""
-    height, width = images.shape[2:]
+def _maps(operation: Tensor, level: Tensor, height: int, width: int) -> Tensor:
+    """Rotate, shear, translate as affine maps (a, b, c, d, e, f), (…, 6), for operation and level (…).
+
+    The point (x, y) of the result, in pixels, shows (a·x + b·y + c, d·x + e·y + f) of the image, which goes from
+    −1 to 1 both ways, as grid_sample counts.
+    """
 
     def only(kind: Operation, most: float) -> Tensor:
         return torch.where(operation == kind, level * most / MOST, 0.0)
 
     angle = -torch.deg2rad(only(Operation.ROTATE, 30).trunc())
     cos, sin = angle.cos(), angle.sin()
-    # The point (x, y) of the result shows (a·x + b·y + c, d·x + a·y + f) of the image; turning is about its middle.
-    a, b, d = cos, sin + only(Operation.SHEAR_X, 0.3), only(Operation.SHEAR_Y, 0.3) - sin
+    b, d = sin + only(Operation.SHEAR_X, 0.3), only(Operation.SHEAR_Y, 0.3) - sin
+    # Turning is about the middle; shearing leaves the corner where it is.
     c = width / 2 - cos * (width / 2) - sin * (height / 2) + only(Operation.TRANSLATE_X, width / 3).trunc()
     f = height / 2 + sin * (width / 2) - cos * (height / 2) + only(Operation.TRANSLATE_Y, height / 3).trunc()
-    # Where each pixel's centre comes from, with the image from −1 to 1 as grid_sample counts.
-    a, b, c, d, f = (part[:, None, None] for part in (a, b, c, d, f))
-    x = torch.arange(width, device=images.device, dtype=level.dtype) + 0.5
-    y = torch.arange(height, device=images.device, dtype=level.dtype)[:, None] + 0.5
-    grid = level.new_empty(len(images), height, width, 2)
-    from_x = torch.add((a * x + c) * (2 / width) - 1, b * y * (2 / width), out=grid[..., 0])
-    from_y = torch.add((a * y + f) * (2 / height) - 1, d * x * (2 / height), out=grid[..., 1])
+    of_x, of_y = 2 / width, 2 / height
+    return torch.stack([cos * of_x, b * of_x, c * of_x - 1, d * of_y, cos * of_y, f * of_y - 1], dim=-1)
+
+
+def _warp(images: Tensor, maps: Tensor) -> Tensor:
+    """Sample each image through its map (n, 6): bilinear between the centres of pixels, black from outside."""
+    height, width = images.shape[2:]
+    a, b, c, d, e, f = maps[:, :, None, None].unbind(dim=1)
+    x = torch.arange(0.5, width, device=maps.device, dtype=maps.dtype)
+    y = torch.arange(0.5, height, device=maps.device, dtype=maps.dtype)[:, None]
+    grid = maps.new_empty(len(images), height, width, 2)
+    from_x = torch.add(a * x + c, b * y, out=grid[..., 0])
+    from_y = torch.add(e * y + f, d * x, out=grid[..., 1])
     inside = (from_x >= -1) & (from_x < 1) & (from_y >= -1) & (from_y < 1)
     # Past the outermost centres the edge goes on, as Pillow has it; what lies outside the image is black.
-    sampled = F.grid_sample(images.to(level.dtype), grid, "bilinear", "border", align_corners=False)
+    sampled = F.grid_sample(images.to(maps.dtype), grid, "bilinear", "border", align_corners=False)
     # Pillow cuts off to whole bytes: what should be whole must not have come out a rounding error below.
-    error = level.new_full((), 2**12 * max(height, width) * torch.finfo(level.dtype).eps)
-    return torch.addcmul(error, sampled, inside[:, None].to(level.dtype)).to(torch.uint8)
+    error = maps.new_full((), 2**12 * max(height, width) * torch.finfo(maps.dtype).eps)
+    return torch.addcmul(error, sampled, inside[:, None].to(maps.dtype)).to(torch.uint8)
 
 
-def _look_up(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
-    """Autocontrast, equalize, posterize, solarize: each byte of a channel by a table of its own."""
+def _tones(operation: Tensor, level: Tensor) -> Tensor:
+    """Autocontrast, equalize, posterize, solarize as (whether to stretch, whether to spread, lowest bits to drop,
+    byte to invert from), int32 (…, 4), for operation and level (…)."""
+    dropped = torch.where(operation == Operation.POSTERIZE, 4 + (level * 4 / MOST).int(), 0)
+    inverted_from = torch.where(operation == Operation.SOLARIZE, 256 - (level * 256 / MOST).int(), 256)
+    stretch, spread = operation == Operation.AUTOCONTRAST, operation == Operation.EQUALIZE
+    return torch.stack([stretch.int(), spread.int(), dropped, inverted_from], dim=-1)
+
+
+def _look_up(images: Tensor, tones: Tensor) -> Tensor:
+    """Each byte of a channel by a table of its own, as tones (n, 4) say."""
     pixels = images.flatten(2).long()
-    tables = _tables(pixels, operation[:, None, None], level[:, None, None])
-    return tables.gather(2, pixels).view_as(images)
-
-
-def _tables(pixels: Tensor, operation: Tensor, level: Tensor) -> Tensor:
-    """What becomes of each byte: uint8 (n, C, 256), for pixels (n, C, H·W), operation and level (n, 1, 1)."""
+    stretch, spread, dropped, inverted_from = tones[:, :, None, None].unbind(dim=1)
     byte = torch.arange(256, device=pixels.device, dtype=torch.int32)
     low, high = torch.aminmax(pixels, dim=2, keepdim=True)
     histogram = torch.zeros(*pixels.shape[:2], 256, dtype=torch.int32, device=pixels.device)
     histogram.scatter_add_(2, pixels, histogram.new_ones(()).expand_as(pixels))
 
-    # Autocontrast stretches what lies between; a channel of one colour stays.
-    scale = torch.full_like(level, 255) / (high - low).clamp_min(1)  # not 255 / …, which multiplies by 1 / …
+    # Autocontrast: darkest to 0, brightest to 255, and between in proportion. One colour stays.
+    width = (high - low).clamp_min(1).to(widest(pixels.device))
+    scale = torch.full_like(width, 255) / width  # 255 / width would be 255 · (1 / width)
     stretched = (byte * scale + -low * scale).clamp(0, 255).int()
-    # Equalize goes by how many pixels are darker; too few pixels, or one colour, have step 0 and stay.
+    # Equalize: by how many pixels are darker. One colour, or too few pixels, make steps of 0, and stay.
     step = (pixels.shape[2] - histogram.gather(2, high)) // 255
     darker = histogram.cumsum(dim=2, dtype=torch.int32) - histogram
-    spread = ((step // 2 + darker) // step.clamp_min(1)).clamp_max(255)
-    dropped = 4 + (level * 4 / MOST).int()  # lowest bits
-    inverted_from = 256 - (level * 256 / MOST).int()
+    evened = ((step // 2 + darker) // step.clamp_min(1)).clamp_max(255)
 
-    table = torch.where((operation == Operation.AUTOCONTRAST) & (high > low), stretched, byte)
-    table = torch.where((operation == Operation.EQUALIZE) & (step > 0), spread, table)
-    table = torch.where(operation == Operation.POSTERIZE, byte >> dropped << dropped, table)
-    inverted = (operation == Operation.SOLARIZE) & (byte >= inverted_from)
-    return torch.where(inverted, 255 - byte, table).to(torch.uint8)
+    table = torch.where((stretch > 0) & (high > low), stretched, byte >> dropped << dropped)
+    table = torch.where((spread > 0) & (step > 0), evened, table)
+    table = torch.where(byte >= inverted_from, 255 - byte, table)
+    return table.to(torch.uint8).gather(2, pixels).view_as(images)
 
 
-def _enhance(images: Tensor, operation: Tensor, level: Tensor) -> Tensor:
-    """Colour, contrast, brightness, sharpness: between the image and a poorer one, by a factor of 0.1 to 1.9."""
-    operation, level = operation[:, None, None, None], level[:, None, None, None]
+def _enhancements(operation: Tensor, level: Tensor) -> Tensor:
+    """Colour, contrast, brightness, sharpness and their factor of 0.1 to 1.9, (…, 2), for operation and level (…)."""
+    enhanced = operation >= Operation.COLOUR
+    kind = torch.where(enhanced, operation, int(Operation.NONE)).to(level.dtype)
+    return torch.stack([kind, torch.where(enhanced, level * 1.8 / MOST + 0.1, 1.0)], dim=-1)
+
+
+def _enhance(images: Tensor, enhancements: Tensor) -> Tensor:
+    """Each image between itself (factor 1) and a poorer one (factor 0), or beyond."""
+    kind, factor = enhancements[:, :, None, None, None].unbind(dim=1)
     whole = images.int()
     grey = _grey(whole)
-    mean = (grey.sum(dim=(2, 3), keepdim=True).to(level.dtype) / grey[:1].numel() + 0.5).int()
-    poorer = torch.where(operation == Operation.COLOUR, grey, whole)
-    poorer = torch.where(operation == Operation.CONTRAST, mean, poorer)
-    poorer = torch.where(operation == Operation.BRIGHTNESS, 0, poorer)
-    poorer = torch.where(operation == Operation.SHARPNESS, _smooth(whole), poorer)
-    factor = (level * 1.8 / MOST + 0.1).float()  # Pillow mixes in float32
-    mixed = (poorer.float() + factor * (whole - poorer).float()).clamp(0, 255).to(torch.uint8)
-    return torch.where(operation >= Operation.COLOUR, mixed, images)
+    mean = (grey.sum(dim=(2, 3), keepdim=True).to(factor.dtype) / grey[:1].numel() + 0.5).int()
+    poorer = torch.where(kind == Operation.COLOUR, grey, whole)
+    poorer = torch.where(kind == Operation.CONTRAST, mean, poorer)
+    poorer = torch.where(kind == Operation.BRIGHTNESS, 0, poorer)
+    poorer = torch.where(kind == Operation.SHARPNESS, _smooth(whole), poorer)
+    mixed = poorer.float() + factor.float() * (whole - poorer).float()  # in float32, as Pillow
+    return mixed.clamp(0, 255).to(torch.uint8)
 
 
 def _grey(images: Tensor) -> Tensor:
