@@ -162,6 +162,8 @@ def operate(images: Tensor, operation: Tensor, level: Tensor, *, enhancing: bool
     Returns:
         uint8 (n, C, H, W).
     """
+    if len(images) == 0:  # a batch without boundary examples
+        return images
     height, width = images.shape[2:]
     maps, tones = _maps(operation, level, height, width), _tones(operation, level.abs())
     enhancements = _enhancements(operation, level.abs()) if enhancing else None
