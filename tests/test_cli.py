@@ -105,7 +105,7 @@ MISTAKES = {
     "value": (["train", "--set", "eps=much"], "no number"),
     "device": (["train", "--device", "tpu9"], "no device 'tpu9'"),
     "both": (["train", "--baseline", "--compare"], "both given"),
-    "augmix": (["train", "cifar10-augmix", "--set", "data.name=digits"], "not made yet"),
+    "augmix": (["train", "cifar10-augmix", "--set", "jsd=false"], "add --set robust=1 --set outlier=1"),
     "data": (["train", "mnist-pgd", "--data-dir", "nowhere"], "bullettrain data prepare mnist"),
     "folder": (["train", "--set", "data.name=folder:nowhere"], "nowhere"),
     "out": (["train", "--out", "here"], "is no run; choose another --out"),

@@ -15,6 +15,7 @@ from bullettrain.training.settings import as_setting, number
 
 WANTED = {
     "digits",
+    "digits-augmix",
     "mnist-pgd",
     "cifar10-trades",
     "cifar10-mart",
@@ -23,6 +24,8 @@ WANTED = {
     "cifar10-mart-short",
     "cifar10-augmix",
     "cifar100-augmix",
+    "cifar10-augmix-short",
+    "cifar100-augmix-short",
 }
 
 
@@ -52,6 +55,9 @@ def test_the_papers_settings():
     augmix = recipe("cifar100-augmix")
     assert (augmix.network.name, augmix.training.epochs, augmix.optimizer.nesterov) == ("wrn-40-2", 100, True)
     assert (augmix.schedule.name, augmix.schedule.final, augmix.network.mean) == ("cosine", 1e-6, (0.5, 0.5, 0.5))
+    assert (augmix.method.severity, augmix.method.width, augmix.method.depth) == (3, 3, -1)
+    assert (augmix.method.boundary, augmix.method.robust, augmix.method.outlier, augmix.method.jsd) == (1, 0, 0, True)
+    assert recipe("cifar100-augmix-short").differences(augmix).keys() == {"recipe", "training.epochs"}
     mnist = recipe("mnist-pgd")
     assert (mnist.method.eps, mnist.method.boundary, mnist.method.scale) == (0.3, 7, 1.7)
     assert (mnist.evaluation.steps, mnist.evaluation.restarts) == (100, 20)

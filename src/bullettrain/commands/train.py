@@ -169,9 +169,8 @@ def _print_result(console: Console, result: Result) -> None:
     end = result.end
     lines = [f"trained {duration(end['seconds'])}, {end['work']:.1f} passes an example"]
     if end["boundary"] < 1:
-        lines.append(
-            f"outlier {percent(end['outlier'])}, boundary {percent(end['boundary'])}, robust {percent(end['robust'])}"
-        )
+        shares = [f"{name} {percent(end[name])}" for name in ("outlier", "boundary", "robust")]
+        lines.append(", ".join(shares) + _beside_paper(result))
         lines.append(f"speed-up {end['theoretical_speedup']:.2f}× theoretical, {end['work_speedup']:.2f}× counted work")
     console.print(table)
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
@@ -180,7 +179,7 @@ def _print_result(console: Console, result: Result) -> None:
 def _print_comparison(console: Console, baseline: Result, mined: Result) -> None:
     figures = comparison(baseline, mined)
     table = Table(title=f"{mined.folder.parent}", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    attack = next(key for key in figures["rows"][0] if key.startswith("pgd"))
+    attack = next(key for key in figures["rows"][0] if key not in ("name", "weights", "clean"))
     headings = (
         "",
         "clean",
@@ -203,10 +202,16 @@ def _print_comparison(console: Console, baseline: Result, mined: Result) -> None
     console.print(table)
     console.print(
         f"speed-up {speedup['theoretical']:.2f}× theoretical, {speedup['work']:.2f}× counted work, "
-        f"{speedup['wall_clock']:.2f}× wall-clock",
+        f"{speedup['wall_clock']:.2f}× wall-clock" + _beside_paper(mined),
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _beside_paper(result: Result) -> str:
+    """F_B of the paper, where it has the recipe's."""
+    paper = words.PAPER_BOUNDARY.get(RunFolder(result.folder).config().recipe)
+    return "" if paper is None else f"; in the paper boundary {words.plain(words.percent(paper, 0))}"
 
 
 def _heading(attack: str) -> str:

@@ -111,7 +111,7 @@ class BulletTrain:
             x: (m, …) clean examples in the objective's bounds.
             y: (m,) int64 labels.
             start: (m, …) points that the attack starts from, to fix its noise; for AugMix (2, m, …), the
-                views themselves.
+                views themselves, or what its ``draw`` gave.
 
         A compiled model is best compiled in the default mode: "reduce-overhead" keeps outputs in buffers that
         the attack's forwards overwrite. With several workers compile first, then wrap.

@@ -1,5 +1,5 @@
-"""Evaluation: accuracy on clean and on attacked images."""
+"""Evaluation: accuracy on clean images, on attacked ones, and on AugMix views."""
 
-from bullettrain.evaluation.accuracy import clean_accuracy, robust_accuracy
+from bullettrain.evaluation.accuracy import clean_accuracy, robust_accuracy, view_accuracy
 
-__all__ = ["clean_accuracy", "robust_accuracy"]
+__all__ = ["clean_accuracy", "robust_accuracy", "view_accuracy"]

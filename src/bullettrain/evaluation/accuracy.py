@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bullettrain.attacks import Norm, bare, frozen, pgd
+from bullettrain.augmix import ViewMaker
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.base import derive_seed
 
@@ -71,6 +72,30 @@ def robust_accuracy(
         return alive
 
     return _share(survives, data, device, batch_size, tick)
+
+
+def view_accuracy(
+    model: nn.Module,
+    data: ImageSet,
+    *,
+    views: ViewMaker,
+    device: torch.device,
+    batch_size: int = 500,
+    seed: int = 0,
+    tick: Tick | None = None,
+) -> float:
+    """Share of ``data`` that is classified correctly as an AugMix view, one of each image.
+
+    What is drawn for a batch depends on ``seed`` and its place alone.
+    """
+    net = bare(model)
+
+    def correct(x: Tensor, y: Tensor, index: int) -> Tensor:
+        generator = torch.Generator(device).manual_seed(derive_seed(seed, index, "views"))
+        draws = views.draw(len(x), 1, generator=generator, device=device)
+        return _correct(net, views(x, draws)[0], y)
+
+    return _share(correct, data, device, batch_size, tick)
 
 
 def _correct(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""AugMix's consistency loss, on views that are handed in."""
+"""AugMix: a consistency loss between an image and two random views of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bullettrain.allocation import Cost
 from bullettrain.attacks import bare
 from bullettrain.attacks.state import Mode
+from bullettrain.augmix import ViewMaker
 from bullettrain.checks import check_positive
 from bullettrain.objectives.base import Objective, forward, mean_over
 from bullettrain.precision import wide
@@ -26,20 +27,42 @@ class AugMix(Objective):
     The training-mode logits z are computed first and select.
 
     Args:
-        views: makes the two views of the examples that get any.
+        views: the settings of the views, or a function that makes two of the examples that get any.
         beta: weight of the JSD.
+        jsd: False is "AugMix − JSD": CE(z', y) on one view x', and no clean forward.
         selection: see :class:`Objective`.
+        generator: source of the views. They are drawn for the whole batch, so that an example's views do not
+            depend on which others get any.
     """
 
-    def __init__(self, *, views: Views | None = None, beta: float = 12.0, selection: Mode = "train") -> None:
+    def __init__(
+        self,
+        *,
+        views: ViewMaker | Views | None = None,
+        beta: float = 12.0,
+        jsd: bool = True,
+        selection: Mode = "train",
+        generator: torch.Generator | None = None,
+    ) -> None:
         super().__init__(selection)
-        self.views = views
+        self.views = ViewMaker() if views is None else views
         self.beta = check_positive(beta, "beta")
+        self.jsd = self.has_clean_term = jsd
+        self.copies = 2 if jsd else 1
+        self.generator = generator
 
     @property
     def cost(self) -> Cost:
-        """9 plain; 3 + 6·F_B with mining."""
+        """9 plain; 3 + 6·F_B with mining; 3 without the JSD."""
+        if not self.jsd:
+            return Cost(selection=1, step=0, clean=0, corrupted=3, untouched=3)
         return Cost(selection=1 if self.selection == "eval" else 0, step=0, corrupted=6)
+
+    def draw(self, m: int, device: torch.device, generator: torch.Generator | None = None) -> Tensor | None:
+        """What :meth:`corrupt` takes as ``start`` to fix the views of m examples; None where a function makes them."""
+        if not isinstance(self.views, ViewMaker):
+            return None
+        return self.views.draw(m, self.copies, generator=generator, device=device)
 
     def corrupt(
         self,
@@ -52,32 +75,46 @@ class AugMix(Objective):
         *,
         start: Tensor | None = None,
     ) -> Tensor:
-        """The two views (2, m, …); without a step both are x. ``start``: views that were made before, (2, m, …)."""
-        if self.views is None and start is None:
-            raise ValueError("AugMix has no views to train on; give views=, a function of x that makes two")
+        """The two views (2, m, …), without the JSD one, (m, …); without a step they are x.
+
+        ``start``: views that were made before, of that shape, or what :meth:`draw` gave.
+        """
         if int(steps.max()) > 1:
             raise ValueError(f"AugMix was given {int(steps.max())} steps; a step is both views, so 1 or 0")
-        if start is not None and start.shape != (2, *x.shape):
-            raise ValueError(f"start has the shape {tuple(start.shape)}; give AugMix's views, {(2, *x.shape)}")
-        both = torch.stack([x, x]).detach()
+        if start is None:
+            start = self.draw(len(x), x.device, self.generator)
+        shape = (2, *x.shape) if self.jsd else tuple(x.shape)
         rows = steps.nonzero()[:, 0].to(x.device, non_blocking=True)
-        if len(rows):
-            made = start[:, rows] if start is not None else self._make_views(x[rows])
-            both.index_copy_(1, rows, made.to(x.dtype))
-        return both
+        x_prime = x.detach().expand(self.copies, *x.shape).clone()
+        if start is not None and start.shape == shape:
+            x_prime[:, rows] = start.view_as(x_prime)[:, rows].to(x.dtype)
+        elif start is not None:
+            x_prime[:, rows] = self._from_draws(x, rows, start, shape)
+        elif len(rows):
+            x_prime[:, rows] = self._from_function(x[rows])
+        return x_prime.view(shape)
 
-    def _make_views(self, x: Tensor) -> Tensor:
-        """Both views (2, n, …) of some examples."""
-        assert self.views is not None
+    def _from_draws(self, x: Tensor, rows: Tensor, draws: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The views (copies, n, …) of some rows of x that the batch's draws stand for."""
+        wanted = (len(x), self.copies, self.views.numbers) if isinstance(self.views, ViewMaker) else None
+        if not isinstance(self.views, ViewMaker) or draws.shape != wanted:
+            or_draws = f", or their draws, {wanted}" if wanted else ""
+            raise ValueError(f"start has the shape {tuple(draws.shape)}; give AugMix's views, {shape}{or_draws}")
+        return self.views(x[rows], draws[rows])
+
+    def _from_function(self, x: Tensor) -> Tensor:
+        """The views (copies, n, …) that the user's function makes."""
+        assert not isinstance(self.views, ViewMaker)
         made = tuple(self.views(x.detach()))
         if len(made) != 2 or any(view.shape != x.shape for view in made):
             shapes = ", ".join(str(tuple(view.shape)) for view in made)
             raise ValueError(f"views made {len(made)} of shape {shapes}; it has to make two like x, {tuple(x.shape)}")
-        return torch.stack(made)
+        return torch.stack(made[: self.copies]).to(x.dtype)
 
     def corrupted_logits(self, model: nn.Module, x_prime: Tensor, z: Tensor | None, steps: Tensor) -> Tensor:
         """(2, m, K): the views of the touched examples in one training-mode forward; z twice for the others."""
-        assert z is not None
+        if z is None:  # no JSD: one view of each, and no clean logits to stand in
+            return super().corrupted_logits(model, x_prime, z, steps)
         both = torch.stack([z, z])
         rows = steps.nonzero()[:, 0].to(z.device, non_blocking=True)
         if len(rows) == 0:
@@ -87,7 +124,8 @@ class AugMix(Objective):
 
     def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:
         """CE(z, y) + β·JSD, the mean KL of the three softmaxes to their mean, clamped to [1e-7, 1]."""
-        assert z is not None
+        if z is None:
+            return F.cross_entropy(wide(z_prime), y)
         z, z_prime = wide(z), wide(z_prime)
         three = (z, *z_prime) if touched is None else (z[touched], *z_prime[:, touched])
         softmaxes = [F.softmax(logits, dim=1) for logits in three]

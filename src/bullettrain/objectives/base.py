@@ -27,6 +27,8 @@ class Objective(ABC):
     bounds: tuple[float, float] = (0.0, 1.0)
     has_clean_term = True
     """Whether the loss looks at the clean logits z."""
+    copies = 1
+    """Corrupted copies of an example that a step makes: AugMix makes two views."""
 
     def __init__(self, selection: Mode) -> None:
         self.selection: Mode = check_mode(selection, "selection")

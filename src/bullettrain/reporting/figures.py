@@ -61,7 +61,8 @@ def accuracy(run: Run, attacked: str) -> Plate | None:
     for column, colour, label in (("clean_accuracy", "soft", "clean"), ("robust_accuracy", "accent", attacked)):
         curves.append(Curve(*thin(table["epoch"], table[column]), colour, label))
     if any(np.isfinite(curve.y).any() for curve in curves):
-        says.append("Lines: training batches, as they were attacked" + ("" if run.plain else ", some with fewer steps"))
+        how = "corrupted" if run.makes_views else "attacked"
+        says.append(f"Lines: training batches, as they were {how}" + ("" if run.plain else ", some with fewer steps"))
     for column, colour in (("validation_clean", "soft"), ("validation_robust", "accent")):
         curves.append(Curve(epochs["epoch"], epochs[column], colour, style="o"))
     if any(np.isfinite(curve.y).any() for curve in curves[2:]):
@@ -169,7 +170,7 @@ def histogram(batch: Batch) -> Plate:
         svg = inline(figure, "histogram", label)
     when = f" in epoch {int(np.ceil(batch.epoch))}" if np.isfinite(batch.epoch) else ""
     caption = f"The last logged batch{when}, {len(batch.svar)} examples. Below zero is misclassified; the line above is"
-    return Plate("histogram", "One batch, by SVar", f"{caption} the attack steps given at each SVar.", svg)
+    return Plate("histogram", "One batch, by SVar", f"{caption} the steps given at each SVar.", svg)
 
 
 def allocation(batch: Batch) -> Plate:
@@ -193,14 +194,14 @@ def allocation(batch: Batch) -> Plate:
                 place: dict[str, Any] = {"ha": "center", "va": "bottom", "linespacing": 1.35, "fontsize": 10.5}
                 x, y = (at.mean() + 0.5) / len(steps), height + 0.035 * most
                 axes.text(x, y, words, color=COLOURS[f"{name}-ink"], **place)
-        axes.set(xlim=(0, 1), ylim=(0, 1.32 * most), xlabel="examples, ordered by SVar", ylabel="attack steps")
+        axes.set(xlim=(0, 1), ylim=(0, 1.32 * most), xlabel="examples, ordered by SVar", ylabel="steps")
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
         counts = np.unique([0, *steps])
         axes.set_yticks(counts if len(counts) <= 5 else np.unique(np.linspace(0, most, 5).round()))
         label = "Steps given to each example of one batch, ordered by signed prediction variance."
         svg = inline(figure, "allocation", label)
     spent = percent(float(steps.sum()) / (most * len(steps)), 0)
-    caption = f"The filled area is the attack this batch cost: {spent} of the dashed box, where every example would get"
+    caption = f"The filled area is what this batch cost: {spent} of the dashed box, where every example would get"
     return Plate("allocation", "Where the steps went", f"{caption} {most} step{'s' * (most > 1)}.", svg)
 
 

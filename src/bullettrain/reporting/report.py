@@ -47,7 +47,7 @@ def _render(run: Run, comparison: Comparison | None) -> str:
         import jinja2
     source = files("bullettrain.reporting").joinpath("template.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    attacked = "corrupted" if run.section("method").get("objective") == "augmix" else "adversarial"
+    attacked = "corrupted" if run.makes_views else "adversarial"
     factor = images.amplification(run.samples) if run.samples else 0
     strips = images.strips(run.samples, factor) if run.samples else []
     return environment.from_string(source).render(
@@ -93,6 +93,8 @@ def _facts(run: Run) -> list[str]:
     """The run in a few words: method, network, data, device."""
     objective = str(run.section("method").get("objective") or "")
     method = METHODS.get(objective, objective)
+    if run.makes_views and run.section("method").get("jsd") is False:
+        method += " − JSD"
     facts = [f"{method} with BulletTrain" if method and not run.plain else method]
     for section in ("network", "data"):
         words = [value for value in run.section(section).values() if isinstance(value, str)]

@@ -101,6 +101,11 @@ class Run:
         return len(self.budget) == len(SHARES) and len(set(self.budget.values())) == 1
 
     @property
+    def makes_views(self) -> bool:
+        """Whether examples are corrupted by AugMix, not attacked: a step is two views."""
+        return self.section("method").get("objective") == "augmix"
+
+    @property
     def progress(self) -> Table:
         """The training curve: the step records, or the epochs where no step was logged."""
         return self.steps if len(self.steps["step"]) else self.epochs

@@ -9,7 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from bullettrain.reporting.run import SHARES, Comparison, Run
-from bullettrain.reporting.words import attack_name, duration, listed, number, percent, plural, points, short, times
+from bullettrain.reporting.words import (
+    PAPER_BOUNDARY,
+    attack_name,
+    duration,
+    listed,
+    number,
+    percent,
+    plural,
+    points,
+    short,
+    times,
+)
 
 ROWS = 400  # the longest table of epochs that is written out
 NAN = math.nan
@@ -32,7 +43,7 @@ class Share:
     name: str
     percent: str
     width: str
-    steps: str
+    note: str
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,8 @@ def headline_weights(run: Run, comparison: Comparison | None) -> str:
 def headline(run: Run, comparison: Comparison | None) -> list[Card]:
     """Accuracy, time and throughput, each beside the baseline's where there is one."""
     weights = headline_weights(run, comparison)
-    attacks = dict.fromkeys(["clean", "pgd20", *(e.attack for e in run.evaluations if e.weights == weights)])
+    robust = "views" if run.makes_views else "pgd20"
+    attacks = dict.fromkeys(["clean", robust, *(e.attack for e in run.evaluations if e.weights == weights)])
     plain = _rows(comparison)[1] if comparison else {}
     cards = [_accuracy_card(run, weights, attack, plain.get(attack, NAN)) for attack in attacks]
     epochs = len(run.epochs["epoch"])
@@ -92,9 +104,11 @@ def _accuracy_card(run: Run, weights: str, attack: str, baseline: float) -> Card
     if math.isfinite(tested):
         beside = f"baseline {percent(baseline)}, {points(tested - baseline)}" if math.isfinite(baseline) else ""
         return Card(percent(tested), f"{attack_name(attack)} accuracy", beside or f"test set, {weights} weights")
-    column, name = {"clean": ("validation_clean", "Clean"), "pgd20": ("validation_robust", "Robust")}.get(
-        attack, ("", "")
-    )
+    column, name = {
+        "clean": ("validation_clean", "Clean"),
+        "pgd20": ("validation_robust", "Robust"),
+        "views": ("validation_robust", attack_name("views")),
+    }.get(attack, ("", ""))
     if not column or not np.isfinite(run.epochs[column]).any():
         return None
     latest = run.epochs[column][np.isfinite(run.epochs[column])][-1]
@@ -106,8 +120,11 @@ def speedups(run: Run, comparison: Comparison | None) -> list[Card]:
     measured = comparison.speedup if comparison else {}
     theoretical = measured.get("theoretical", run.totals["theoretical_speedup"])
     work, clock = measured.get("work", run.totals["work_speedup"]), measured.get("wall_clock", NAN)
-    formula = "The paper’s formula, from the measured shares: attack steps of the plain algorithm against those taken, "
+    formula = "The paper’s formula, from the measured shares: steps of the plain algorithm against those taken, "
     formula += "plus one on either side for the update."
+    if run.makes_views:
+        formula = "The paper’s formula, from the measured share: an image and two views of it, against two views of "
+        formula += "boundary examples alone."
     passes = "Every pass counted: forward, backward to the input and backward to the weights are one each."
     wall = "Seconds of this training against seconds of the same recipe without mining, on the same device."
     if not math.isfinite(clock):
@@ -132,7 +149,7 @@ def _formula(run: Run) -> str:
     share = {name: run.average(name) for name in SHARES}
     if len(run.budget) != len(SHARES) or not all(math.isfinite(value) for value in share.values()):
         return ""
-    if run.section("method").get("objective") == "augmix":
+    if run.makes_views:
         return f"3 / (1 + 2·{share['boundary']:.3f})"
     terms = [f"{share[name]:.3f}·{run.budget[name]}" for name in ("boundary", "robust", "outlier") if run.budget[name]]
     return f"({max(run.budget.values())} + 1) / ({' + '.join([*terms, '1'])})"
@@ -143,8 +160,13 @@ def shares(run: Run) -> list[Share]:
     found = {name: run.average(name) for name in SHARES}
     if run.plain or not all(math.isfinite(value) and value >= 0 for value in found.values()):
         return []
-    steps = {name: f"{count} {plural('step', count)} each" for name, count in run.budget.items()}
-    return [Share(name, percent(value, 0), f"{100 * value:.2f}", steps.get(name, "")) for name, value in found.items()]
+    notes = {name: f"{count} {plural('step', count)} each" for name, count in run.budget.items()}
+    if run.makes_views:
+        notes = {name: "two views each" if count else "no views" for name, count in run.budget.items()}
+    paper = PAPER_BOUNDARY.get(str(run.config.get("recipe")))
+    if paper is not None:
+        notes["boundary"] = f"{notes.get('boundary', '')}; {percent(paper, 0)} in the paper"
+    return [Share(name, percent(value, 0), f"{100 * value:.2f}", notes.get(name, "")) for name, value in found.items()]
 
 
 def evaluations(run: Run) -> Grid:
@@ -182,7 +204,7 @@ def epochs(run: Run) -> Grid:
         "loss": ("Loss", lambda value: number(value, 3)),
         "lr": ("LR", short),
         "clean_accuracy": ("Clean, training", percent),
-        "robust_accuracy": ("Attacked, training", percent),
+        "robust_accuracy": ("Corrupted, training" if run.makes_views else "Attacked, training", percent),
         "validation_clean": ("Clean, validation", percent),
         "validation_robust": ("Robust, validation", percent),
         "probe_robust": ("Probe", percent),
@@ -204,7 +226,7 @@ def _rows(comparison: Comparison) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _against(attack: str) -> str:
-    return "on clean images" if attack == "clean" else f"against {attack_name(attack)}"
+    return {"clean": "on clean images", "views": "on AugMix views"}.get(attack, f"against {attack_name(attack)}")
 
 
 def _gap(mine: dict[str, float], plain: dict[str, float], key: str) -> float:

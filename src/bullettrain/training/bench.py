@@ -269,9 +269,10 @@ def forward_flops(trainer: Trainer) -> float:
 
 def _with_speedups(row: Row, baseline: Row, config: Config) -> Row:
     share = {name: getattr(row, name) for name in ("outlier", "boundary", "robust")}
+    copies = config.method.make_objective().copies
     return replace(
         row,
-        theoretical_speedup=theoretical_speedup(config.method.budget(), **share),
+        theoretical_speedup=theoretical_speedup(config.method.budget(), **share, views=copies),
         work_speedup=baseline.work / row.work,
         wall_clock_speedup=baseline.step_ms / row.step_ms,
     )

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import bullettrain as bt
 from bullettrain.allocation import StepBudget
 from bullettrain.attacks.norms import NORMS
+from bullettrain.augmix import ViewMaker
 from bullettrain.training.settings import ConfigError, nearest, parse
 
 
@@ -70,6 +71,16 @@ class MethodConfig:
     score: Literal["svar", "cross-entropy", "margin", "gradient-norm", "random"] = "svar"
     separation: Literal["quantile", "oracle"] = "quantile"
     """oracle: the true classes by ten PGD steps, for studies."""
+    jsd: bool = True
+    """AugMix: whether views are held together by the JSD; false: cross-entropy on one view of every example."""
+    severity: float = 3.0
+    """AugMix: strengths of the operations go up to this, of 10."""
+    width: int = 3
+    """AugMix: chains of operations in a view."""
+    depth: int = -1
+    """AugMix: operations in a chain; -1: 1 to 3 at random."""
+    all_ops: bool = False
+    """AugMix: also colour, contrast, brightness and sharpness, which test corruptions share."""
 
     def budget(self) -> StepBudget:
         """Steps for each class."""
@@ -85,13 +96,28 @@ class MethodConfig:
     def make_objective(self) -> bt.Objective:
         """The objective with its settings."""
         if self.objective == "augmix":
-            return bt.AugMix(beta=12.0 if self.beta is None else self.beta)
+            for key in ("boundary", "robust", "outlier"):
+                if getattr(self, key) > 1:
+                    raise ConfigError(f"method.{key} is {getattr(self, key)}; AugMix's step is both views, so 1 or 0")
+            if not self.jsd and self.budget().uniform_steps is None:
+                raise ConfigError(
+                    "method.jsd is false, which is one view of every example: nothing is mined, "
+                    f"so add --set robust={self.boundary} --set outlier={self.boundary}"
+                )
+            return bt.AugMix(views=self.view_maker(), beta=12.0 if self.beta is None else self.beta, jsd=self.jsd)
+        for key in ("jsd", "severity", "width", "depth", "all_ops"):
+            if getattr(self, key) != getattr(MethodConfig, key):
+                raise ConfigError(f"method.{key} is set, but {self.objective} makes no AugMix views; leave it out")
         if self.objective == "pgd-at":
             if self.beta is not None:
                 raise ConfigError("method.beta is set, but pgd-at has no beta; leave it null")
             return bt.PGDAT(eps=self.eps, norm=self.norm)
         kind = bt.TRADES if self.objective == "trades" else bt.MART
         return kind(eps=self.eps, norm=self.norm, beta=6.0 if self.beta is None else self.beta)
+
+    def view_maker(self) -> ViewMaker:
+        """What AugMix views are made of."""
+        return ViewMaker(self.severity, self.width, self.depth, self.all_ops)
 
     def engine(self) -> bt.BulletTrain:
         """The training step."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from bullettrain.allocation import StepBudget, theoretical_speedup
 from bullettrain.data import ImageSet
-from bullettrain.evaluation import clean_accuracy, robust_accuracy
+from bullettrain.evaluation import clean_accuracy, robust_accuracy, view_accuracy
 from bullettrain.objectives import Objective
 from bullettrain.training.config import Config
 from bullettrain.training.display import Display
@@ -29,13 +29,22 @@ class Judge:
                 model, images, device=self.device, batch_size=self.config.evaluation.batch_size, tick=bar
             )
 
-    def pgd10(self, model: nn.Module, images: ImageSet) -> float:
-        """The quick look while training: ten steps of eps/5."""
+    def robust(self, model: nn.Module, images: ImageSet) -> float:
+        """The quick look while training: ten steps of eps/5, or AugMix views."""
+        if self.config.method.objective == "augmix":
+            return self._views(model, images, "AugMix views")
         return self._pgd(model, images, steps=10, step_size=self.config.method.eps / 5, restarts=1, what="PGD-10")
 
+    def probe(self, model: nn.Module, images: ImageSet) -> float | None:
+        """The same, to tell whether the attack in training has become too weak; None where there is no attack."""
+        return None if self.config.method.objective == "augmix" else self.robust(model, images)
+
     def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, float]:
-        """Clean accuracy, and that under the attack that the config evaluates with."""
+        """Clean accuracy, and that under the attack that the config evaluates with; AugMix: on views of its kind."""
         evaluation = self.config.evaluation
+        if self.config.method.objective == "augmix":
+            views = self._views(model, images, f"{name}: AugMix views")
+            return {"clean": self.clean(model, images, f"{name}: clean"), "views": views}
         attack = f"pgd{evaluation.steps}" + (f"x{evaluation.restarts}" if evaluation.restarts > 1 else "")
         robust = self._pgd(
             model,
@@ -46,6 +55,18 @@ class Judge:
             what=f"{name}: {attack}",
         )
         return {"clean": self.clean(model, images, f"{name}: clean"), attack: robust}
+
+    def _views(self, model: nn.Module, images: ImageSet, what: str) -> float:
+        with self.display.evaluating(what, len(images)) as bar:
+            return view_accuracy(
+                model,
+                images,
+                views=self.config.method.view_maker(),
+                device=self.device,
+                batch_size=self.config.evaluation.batch_size,
+                seed=self.config.training.seed,
+                tick=bar,
+            )
 
     def _pgd(
         self, model: nn.Module, images: ImageSet, *, steps: int, step_size: float, restarts: int, what: str
@@ -70,9 +91,10 @@ def speedups(objective: Objective, budget: StepBudget, figures: Mapping[str, flo
     """Theoretical and counted, from a run's own shares and passes; wall-clock needs a second run beside it."""
     plain = objective.cost.work(steps=budget.boundary, touched=1, selects=False).total
     outlier, boundary, robust = (figures[name] or 0.0 for name in ("outlier", "boundary", "robust"))
+    theoretical = theoretical_speedup(budget, boundary=boundary, robust=robust, outlier=outlier, views=objective.copies)
     work = figures["work"]
     return {
         "plain_work": plain,
-        "theoretical_speedup": theoretical_speedup(budget, boundary=boundary, robust=robust, outlier=outlier),
+        "theoretical_speedup": theoretical,
         "work_speedup": plain / work if work and math.isfinite(work) else None,
     }

@@ -20,7 +20,7 @@ from bullettrain.data.base import derive_seed
 from bullettrain.data.sets import stratified
 from bullettrain.engine import StepOutput
 from bullettrain.engine.group import Batch
-from bullettrain.objectives import AdversarialObjective
+from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.training import checkpoint
 from bullettrain.training.checkpoint import Position
 from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
@@ -50,8 +50,6 @@ class Trainer:
         console: Console | None = None,
         keep_going: bool = False,
     ) -> None:
-        if config.method.objective == "augmix":
-            raise ConfigError("AugMix recipes are settings only so far: the views they train on are not made yet")
         self.config, self.folder, self.place, self.keep_going = config, folder, place, keep_going
         self.train_set, self.validation_set, self.test_set = data
         if config.training.batch_size < place.world:
@@ -218,11 +216,14 @@ class Trainer:
         return rate(config.schedule, config.optimizer.lr, step, self.batches, config.training.epochs)
 
     def _start(self, x: Tensor, index: int) -> Tensor:
-        """Where the attack starts: noise that depends on seed, epoch and place in the joint batch alone."""
+        """Where the attack starts, or what decides the views: by seed, epoch and place in the joint batch alone."""
         objective = self.engine.objective
-        if not isinstance(objective, AdversarialObjective):
-            return x
         self.noise.manual_seed(derive_seed(self.config.training.seed, self.at.epoch, index, "noise"))
+        if isinstance(objective, AugMix):
+            draws = objective.draw(self.loader.joint_size(index), self.place.device, self.noise)
+            assert draws is not None  # a config's views are made of draws
+            return draws[self.loader.share(index)]
+        assert isinstance(objective, AdversarialObjective)
         whole = torch.empty_like(x)
         if self.place.together:
             whole = x.new_empty((self.loader.joint_size(index), *x.shape[1:]))
@@ -289,8 +290,8 @@ class Trainer:
         validation: tuple[float | None, float | None] = (None, None)
         if len(self.validation_set):
             held = self.validation_set
-            validation = self.judge.clean(self.network, held), self.judge.pgd10(self.network, held)
-        probe = self.judge.pgd10(self.network, self._probe_images()) if training.probe else None
+            validation = self.judge.clean(self.network, held), self.judge.robust(self.network, held)
+        probe = self.judge.probe(self.network, self._probe_images()) if training.probe else None
         record = {
             "kind": "epoch",
             "epoch": self.at.epoch + 1,

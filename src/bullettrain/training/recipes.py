@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Callable
 
@@ -29,6 +30,13 @@ def digits() -> Config:
         schedule=ScheduleConfig("one-cycle", warmup=0.2),
         # So small that threads would only wait for each other; and one thread gives one result everywhere.
         training=TrainingConfig(epochs=40, average=0.98, log_every=10, threads=1),
+    )
+
+
+def digits_augmix() -> Config:
+    """scikit-learn's digits, a small CNN, AugMix + BulletTrain: under a minute on two cores, no download."""
+    return dataclasses.replace(
+        digits(), recipe="digits-augmix", method=MethodConfig("augmix", beta=12.0, boundary=1, robust=0)
     )
 
 
@@ -101,7 +109,7 @@ def cifar10_mart_short() -> Config:
     return _cifar10_short("cifar10-mart-short", MethodConfig("mart", beta=5.0))
 
 
-def _augmix(recipe: str, data: str) -> Config:
+def _augmix(recipe: str, data: str, epochs: int) -> Config:
     half = (0.5, 0.5, 0.5)
     return Config(
         recipe=recipe,
@@ -110,24 +118,35 @@ def _augmix(recipe: str, data: str) -> Config:
         method=MethodConfig("augmix", beta=12.0, boundary=1, robust=0),
         optimizer=OptimizerConfig("sgd", lr=0.1, nesterov=True, weight_decay=5e-4),
         schedule=ScheduleConfig("cosine", final=1e-6),
-        training=TrainingConfig(epochs=100, precision="auto", channels_last=True),
+        training=TrainingConfig(epochs=epochs, precision="auto", channels_last=True),
     )
 
 
 def cifar10_augmix() -> Config:
-    """The paper's AugMix on CIFAR-10: WRN-40-2, 100 epochs (settings only: its views are not made yet)."""
-    return _augmix("cifar10-augmix", "cifar10")
+    """The paper's AugMix on CIFAR-10: WRN-40-2, 100 epochs, views for boundary examples alone."""
+    return _augmix("cifar10-augmix", "cifar10", 100)
 
 
 def cifar100_augmix() -> Config:
-    """The paper's AugMix on CIFAR-100: WRN-40-2, 100 epochs (settings only: its views are not made yet)."""
-    return _augmix("cifar100-augmix", "cifar100")
+    """The paper's AugMix on CIFAR-100: WRN-40-2, 100 epochs, views for boundary examples alone."""
+    return _augmix("cifar100-augmix", "cifar100", 100)
+
+
+def cifar10_augmix_short() -> Config:
+    """AugMix on CIFAR-10 in a fifth of the time: WRN-40-2, 20 epochs."""
+    return _augmix("cifar10-augmix-short", "cifar10", 20)
+
+
+def cifar100_augmix_short() -> Config:
+    """AugMix on CIFAR-100 in a fifth of the time: WRN-40-2, 20 epochs."""
+    return _augmix("cifar100-augmix-short", "cifar100", 20)
 
 
 RECIPES: dict[str, Callable[[], Config]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         digits,
+        digits_augmix,
         mnist_pgd,
         cifar10_trades,
         cifar10_mart,
@@ -136,6 +155,8 @@ RECIPES: dict[str, Callable[[], Config]] = {
         cifar10_mart_short,
         cifar10_augmix,
         cifar100_augmix,
+        cifar10_augmix_short,
+        cifar100_augmix_short,
     )
 }
 

@@ -61,23 +61,22 @@ def _json(value: Any) -> Any:
 
 
 def save_samples(folder: RunFolder, x: Tensor, y: Tensor, out: StepOutput, classes: tuple[str, ...]) -> None:
-    """A few examples of each class before and after the attack, for the report."""
-    if out.x_prime.shape != x.shape:
-        return  # AugMix has two views of each
+    """A few examples of each class before and after the attack, for the report; of AugMix's views the first."""
+    x_prime, z_prime = (out.x_prime, out.z_prime) if out.z_prime.ndim == 2 else (out.x_prime[0], out.z_prime[0])
     rows = torch.cat([(out.category == category).nonzero()[:SAMPLES, 0] for category in Category])
     rows = rows.to(x.device)
-    before = out.z if out.z is not None else out.z_prime
+    before = out.z if out.z is not None else z_prime
 
     def as_bytes(images: Tensor) -> Tensor:
         return (images[rows].float().clamp(0, 1) * 255).round().to(torch.uint8)
 
     tensors = {
         "clean": as_bytes(x),
-        "adversarial": as_bytes(out.x_prime),
+        "adversarial": as_bytes(x_prime),
         "category": out.category[rows],
         "label": y[rows],
         "clean_prediction": before[rows].argmax(dim=1),
-        "adversarial_prediction": out.z_prime[rows].argmax(dim=1),
+        "adversarial_prediction": z_prime[rows].argmax(dim=1),
     }
     with extra("a checkpoint"):
         from safetensors.torch import save

@@ -1,0 +1,297 @@
+"""AugMix views on tensors: a whole batch of images at once, on any device, with what Pillow would make of each.
+
+Each of AugMix's nine operations is one of two things. Rotating, shearing and translating sample the image through an
+affine map; autocontrast, equalize, posterize and solarize look each byte up in a table of 256. So one link of a chain
+is one sampling and one look-up for all images together, with a map and tables of each image's own, and the identity
+where an image has the other kind. (The four operations of `all_ops` mix the image with a poorer one, and come after.)
+On a GPU nothing waits for the device and no shape depends on a draw: a CUDA graph can capture it.
+
+    maker = ViewMaker(severity=3)
+    draws = maker.draw(len(x), generator=generator, device=x.device)   # all that is random
+    x1, x2 = maker(x, draws)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bullettrain.precision import wide, widest
+
+MOST = 10.0
+"""The level at which an operation has its full strength."""
+AT_ONCE = 64
+"""Images in a piece of work on a CPU: what stays in its cache is several times faster."""
+
+
+class Operation(IntEnum):
+    """The operations, in the order of the original. The last four resemble test corruptions: off by default."""
+
+    NONE = -1
+    """The image stays as it is: a chain that is shorter than others."""
+    AUTOCONTRAST = 0
+    EQUALIZE = 1
+    POSTERIZE = 2
+    ROTATE = 3
+    SOLARIZE = 4
+    SHEAR_X = 5
+    SHEAR_Y = 6
+    TRANSLATE_X = 7
+    TRANSLATE_Y = 8
+    COLOUR = 9
+    CONTRAST = 10
+    BRIGHTNESS = 11
+    SHARPNESS = 12
+
+
+Change = Callable[[Tensor, Tensor], Tensor]
+"""``change(images (n, C, H, W), parameters (n, p)) -> images``."""
+FEW, ALL = 9, 13
+"""How many of them there are without and with the last four."""
+
+
+@dataclass(frozen=True)
+class ViewMaker:
+    """What AugMix views are made of: (1 − m)·image + m·Σ w_i·chain_i, with draws of each image's own.
+
+    Args:
+        severity: levels are drawn from U(0.1, severity); 0.1 to 10.
+        width: chains, mixed with weights from Dirichlet(1, …, 1).
+        depth: operations a chain; −1: 1 to 3, drawn for each.
+        all_ops: also colour, contrast, brightness and sharpness, which test corruptions share.
+    """
+
+    severity: float = 3.0
+    width: int = 3
+    depth: int = -1
+    all_ops: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.severity <= MOST:
+            raise ValueError(f"severity is {self.severity}; it has to lie in [0.1, {MOST:g}]")
+        if self.width < 1:
+            raise ValueError(f"width is {self.width}; a view has at least one chain")
+        if self.depth < 1 and self.depth != -1:
+            raise ValueError(f"depth is {self.depth}; give the operations of a chain, or -1 for 1 to 3 at random")
+
+    @property
+    def links(self) -> int:
+        """Operations of the longest chain."""
+        return 3 if self.depth == -1 else self.depth
+
+    @property
+    def numbers(self) -> int:
+        """Draws that one view takes."""
+        return 1 + self.width * (2 + 3 * self.links)
+
+    def draw(
+        self,
+        n: int,
+        views: int = 2,
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """All that is random about n images' views: (n, views, numbers), uniform in [0, 1)."""
+        place = torch.device(device)
+        return torch.rand(n, views, self.numbers, generator=generator, device=place, dtype=widest(place))
+
+    def __call__(self, x: Tensor, draws: Tensor) -> Tensor:
+        """The views (v, n, C, H, W) of images x (n, C, H, W) in [0, 1] that ``draws`` (n, v, numbers) decide.
+
+        The chains work on bytes: x·255, rounded, which of images that came as bytes is exact.
+        """
+        if x.ndim != 4:
+            raise ValueError(f"x has the shape {tuple(x.shape)}; AugMix makes views of images, (n, C, H, W)")
+        if self.all_ops and x.shape[1] not in (1, 3):
+            raise ValueError(f"x has {x.shape[1]} channels; with all_ops AugMix takes grey or colour images, 1 or 3")
+        if draws.ndim != 3 or draws.shape[::2] != (len(x), self.numbers):
+            wanted = f"({len(x)}, views, {self.numbers})"
+            raise ValueError(f"draws have the shape {tuple(draws.shape)}; {len(x)} images need {wanted}")
+        share, weights, operation, level = self.choices(draws)
+        image = wide(x.detach())
+        chains = (image * 255).round().to(torch.uint8).expand(*weights.shape, *x.shape[1:]).flatten(0, 2)
+        chains = operate(chains, operation.flatten(0, 2), level.flatten(0, 2), enhancing=self.all_ops)
+        chains = chains.view(*weights.shape, *x.shape[1:])
+        share, weights = (part.to(image.dtype)[..., None, None, None] for part in (share, weights))
+        mixed = (1 - share) * image
+        for i in range(self.width):  # all chains at once would be as many batches of floats
+            mixed += share * weights[:, i] / 255 * chains[:, i]
+        return mixed.to(x.dtype)
+
+    def choices(self, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What draws (n, v, numbers) decide.
+
+        Returns:
+            share: (v, n), the m of Beta(1, 1) by which the chains count.
+            weights: (v, width, n) of Dirichlet(1, …, 1), which add up to 1 over the chains.
+            operation: (v, width, n, links) of :class:`Operation`; NONE past the end of a chain.
+            level: (v, width, n, links), below 0 for the other direction.
+        """
+        n, views, _ = draws.shape
+        parts = [1, self.width, self.width, 3 * self.width * self.links]
+        share, weights, depth, links = torch.split(draws.movedim(0, -1), parts, dim=1)
+        weights = -torch.log1p(-weights)  # exponential draws over their sum are Dirichlet(1, …, 1)
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        operation, level, sign = links.view(views, 3, self.width, self.links, n).movedim(3, -1).unbind(dim=1)
+        operation = (operation * (ALL if self.all_ops else FEW)).long()
+        level = (0.1 + (self.severity - 0.1) * level) * torch.where(sign > 0.5, -1.0, 1.0)
+        if self.depth == -1:
+            at = torch.arange(self.links, device=draws.device)
+            operation = torch.where(at <= (3 * depth)[..., None].floor(), operation, int(Operation.NONE))
+        return share[:, 0], weights, operation, level
+
+
+# ------------------------------------------------------------------------------------------- operations
+
+
+def operate(images: Tensor, operation: Tensor, level: Tensor, *, enhancing: bool = True) -> Tensor:
+    """Operations one after the other on each image, as Pillow does them.
+
+    Args:
+        images: uint8 (n, C, H, W).
+        operation: (n, links) of :class:`Operation`.
+        level: (n, links) floating, in [−10, 10]; the sign matters to the geometric operations only.
+        enhancing: whether the last four operations may be among them; False saves the time for them.
+
+    Returns:
+        uint8 (n, C, H, W).
+    """
+    if len(images) == 0:  # a batch without boundary examples
+        return images
+    height, width = images.shape[2:]
+    maps, tones = _maps(operation, level, height, width), _tones(operation, level.abs())
+    enhancements = _enhancements(operation, level.abs()) if enhancing else None
+    for link in range(operation.shape[1]):
+        images = _apply(_warp, images, maps[:, link], (2 / width, 0, -1, 0, 2 / height, -1))
+        images = _apply(_look_up, images, tones[:, link], (0, 0, 0, 256))
+        if enhancements is not None:
+            images = _apply(_enhance, images, enhancements[:, link], (Operation.NONE, 1))
+    return images
+
+
+def _apply(change: Change, images: Tensor, parameters: Tensor, nothing: Sequence[float]) -> Tensor:
+    """``change`` the images by a row of ``parameters`` each, (n, p); by ``nothing`` they stay as they are.
+
+    On a GPU all are changed, since to look which need it would be to wait. On a CPU looking is free.
+    """
+    if images.device.type != "cpu":
+        return change(images, parameters)
+    changed = images.clone()
+    needed = (parameters != parameters.new_tensor(nothing)).any(dim=1).nonzero()[:, 0]
+    for rows in torch.split(needed, AT_ONCE) if len(needed) else ():
+        changed[rows] = change(images[rows], parameters[rows])
+    return changed
+
+
+def _maps(operation: Tensor, level: Tensor, height: int, width: int) -> Tensor:
+    """Rotate, shear, translate as affine maps (a, b, c, d, e, f), (…, 6), for operation and level (…).
+
+    The point (x, y) of the result, in pixels, shows (a·x + b·y + c, d·x + e·y + f) of the image, which goes from
+    −1 to 1 both ways, as grid_sample counts.
+    """
+
+    def only(kind: Operation, most: float) -> Tensor:
+        return torch.where(operation == kind, level * most / MOST, 0.0)
+
+    angle = -torch.deg2rad(only(Operation.ROTATE, 30).trunc())
+    cos, sin = angle.cos(), angle.sin()
+    b, d = sin + only(Operation.SHEAR_X, 0.3), only(Operation.SHEAR_Y, 0.3) - sin
+    # Turning is about the middle; shearing leaves the corner where it is.
+    c = width / 2 - cos * (width / 2) - sin * (height / 2) + only(Operation.TRANSLATE_X, width / 3).trunc()
+    f = height / 2 + sin * (width / 2) - cos * (height / 2) + only(Operation.TRANSLATE_Y, height / 3).trunc()
+    of_x, of_y = 2 / width, 2 / height
+    return torch.stack([cos * of_x, b * of_x, c * of_x - 1, d * of_y, cos * of_y, f * of_y - 1], dim=-1)
+
+
+def _warp(images: Tensor, maps: Tensor) -> Tensor:
+    """Sample each image through its map (n, 6): bilinear between the centres of pixels, black from outside."""
+    height, width = images.shape[2:]
+    a, b, c, d, e, f = maps[:, :, None, None].unbind(dim=1)
+    x = torch.arange(0.5, width, device=maps.device, dtype=maps.dtype)
+    y = torch.arange(0.5, height, device=maps.device, dtype=maps.dtype)[:, None]
+    grid = maps.new_empty(len(images), height, width, 2)
+    from_x = torch.add(a * x + c, b * y, out=grid[..., 0])
+    from_y = torch.add(e * y + f, d * x, out=grid[..., 1])
+    inside = (from_x >= -1) & (from_x < 1) & (from_y >= -1) & (from_y < 1)
+    # Past the outermost centres the edge goes on, as Pillow has it; what lies outside the image is black.
+    sampled = F.grid_sample(images.to(maps.dtype), grid, "bilinear", "border", align_corners=False)
+    # Pillow cuts off to whole bytes: what should be whole must not have come out a rounding error below.
+    error = maps.new_full((), 2**12 * max(height, width) * torch.finfo(maps.dtype).eps)
+    return torch.addcmul(error, sampled, inside[:, None].to(maps.dtype)).to(torch.uint8)
+
+
+def _tones(operation: Tensor, level: Tensor) -> Tensor:
+    """Autocontrast, equalize, posterize, solarize as (whether to stretch, whether to spread, lowest bits to drop,
+    byte to invert from), int32 (…, 4), for operation and level (…)."""
+    dropped = torch.where(operation == Operation.POSTERIZE, 4 + (level * 4 / MOST).int(), 0)
+    inverted_from = torch.where(operation == Operation.SOLARIZE, 256 - (level * 256 / MOST).int(), 256)
+    stretch, spread = operation == Operation.AUTOCONTRAST, operation == Operation.EQUALIZE
+    return torch.stack([stretch.int(), spread.int(), dropped, inverted_from], dim=-1)
+
+
+def _look_up(images: Tensor, tones: Tensor) -> Tensor:
+    """Each byte of a channel by a table of its own, as tones (n, 4) say."""
+    pixels = images.flatten(2).long()
+    stretch, spread, dropped, inverted_from = tones[:, :, None, None].unbind(dim=1)
+    byte = torch.arange(256, device=pixels.device, dtype=torch.int32)
+    low, high = torch.aminmax(pixels, dim=2, keepdim=True)
+    histogram = torch.zeros(*pixels.shape[:2], 256, dtype=torch.int32, device=pixels.device)
+    histogram.scatter_add_(2, pixels, histogram.new_ones(()).expand_as(pixels))
+
+    # Autocontrast: darkest to 0, brightest to 255, and between in proportion. One colour stays.
+    width = (high - low).clamp_min(1).to(widest(pixels.device))
+    scale = torch.full_like(width, 255) / width  # 255 / width would be 255 · (1 / width)
+    stretched = (byte * scale + -low * scale).clamp(0, 255).int()
+    # Equalize: by how many pixels are darker. One colour, or too few pixels, make steps of 0, and stay.
+    step = (pixels.shape[2] - histogram.gather(2, high)) // 255
+    darker = histogram.cumsum(dim=2, dtype=torch.int32) - histogram
+    evened = ((step // 2 + darker) // step.clamp_min(1)).clamp_max(255)
+
+    table = torch.where((stretch > 0) & (high > low), stretched, byte >> dropped << dropped)
+    table = torch.where((spread > 0) & (step > 0), evened, table)
+    table = torch.where(byte >= inverted_from, 255 - byte, table)
+    return table.to(torch.uint8).gather(2, pixels).view_as(images)
+
+
+def _enhancements(operation: Tensor, level: Tensor) -> Tensor:
+    """Colour, contrast, brightness, sharpness and their factor of 0.1 to 1.9, (…, 2), for operation and level (…)."""
+    enhanced = operation >= Operation.COLOUR
+    kind = torch.where(enhanced, operation, int(Operation.NONE)).to(level.dtype)
+    return torch.stack([kind, torch.where(enhanced, level * 1.8 / MOST + 0.1, 1.0)], dim=-1)
+
+
+def _enhance(images: Tensor, enhancements: Tensor) -> Tensor:
+    """Each image between itself (factor 1) and a poorer one (factor 0), or beyond."""
+    kind, factor = enhancements[:, :, None, None, None].unbind(dim=1)
+    whole = images.int()
+    grey = _grey(whole)
+    mean = (grey.sum(dim=(2, 3), keepdim=True).to(factor.dtype) / grey[:1].numel() + 0.5).int()
+    poorer = torch.where(kind == Operation.COLOUR, grey, whole)
+    poorer = torch.where(kind == Operation.CONTRAST, mean, poorer)
+    poorer = torch.where(kind == Operation.BRIGHTNESS, 0, poorer)
+    poorer = torch.where(kind == Operation.SHARPNESS, _smooth(whole), poorer)
+    mixed = poorer.float() + factor.float() * (whole - poorer).float()  # in float32, as Pillow
+    return mixed.clamp(0, 255).to(torch.uint8)
+
+
+def _grey(images: Tensor) -> Tensor:
+    """The luma (n, 1, H, W) of ITU-R 601 in Pillow's integers."""
+    if images.shape[1] == 1:
+        return images
+    red, green, blue = images[:, :1], images[:, 1:2], images[:, 2:]
+    return (19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16
+
+
+def _smooth(images: Tensor) -> Tensor:
+    """Each pixel five times and its eight neighbours once, over 13, rounded; the outermost pixels stay."""
+    across = images[..., :-2] + images[..., 1:-1] + images[..., 2:]
+    total = across[..., :-2, :] + across[..., 1:-1, :] + across[..., 2:, :] + 4 * images[..., 1:-1, 1:-1]
+    smooth = images.clone()
+    smooth[..., 1:-1, 1:-1] = (2 * total + 13) // 26
+    return smooth
