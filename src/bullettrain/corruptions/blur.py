@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.corruptions.chance import Chance
-from bullettrain.corruptions.filters import SIDE, clipped_zoom, edge, gaussian, motion, to_bytes, unit
+from bullettrain.corruptions.filters import SIDE, clipped_zoom, divide, edge, gaussian, motion, to_bytes, unit
 
 
 def gaussian_blur(images: Tensor, sigma: float, chance: Chance) -> Tensor:
@@ -65,7 +65,7 @@ def zoom_blur(images: Tensor, end: float, chance: Chance) -> Tensor:
     total = torch.zeros_like(x)
     for factor in factors:
         total += clipped_zoom(x, factor).float()
-    return to_bytes((x + total).div_(len(factors) + 1))
+    return to_bytes(divide(x + total, len(factors) + 1))
 
 
 @functools.cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bullettrain.corruptions.filters import divide
+
 
 def to_hsv(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Hue, saturation and value, each (…) in [0, 1], of x (…, 3)."""
@@ -16,7 +18,7 @@ def to_hsv(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     hue = (green - blue) / over
     hue = torch.where(green == value, (blue - red) / over + 2, hue)
     hue = torch.where(blue == value, (red - green) / over + 4, hue)
-    hue = (hue / 6).remainder_(1).masked_fill_(grey, 0)
+    hue = divide(hue, 6).remainder_(1).masked_fill_(grey, 0)
     return hue, spread / value.masked_fill(grey, 1), value
 
 

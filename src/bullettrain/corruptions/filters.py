@@ -18,8 +18,13 @@ SIDE = 32
 
 
 def unit(images: Tensor) -> Tensor:
-    """uint8 as float64 in [0, 1]."""
-    return images.double().div_(255)
+    """Levels, 0 to 255, as float64 in [0, 1]."""
+    return divide(images.double(), 255)
+
+
+def divide(x: Tensor, by: float) -> Tensor:
+    """``x / by``, rounded once: by a plain number CUDA multiplies with 1 / by, and the last bit may differ."""
+    return x / torch.full((), by, dtype=x.dtype, device=x.device)
 
 
 def to_bytes(x: Tensor) -> Tensor:
@@ -97,12 +102,12 @@ def motion(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
     images = torch.arange(n, device=x.device)[:, None, None]
     total = torch.zeros_like(x, dtype=torch.float64)
     for i, weight in enumerate(weights):
-        if weight < 1e-9 * total_weight:  # all that follow: under a millionth of a level together
+        if weight < 1e-9 * total_weight:  # those that follow are under a ten-thousandth of a level together
             break
         dy, dx = ((i * d - 0.5).ceil().long() for d in (angle.sin(), angle.cos()))
         y = edge(rows + dy[:, None], height, "nearest")[:, :, None]
         x_at = edge(columns + dx[:, None], width, "nearest")[:, None, :]
-        total += x[images, y, x_at] * (weight / total_weight)
+        total += x[images, y, x_at].double() * (weight / total_weight)
     return total.add_(1e-3).floor_()
 
 

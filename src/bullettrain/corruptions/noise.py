@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.corruptions.chance import Chance
-from bullettrain.corruptions.filters import to_bytes, unit
+from bullettrain.corruptions.filters import divide, to_bytes, unit
 
 
 def gaussian_noise(images: Tensor, std: float, chance: Chance) -> Tensor:
@@ -36,7 +36,7 @@ def shot_noise(images: Tensor, photons: float, chance: Chance) -> Tensor:
     # The distribution functions of the 256 levels stand one after the other, each raised by its level, in one
     # sorted row: looking up level + u finds how many photons a uniform u stands for.
     count = torch.searchsorted(sums, chance.uniform(*images.shape[1:]).add_(level), right=True).sub_(starts[level])
-    return to_bytes(count.double().div_(photons))
+    return to_bytes(divide(count.double(), photons))
 
 
 @functools.cache

@@ -32,7 +32,7 @@ def snow(images: Tensor, level: tuple[float, float, float, float, int, float, fl
     mean, std, zoom, threshold, radius, sigma, mix = level
     layer = clipped_zoom(chance.normal(SIDE, SIDE, mean=mean, std=std), zoom)
     layer = to_bytes(layer.masked_fill_(layer < threshold, 0))
-    layer = motion(layer, radius, sigma, chance.uniform(low=-135, high=-45)).div_(255)[..., None]
+    layer = unit(motion(layer, radius, sigma, chance.uniform(low=-135, high=-45)))[..., None]
     x = unit(images)
     grey = x[..., 0] * GREY[0] + x[..., 1] * GREY[1] + x[..., 2] * GREY[2]
     x = x * mix + torch.maximum(x, (grey * 1.5 + 0.5)[..., None]) * (1 - mix)
