@@ -157,7 +157,8 @@ def elastic_transform(image, c, moves, dx, dy):
     else:
         dx = dy = np.zeros((SIDE, SIDE))
     y_at, x_at = np.mgrid[:SIDE, :SIDE] + np.stack([dy, dx])
-    return finish(np.stack([ndi.map_coordinates(x[..., i], [y_at, x_at], order=1, mode="reflect") for i in range(3)], -1))
+    channels = [ndi.map_coordinates(x[..., i], [y_at, x_at], order=1, mode="reflect") for i in range(3)]
+    return finish(np.stack(channels, axis=-1))
 
 
 def spatter(image, c, noise):
