@@ -125,6 +125,15 @@ def test_another_seed_other_images_and_foreign_files_are_refused(tmp_path):
         make(data, tmp_path / "file", ["fog"])
 
 
+def test_unknown_names_and_other_images_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no corruption 'rain'; there are gaussian_noise"):
+        make(small_set(), tmp_path, ["fog", "rain"])
+    grey = ImageSet(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.arange(2), ("0", "1"))
+    with pytest.raises(DataError, match="images are 28×28×1: corruptions are made of 32×32×3"):
+        make(grey, tmp_path, ["fog"])
+    assert files(tmp_path) == {}
+
+
 def test_released_files_without_a_seed_are_kept(tmp_path):
     data = small_set()
     np.save(tmp_path / "fog.npy", np.zeros((5 * N, 32, 32, 3), np.uint8))
@@ -156,6 +165,13 @@ def test_a_package_that_lacks_is_said_before_anything_is_made(tmp_path, monkeypa
 # --- the command ---
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "60"}
+
+
+def test_corruptions_are_imported_without_the_extra(tmp_path):
+    check = "import sys, bullettrain.corruptions, bullettrain.evaluation.corruptions\n"
+    check += "print([m for m in ('cv2', 'PIL', 'scipy', 'skimage', 'rich', 'torchvision') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def invoke(monkeypatch, capsys, *words):
@@ -204,6 +220,12 @@ def test_processes_make_what_one_makes(tmp_path, monkeypatch, capsys):
     assert "0 made, 3 were there" in out
 
 
+def test_help_shows_an_example(monkeypatch, capsys):
+    out, _, code = invoke(monkeypatch, capsys, "--help")
+    assert code == 0
+    assert "bullettrain data corrupt --dataset cifar10 --out CIFAR-10-C" in " ".join(out.split())
+
+
 def test_without_overlays_frost_is_missed_and_the_rest_is_made(tmp_path, monkeypatch, capsys):
     write_cifar10(tmp_path, n=2)
     words = ["--data-dir", tmp_path, "--out", tmp_path / "out", "--jobs", "1", "--only", "frost,fog", "--device", "cpu"]
@@ -214,6 +236,22 @@ def test_without_overlays_frost_is_missed_and_the_rest_is_made(tmp_path, monkeyp
     assert err.count("\n") == 1
     assert "1 made" in out
     assert set(files(tmp_path / "out")) == {"fog.npy", "labels.npy", "seeds.json"}
+    out, again, code = invoke(monkeypatch, capsys, *words, "--only", "frost")
+    assert (again, code) == (err, 2)
+    # A file of it that is there needs no overlays.
+    np.save(tmp_path / "out/frost.npy", np.zeros((10, 32, 32, 3), np.uint8))
+    out, err, code = invoke(monkeypatch, capsys, *words)
+    assert (err, code) == ("", 0)
+    assert "0 made, 2 were there" in out
+
+
+def test_frost_alone_without_overlays_makes_nothing(tmp_path, monkeypatch, capsys):
+    write_cifar10(tmp_path, n=2)
+    out, err, code = invoke(monkeypatch, capsys, "--data-dir", tmp_path, "--out", tmp_path / "out", "--only", "frost")
+    assert code == 2
+    assert "frost is not made" in err
+    assert out == ""
+    assert not (tmp_path / "out").exists()
 
 
 MISTAKES = {

@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from bullettrain import corruptions
 from bullettrain import data as datasets
+from bullettrain.corruptions.files import image_file
 from bullettrain.corruptions.make import Progress as Told
 from bullettrain.training.settings import ConfigError, nearest
 from bullettrain.training.setup import find_place
@@ -109,23 +110,28 @@ def corrupt(
         raise ConfigError(f"corruptions need double precision, which {place.type} lacks; use --device cpu")
     root = datasets.root(data_dir)
     images = datasets.load(dataset, split="test", root=root)
-    lacking: datasets.DataError | None = None
+    missed: datasets.DataError | None = None
     overlays: Sequence[Tensor] = ()
-    if "frost" in names:
+    if "frost" in names and not image_file(out, "frost").exists():
         try:
             overlays = corruptions.read_overlays(root / "frost")
         except datasets.DataError as error:  # the others are made first; the command still fails
-            lacking = error
+            missed = error
             names.remove("frost")
-    _say(escape(f"{len(images)} test images of {dataset} on {place}, {len(names)} corruptions at 5 severities: {out}"))
-    with _making(len(names), 5 * len(images)) as progress:
+            if not names:
+                raise
+    severities = corruptions.SEVERITIES
+    what = f"{len(images)} test images of {dataset} on {place}, {len(names)} corruptions at {severities} severities"
+    _say(escape(f"{what}: {out}"))
+    todo = sum(not image_file(out, name).exists() for name in names)
+    with _making(todo * severities * len(images)) as progress:
         made = corruptions.make(
             images, out, names, seed=seed, jobs=jobs or _cores(), device=place, overlays=overlays, progress=progress
         )
     kept = len(names) - len(made)
     _say(escape(f"{len(made)} made" + (f", {kept} were there" if kept else "") + f": {out}"))
-    if lacking is not None:
-        raise lacking
+    if missed is not None:
+        raise missed
 
 
 def _corruptions(only: list[str] | None) -> list[str]:
@@ -139,23 +145,25 @@ def _corruptions(only: list[str] | None) -> list[str]:
 
 
 @contextmanager
-def _making(files: int, images: int) -> Iterator[Told]:
-    """How far it is: a bar over all files on a terminal, and everywhere a line for each one that is there."""
+def _making(images: int) -> Iterator[Told]:
+    """How far it is: a bar over all ``images`` on a terminal, and everywhere a line for each file that is made."""
+    console = Console()
     columns = (
         TextColumn("{task.description:17}"),
         BarColumn(bar_width=None),
-        MofNCompleteColumn(),
+        TaskProgressColumn(),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=Console(), disable=not Console().is_terminal, expand=True, transient=True) as bar:
-        task = bar.add_task("starting", total=files * images)
-        finished: list[str] = []
+    with Progress(*columns, console=console, disable=not console.is_terminal, expand=True, transient=True) as bar:
+        task = bar.add_task("starting", total=images)
+        before = 0
 
         def update(name: str, done: int, total: int) -> None:
+            nonlocal before
+            bar.update(task, description=name, completed=before + done)
             if done == total:
-                finished.append(name)
-                bar.console.print(f"{name}.npy", highlight=False)
-            bar.update(task, description=name, completed=len(finished) * images + (done if done < total else 0))
+                before += total
+                console.print(f"{name}.npy", highlight=False)
 
         yield update
 

@@ -48,8 +48,12 @@ def make(
     they make everything, beside a GPU what goes through a library an image at a time. (A script that asks for
     them has its own work under ``if __name__ == "__main__"``.) Returns the names that were made now.
     """
-    place = torch.device(device)
+    if unknown := [name for name in names if name not in CORRUPTIONS]:
+        raise ValueError(f"there is no corruption {unknown[0]!r}; there are {', '.join(CORRUPTIONS)}")
+    place, data = torch.device(device), data.to("cpu")
     images = data.images.permute(0, 2, 3, 1).contiguous()
+    if images.shape[1:] != (SIDE, SIDE, 3):
+        raise DataError(f"images are {'×'.join(map(str, images.shape[1:]))}: corruptions are made of {SIDE}×{SIDE}×3.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder), ExitStack() as stack:
@@ -57,13 +61,9 @@ def make(
             todo = _lacking(folder, names, seed, len(data))
             for name in todo:
                 if CORRUPTIONS[name].serial:  # one image now: a package that is not installed is said at once
-                    _made(images, name, 1, slice(0, 1), seed, overlays)
+                    _made(images[:1], name, 1, 0, seed, overlays)
             pooled = [name for name in todo if jobs > 1 and (place.type == "cpu" or CORRUPTIONS[name].serial)]
-            pending: dict[str, list[Future[Array]]] = {}
-            if pooled:
-                pool = stack.enter_context(_pool(jobs, images, seed, overlays))
-                for name in pooled:
-                    pending[name] = [pool.submit(_piece, name, *task) for task in _tasks(len(data), TASK)]
+            pending = stack.enter_context(_pool(jobs, images, pooled, seed, overlays))
             images, overlays = images.to(place), [overlay.to(place) for overlay in overlays]
             batch = BATCH.get(place.type, BATCH["cpu"])
             for name in sorted(todo, key=lambda name: name in pending):  # the device is not kept waiting
@@ -71,7 +71,7 @@ def make(
                 if name in pending:
                     pieces = (future.result() for future in pending.pop(name))
                 else:
-                    pieces = (_made(images, name, *task, seed, overlays) for task in _tasks(len(data), batch))
+                    pieces = (_made(*task, seed, overlays) for task in _tasks(images, name, batch))
                 _write(folder, name, pieces, len(data), seed, progress)
     except OSError as error:
         raise DataError(
@@ -83,18 +83,17 @@ def make(
     return tuple(todo)
 
 
-def _tasks(n: int, size: int) -> Iterator[tuple[int, slice]]:
-    """Severities in turn, and of each the images in pieces of ``size``."""
+def _tasks(images: Tensor, name: str, size: int) -> Iterator[tuple[Tensor, str, int, int]]:
+    """What `_made` takes for one corruption: severities in turn, and of each the images in pieces of ``size``."""
     for severity in range(1, SEVERITIES + 1):
-        for first in range(0, n, size):
-            yield severity, slice(first, min(first + size, n))
+        for first in range(0, len(images), size):
+            yield images[first : first + size], name, severity, first
 
 
-def _made(images: Tensor, name: str, severity: int, rows: slice, seed: int, overlays: Sequence[Tensor]) -> Array:
+def _made(images: Tensor, name: str, severity: int, first: int, seed: int, overlays: Sequence[Tensor]) -> Array:
     """A piece of a corruption's file."""
-    made = corrupt(images[rows], name, severity, seed=seed, first=rows.start, overlays=overlays)
-    piece: Array = made.cpu().numpy()
-    return piece
+    made: Array = corrupt(images, name, severity, seed=seed, first=first, overlays=overlays).cpu().numpy()
+    return made
 
 
 def _write(folder: Path, name: str, pieces: Iterable[Array], n: int, seed: int, progress: Progress | None) -> None:
@@ -182,26 +181,47 @@ def _alone(folder: Path) -> Iterator[None]:
 
 # ----------------------------------------------------------------------------------------------- the processes
 
-_source: tuple[Tensor, int, Sequence[Tensor]]
-"""In a process of the pool: the clean images, the seed, the overlays."""
-
 
 @contextmanager
-def _pool(jobs: int, images: Tensor, seed: int, overlays: Sequence[Tensor]) -> Iterator[ProcessPoolExecutor]:
-    # Arrays, since torch would share its tensors through files; spawned, since a fork copies CUDA and threads.
-    arrays = (images.numpy(), seed, [overlay.numpy() for overlay in overlays])
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin, arrays)
+def _pool(
+    jobs: int, images: Tensor, names: Sequence[str], seed: int, overlays: Sequence[Tensor]
+) -> Iterator[dict[str, list[Future[Array]]]]:
+    """``jobs`` processes at work on ``names``: the pieces of each, as they will come; none are started for nothing."""
+    if not names:
+        yield {}
+        return
+    # Spawned, since a fork would copy CUDA and threads; arrays, since torch sends its tensors through shared files.
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin)
     try:
-        yield pool
+        with _no_interrupts():
+            arrays = [overlay.numpy() for overlay in overlays]
+            pending = {
+                name: [
+                    pool.submit(_piece, piece.numpy(), name, severity, first, seed, arrays if name == "frost" else [])
+                    for piece, _, severity, first in _tasks(images, name, TASK)
+                ]
+                for name in names
+            }
+        yield pending
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _begin(images: Array, seed: int, overlays: Sequence[Array]) -> None:
-    global _source
-    _source = torch.from_numpy(images), seed, [torch.from_numpy(overlay) for overlay in overlays]
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches all processes; those that are started in here never hear it, and the first ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _begin() -> None:
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -213,8 +233,10 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _piece(name: str, severity: int, rows: slice) -> Array:
-    images, seed, overlays = _source
-    size = BATCH["cpu"]
-    batches = (slice(at, min(at + size, rows.stop)) for at in range(rows.start, rows.stop, size))
-    return np.concatenate([_made(images, name, severity, batch, seed, overlays) for batch in batches])
+def _piece(images: Array, name: str, severity: int, first: int, seed: int, overlays: Sequence[Array]) -> Array:
+    """`_made` in another process: of arrays, and in batches that a core's cache holds."""
+    x, size = torch.from_numpy(images), BATCH["cpu"]
+    photographs = [torch.from_numpy(overlay) for overlay in overlays]
+    return np.concatenate(
+        [_made(x[at : at + size], name, severity, first + at, seed, photographs) for at in range(0, len(x), size)]
+    )
