@@ -121,8 +121,8 @@ def corrupt(
             if not names:
                 raise
     severities = corruptions.SEVERITIES
-    what = f"{len(images)} test images of {dataset} on {place}, {len(names)} corruptions at {severities} severities"
-    _say(escape(f"{what}: {out}"))
+    what = f"{len(names)} corruption{'s' if len(names) > 1 else ''} at {severities} severities"
+    _say(escape(f"{len(images)} test images of {dataset} on {place}, {what}: {out}"))
     todo = sum(not image_file(out, name).exists() for name in names)
     with _making(todo * severities * len(images)) as progress:
         made = corruptions.make(

@@ -42,8 +42,7 @@ def read_labels(folder: Path, classes: int | None = None) -> Array:
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise DataError(f"{path} holds {array.dtype} of shape {array.shape}: labels are integers, one for each image.")
     labels = np.asarray(array)
-    # Labels of bytes cannot be too high unless the number of classes is known.
-    check_labels(path, labels, classes if classes is not None else max(int(labels.max(initial=0)) + 1, 1))
+    check_labels(path, labels, int(labels.max(initial=0)) + 1 if classes is None else classes)
     if len(labels) % SEVERITIES or (labels.reshape(SEVERITIES, -1) != labels[: len(labels) // SEVERITIES]).any():
         raise DataError(f"{path} does not hold the same labels {SEVERITIES} times over, once for each severity.")
     return labels[: len(labels) // SEVERITIES].astype(np.int64)

@@ -63,16 +63,18 @@ def corruption_accuracy(
     """Accuracy of the network, in eval mode, on the files of ``folder``: released ones, or those of `make`.
 
     ``names``: judge on these alone. ``classes``: refuse labels of more. ``half``: forward in bf16. Files are
-    memory-mapped, and one batch is in memory at a time; all of them are looked at before the first is judged.
+    memory-mapped, one at a time, and read batch by batch.
     """
     chosen = _chosen(folder, names)
     labels = torch.from_numpy(read_labels(folder, classes))
-    files = {name: open_images(image_file(folder, name), SEVERITIES * len(labels)) for name in chosen}
+    for name in chosen:  # a wrong file is said before the first is judged
+        open_images(image_file(folder, name), SEVERITIES * len(labels))
     net = bare(model)
     labels = labels.to(device)
     accuracy = {}
     with frozen(net), torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=half):
-        for name, images in files.items():
+        for name in chosen:
+            images = open_images(image_file(folder, name), SEVERITIES * len(labels))
             accuracy[name] = tuple(
                 _share(net, images[at : at + len(labels)], labels, folder, device, batch_size, tick)
                 for at in range(0, len(images), len(labels))
