@@ -14,21 +14,11 @@ from bullettrain.corruptions import AVERAGED, CORRUPTIONS, SEVERITIES, corrupt, 
 from bullettrain.corruptions.chance import Chance
 from bullettrain.corruptions.overlays import FILES
 from bullettrain.data import DataError, load
+from pictures import MD5, OVERLAYS, pictures
 
 CPU = torch.device("cpu")
 FIXED = ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "gaussian_blur", "saturate")
 RANDOM = tuple(name for name, entry in CORRUPTIONS.items() if entry.random)
-OVERLAYS = [torch.arange(a * b * 3).remainder(251).to(torch.uint8).view(a, b, 3) for a, b in ((40, 50), (60, 45))]
-
-
-def pictures(n, seed=0):
-    """Photograph-like images, uint8 (n, 32, 32, 3): smooth parts, even parts, edges, and pixels at both ends."""
-    rng = np.random.default_rng(seed)
-    coarse = rng.integers(0, 256, (n, 4, 4, 3))
-    images = np.kron(coarse, np.ones((1, 8, 8, 1)))
-    images[:, :16] += np.linspace(-60, 60, 32)[None, None, :, None]
-    images[:, 8:24, 20:] += rng.normal(0, 20, (n, 16, 12, 3))
-    return torch.from_numpy(np.clip(images, 0, 255).astype(np.uint8))
 
 
 def grey(n, level=128):
@@ -192,16 +182,6 @@ def test_deterministic_ones_equal_the_libraries_on_photographs(name, real_data):
     check_fixed(images[: 20 if name == "zoom_blur" else 60], name)
 
 
-# Of the files of CIFAR-10-C as they were published.
-MD5 = {
-    "defocus_blur": "7d1322666342a0702b1957e92f6254bc",
-    "zoom_blur": "6ea8e63f1c5cdee1517533840641641b",
-    "brightness": "0a81ef75e0b523c3383219c330a85d48",
-    "contrast": "3c8262171c51307f916c30a3308235a8",
-    "pixelate": "0f14f7e2db14288304e1de10df16832f",
-    "gaussian_blur": "c33370155bc9b055fb4a89113d3c559d",
-    "saturate": "1cfae0964219c5102abbb883e538cc56",
-}
 QUICK = ("gaussian_blur",)
 WHOLE = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FIXED]
 
@@ -405,21 +385,3 @@ def test_more_severe_changes_more(name):
     assert min(change) > 0
     if name in ("snow", "fog"):
         assert change[4] > 1.5 * change[0]
-
-
-# --- on a GPU ---
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-@pytest.mark.parametrize("name", CORRUPTIONS)
-def test_a_gpu_makes_the_same_images(name):
-    images = pictures(200)
-    for severity in range(1, 6):
-        found = made(images.cuda(), name, severity)
-        assert found.is_cuda
-        differ = found.cpu() != made(images, name, severity)
-        if CORRUPTIONS[name].random:  # sines and logarithms may differ in their last bit
-            assert differ.double().mean() < 1e-5
-        else:
-            assert not differ.any()

@@ -16,7 +16,7 @@ from PIL import Image
 from bullettrain.corruptions import CORRUPTIONS, corrupt, make
 from bullettrain.corruptions.overlays import FILES
 from bullettrain.data import DataError, ImageSet, load
-from test_corruptions import OVERLAYS, pictures
+from pictures import OVERLAYS, pictures
 from test_data_readers import python2_batch, write_cifar10, write_cifar100
 
 N = 7
@@ -55,15 +55,6 @@ def test_labels_are_the_released_ones(tmp_path, real_data):
     make(load("cifar10", split="test", root=real_data), tmp_path, [])
     found = hashlib.md5((tmp_path / "labels.npy").read_bytes(), usedforsecurity=False).hexdigest()
     assert found == "c439b113295ed5254878798ffe28fd54"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-def test_a_gpu_makes_the_same_files(tmp_path):
-    data, names = small_set(), ["jpeg_compression", "contrast", "zoom_blur", "impulse_noise", "pixelate", "spatter"]
-    make(data, tmp_path / "cpu", names)
-    assert make(data, tmp_path / "cuda", names, device="cuda", jobs=2) == tuple(names)
-    assert files(tmp_path / "cpu") == files(tmp_path / "cuda")
 
 
 def test_batches_do_not_change_a_byte(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from torch import Tensor
 from bullettrain.data.base import derive_seed
 
 STRETCH = 1 << 20
-"""Numbers that one image has to itself; the hungriest corruption takes 3,840."""
+"""Numbers that one image has to itself; the hungriest corruption takes 3,600."""
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
