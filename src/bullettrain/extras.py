@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PACKAGES = {"PIL": "Pillow", "sklearn": "scikit-learn", "yaml": "PyYAML"}
+PACKAGES = {"PIL": "Pillow", "cv2": "OpenCV", "sklearn": "scikit-learn", "yaml": "PyYAML"}
 """What to install, where it is not called what is imported."""
 
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from torch import Tensor
 
+from bullettrain import corruptions
 from bullettrain import data as datasets
+from bullettrain.corruptions.files import image_file
+from bullettrain.corruptions.make import Progress as Told
+from bullettrain.training.settings import ConfigError, nearest
+from bullettrain.training.setup import find_place
 
 data_app = typer.Typer(
-    help="Datasets: list, prepare, verify.",
+    help="Datasets: list, prepare, verify, corrupt.",
     epilog="Example:  bullettrain data prepare cifar10",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 NAMES = ", ".join(datasets.SOURCES)
+SMALL = ("cifar10", "cifar100")  # what the corruptions' parameters are for
 Where = Annotated[
     Path | None,
     typer.Option("--data-dir", help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache."),
@@ -68,6 +79,98 @@ def verify(name: Annotated[str, typer.Argument(help=NAMES)], data_dir: Where = N
         _say(f"[{'green' if result.ok else 'red'}]{result.state:12}[/]{escape(f'{result.path}  {result.detail}')}")
     if not all(result.ok for result in results):
         raise typer.Exit(2)
+
+
+@data_app.command()
+def corrupt(
+    out: Annotated[Path, typer.Option(help="Folder for the files. What is there already is kept.")],
+    dataset: Annotated[str, typer.Option(help=f"Whose test images: {' or '.join(SMALL)}.")] = "cifar10",
+    data_dir: Where = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Make this one; again for more, or several with commas between them."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="What chance does depends on it.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one a core.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")] = None,
+) -> None:
+    """Make CIFAR-10-C or CIFAR-100-C: the test images under 19 common corruptions, at 5 severities.
+
+    Examples:
+
+      bullettrain data corrupt --dataset cifar10 --out CIFAR-10-C
+
+      bullettrain data corrupt --dataset cifar100 --out CIFAR-100-C --only fog,snow
+    """
+    if dataset not in SMALL:
+        raise ConfigError(f"--dataset is {dataset!r}; corruptions are made of {' and '.join(SMALL)}")
+    names = _corruptions(only)
+    place = find_place(device).device
+    if place.type not in ("cpu", "cuda"):
+        raise ConfigError(f"corruptions need double precision, which {place.type} lacks; use --device cpu")
+    root = datasets.root(data_dir)
+    images = datasets.load(dataset, split="test", root=root)
+    missed: datasets.DataError | None = None
+    overlays: Sequence[Tensor] = ()
+    if "frost" in names and not image_file(out, "frost").exists():
+        try:
+            overlays = corruptions.read_overlays(root / "frost")
+        except datasets.DataError as error:  # the others are made first; the command still fails
+            missed = error
+            names.remove("frost")
+            if not names:
+                raise
+    severities = corruptions.SEVERITIES
+    what = f"{len(names)} corruption{'s' if len(names) > 1 else ''} at {severities} severities"
+    _say(escape(f"{len(images)} test images of {dataset} on {place}, {what}: {out}"))
+    todo = sum(not image_file(out, name).exists() for name in names)
+    with _making(todo * severities * len(images)) as progress:
+        made = corruptions.make(
+            images, out, names, seed=seed, jobs=jobs or _cores(), device=place, overlays=overlays, progress=progress
+        )
+    kept = len(names) - len(made)
+    _say(escape(f"{len(made)} made" + (f", {kept} were there" if kept else "") + f": {out}"))
+    if missed is not None:
+        raise missed
+
+
+def _corruptions(only: list[str] | None) -> list[str]:
+    """The corruptions that are asked for, each once; all of them, where none is."""
+    asked = [name.strip() for text in only or () for name in text.split(",") if name.strip()]
+    there = tuple(corruptions.CORRUPTIONS)
+    for name in asked:
+        if name not in there:
+            raise ConfigError(f"there is no corruption {name!r}{nearest(name, there)} ({', '.join(there)})")
+    return [name for name in there if name in asked or not asked]
+
+
+@contextmanager
+def _making(images: int) -> Iterator[Told]:
+    """How far it is: a bar over all ``images`` on a terminal, and everywhere a line for each file that is made."""
+    console = Console()
+    columns = (
+        TextColumn("{task.description:17}"),
+        BarColumn(bar_width=None),
+        TaskProgressColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal, expand=True, transient=True) as bar:
+        task = bar.add_task("starting", total=images)
+        before = 0
+
+        def update(name: str, done: int, total: int) -> None:
+            nonlocal before
+            bar.update(task, description=name, completed=before + done)
+            if done == total:
+                before += total
+                console.print(f"{name}.npy", highlight=False)
+
+        yield update
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _say(text: str) -> None:

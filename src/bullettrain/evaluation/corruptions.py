@@ -1,0 +1,154 @@
+"""Accuracy under the common corruptions of CIFAR-10-C and -100-C, and the error relative to another network's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bullettrain.attacks import bare, frozen
+from bullettrain.checks import check_logits_shape
+from bullettrain.corruptions.files import LABELS, Array, image_file, open_images, read_labels
+from bullettrain.corruptions.table import AVERAGED, CORRUPTIONS, SEVERITIES
+from bullettrain.data import to_unit
+from bullettrain.data.base import DataError
+
+Tick = Callable[[int], None]
+"""Told after each batch how many images it had."""
+
+
+@dataclass(frozen=True)
+class CorruptionResult:
+    """What a network gets right under each corruption.
+
+    accuracy: corruption → shares in [0, 1] at severities 1 to 5, the extra ones too where their files are there.
+    missing: of the 15 that are averaged, those without a file. examples: images at each severity.
+    """
+
+    accuracy: dict[str, tuple[float, ...]]
+    missing: tuple[str, ...]
+    examples: int
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over the averaged corruptions that are there and their severities; NaN without any."""
+        shares = [share for name in self._averaged for share in self.accuracy[name]]
+        return math.fsum(shares) / len(shares) if shares else math.nan
+
+    @property
+    def over(self) -> int:
+        """Over how many of the 15 corruptions the mean is."""
+        return len(self._averaged)
+
+    @property
+    def _averaged(self) -> list[str]:
+        return [name for name in AVERAGED if name in self.accuracy]
+
+
+def corruption_accuracy(
+    model: nn.Module,
+    folder: Path,
+    *,
+    classes: int | None = None,
+    device: torch.device,
+    batch_size: int = 500,
+    half: bool = False,
+    names: Sequence[str] | None = None,
+    tick: Tick | None = None,
+) -> CorruptionResult:
+    """Accuracy of the network, in eval mode, on the files of ``folder``: released ones, or those of `make`.
+
+    ``names``: judge on these alone. ``classes``: refuse labels of more. ``half``: forward in bf16. Files are
+    memory-mapped, one at a time, and read batch by batch.
+    """
+    chosen = _chosen(folder, names)
+    labels = torch.from_numpy(read_labels(folder, classes))
+    for name in chosen:  # a wrong file is said before the first is judged
+        open_images(image_file(folder, name), SEVERITIES * len(labels))
+    net = bare(model)
+    labels = labels.to(device)
+    accuracy = {}
+    with frozen(net), torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=half):
+        for name in chosen:
+            images = open_images(image_file(folder, name), SEVERITIES * len(labels))
+            accuracy[name] = tuple(
+                _share(net, images[at : at + len(labels)], labels, folder, device, batch_size, tick)
+                for at in range(0, len(images), len(labels))
+            )
+    missing = tuple(name for name in AVERAGED if name not in accuracy and (names is None or name in names))
+    return CorruptionResult(accuracy, missing, len(labels))
+
+
+def mean_corruption_error(result: CorruptionResult, baseline: Mapping[str, Sequence[float]]) -> float:
+    """mCE: the mean over corruptions of the errors, summed over severities, divided by those of ``baseline``.
+
+    ``baseline``: corruption → the other network's accuracies at severities 1 to 5, in [0, 1]. The mean is over the
+    averaged corruptions that ``result`` has; 1 says as good as the baseline, and less is better.
+    """
+    ratios = []
+    for name in AVERAGED:
+        if name not in result.accuracy:
+            continue
+        if name not in baseline:
+            raise DataError(f"the baseline has no {name}: give its accuracies for all that is judged.")
+        shares = baseline[name]
+        try:
+            fine = len(shares) == SEVERITIES and all(0 <= float(share) <= 1 for share in shares)
+        except (TypeError, ValueError):
+            fine = False
+        if not fine:
+            raise DataError(f"the baseline has {shares!r} for {name}: give {SEVERITIES} accuracies in [0, 1].")
+        errors = math.fsum(1 - float(share) for share in shares)
+        if errors == 0:
+            raise DataError(f"the baseline makes no error under {name}: there is nothing to divide by.")
+        ratios.append(math.fsum(1 - share for share in result.accuracy[name]) / errors)
+    return math.fsum(ratios) / len(ratios) if ratios else math.nan
+
+
+def _chosen(folder: Path, names: Sequence[str] | None) -> list[str]:
+    """The corruptions to judge on: those asked for, or all, that have a file."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: give one that holds the .npy files of CIFAR-10-C or -100-C.")
+    if unknown := [name for name in names or () if name not in CORRUPTIONS]:
+        raise DataError(f"there is no corruption {unknown[0]!r}: there are {', '.join(CORRUPTIONS)}.")
+    there = [name for name in CORRUPTIONS if image_file(folder, name).is_file()]
+    chosen = [name for name in there if names is None or name in names]
+    if absent := [name for name in names or () if CORRUPTIONS[name].extra and name not in there]:
+        raise DataError(
+            f"{image_file(folder, absent[0])} is missing: run `bullettrain data corrupt --only {absent[0]}`."
+        )
+    if not chosen:
+        raise DataError(
+            f"{folder} has none of the files {image_file(Path(), (names or AVERAGED)[0])} …:"
+            " put the released ones there, or run `bullettrain data corrupt`."
+        )
+    return chosen
+
+
+def _share(
+    net: nn.Module,
+    images: Array,
+    labels: Tensor,
+    folder: Path,
+    device: torch.device,
+    batch_size: int,
+    tick: Tick | None,
+) -> float:
+    """Share of one severity's images, uint8 (n, 32, 32, 3), that the network gets right."""
+    count = torch.zeros((), dtype=torch.int64, device=device)
+    for at in range(0, len(images), batch_size):
+        pixels = torch.from_numpy(images[at : at + batch_size].copy()).to(device)  # the map itself is read-only
+        logits = net(to_unit(pixels.permute(0, 3, 1, 2).contiguous()))
+        check_logits_shape(logits, len(pixels))
+        if at == 0 and int(labels.max()) >= logits.shape[1]:
+            raise DataError(
+                f"{folder / LABELS} has the label {int(labels.max())}, but the network has {logits.shape[1]} classes."
+            )
+        count += (logits.argmax(dim=1) == labels[at : at + len(pixels)]).sum()
+        if tick is not None:
+            tick(len(pixels))
+    return int(count) / len(images)

@@ -1,0 +1,241 @@
+"""Accuracy under corruptions: read from files as they are released, and refused where they are not."""
+
+import math
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bullettrain.corruptions import AVERAGED, CORRUPTIONS
+from bullettrain.data import DataError
+from bullettrain.evaluation.corruptions import CorruptionResult, corruption_accuracy, mean_corruption_error
+from conftest import assert_same, norm_net, snapshot
+
+CPU = torch.device("cpu")
+N = 20
+LABELS = np.arange(N) % 4
+
+
+class Reads(nn.Module):
+    """Predicts the class that stands in an image's first pixel."""
+
+    def __init__(self, classes=4):
+        super().__init__()
+        self.classes = classes
+        self.sizes = []
+
+    def forward(self, x):
+        self.sizes.append(len(x))
+        assert x.dtype == torch.float32
+        assert x.shape[1:] == (3, 32, 32)
+        assert not self.training
+        said = (x[:, 2, 0, 1] * 255).round().long()  # blue of the second pixel: layout counts
+        return nn.functional.one_hot(said, self.classes).float()
+
+
+def write(folder, names, wrong=lambda name, severity: 0):
+    """Files in which the network that Reads is wrong in so many images of each severity."""
+    folder.mkdir(exist_ok=True)
+    np.save(folder / "labels.npy", np.tile(LABELS.astype(np.uint8), 5))
+    for name in names:
+        images = np.full((5, N, 32, 32, 3), 77, np.uint8)
+        for severity in range(1, 6):
+            said = LABELS.copy()
+            said[: wrong(name, severity)] = (said[: wrong(name, severity)] + 1) % 4
+            images[severity - 1, :, 0, 1, 2] = said
+        np.save(folder / f"{name}.npy", images.reshape(5 * N, 32, 32, 3))
+    return folder
+
+
+def test_accuracy_by_corruption_and_severity(tmp_path):
+    folder = write(tmp_path, CORRUPTIONS, lambda name, severity: severity + list(CORRUPTIONS).index(name) % 3)
+    ticks, model = [], Reads()
+    model.train()
+    result = corruption_accuracy(model, folder, device=CPU, batch_size=8, tick=ticks.append, classes=4)
+    assert model.training
+    assert list(result.accuracy) == list(CORRUPTIONS)
+    for i, name in enumerate(CORRUPTIONS):
+        assert result.accuracy[name] == tuple((N - severity - i % 3) / N for severity in range(1, 6))
+    assert result.missing == ()
+    assert result.examples == N
+    assert result.over == 15
+    assert result.mean == pytest.approx(np.mean([result.accuracy[name] for name in AVERAGED]), abs=1e-12)
+    assert sum(ticks) == 19 * 5 * N
+    assert ticks == model.sizes
+    assert max(ticks) == 8
+
+
+def test_the_mean_is_over_what_is_there(tmp_path):
+    there = [name for name in CORRUPTIONS if name not in ("frost", "saturate")]
+    folder = write(tmp_path, there, lambda name, severity: 10 if CORRUPTIONS[name].extra else 0)
+    result = corruption_accuracy(Reads(), folder, device=CPU)
+    assert result.missing == ("frost",)
+    assert result.over == 14
+    assert result.mean == 1.0
+    assert "saturate" not in result.accuracy
+    assert result.accuracy["spatter"] == (0.5,) * 5
+    some = corruption_accuracy(Reads(), folder, device=CPU, names=["spatter", "frost", "fog"])
+    assert list(some.accuracy) == ["fog", "spatter"]
+    assert some.missing == ("frost",)
+    assert some.over == 1
+    only = corruption_accuracy(Reads(), folder, device=CPU, names=["spatter"])
+    assert only.over == 0
+    assert math.isnan(only.mean)
+
+
+def test_weights_modes_and_statistics_stay(tmp_path):
+    folder = write(tmp_path, ["fog"])
+    model = norm_net(classes=4)
+    model[1].eval()
+    model[0].weight.requires_grad_(False)
+    before = snapshot(model)
+    full = corruption_accuracy(model, folder, device=CPU)
+    assert_same(before, snapshot(model))
+    half = corruption_accuracy(model, folder, device=CPU, half=True)
+    assert_same(before, snapshot(model))
+    assert full.examples == half.examples == N
+
+    def stop(images):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        corruption_accuracy(model, folder, device=CPU, tick=stop)
+    assert_same(before, snapshot(model))
+
+
+def test_one_file_at_a_time_is_mapped_and_none_is_read_whole(tmp_path, monkeypatch):
+    folder = write(tmp_path, ["fog", "snow", "frost"])
+    opened, mapped_at_once = [], []
+    original = np.lib.format.open_memmap
+
+    def open_memmap(*arguments, **options):
+        array = original(*arguments, **options)
+        assert isinstance(array, np.memmap)
+        assert array.mode == "r"
+        opened.append(weakref.ref(array))
+        return array
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", open_memmap)
+    corruption_accuracy(
+        Reads(), folder, device=CPU, tick=lambda n: mapped_at_once.append(sum(file() is not None for file in opened))
+    )
+    assert max(mapped_at_once) <= 2  # the labels, and one file
+
+
+def test_half_runs_in_bf16(tmp_path):
+    seen = []
+
+    class Linear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3 * 32 * 32, 4)
+
+        def forward(self, x):
+            out = self.layer(x.flatten(1))
+            seen.append(out.dtype)
+            return out
+
+    folder = write(tmp_path, ["fog"])
+    corruption_accuracy(Linear(), folder, device=CPU, half=True)
+    corruption_accuracy(Linear(), folder, device=CPU)
+    assert seen == [torch.bfloat16] * 5 + [torch.float32] * 5
+
+
+def refused(folder, match, **options):
+    with pytest.raises(DataError, match=match) as found:
+        corruption_accuracy(options.pop("model", Reads()), folder, device=CPU, **options)
+    message = str(found.value)
+    assert "\n" not in message
+    assert str(folder) in message
+    return message
+
+
+def test_wrong_files_are_named(tmp_path):
+    folder = tmp_path / "c"
+    refused(folder, "is not a folder")
+    folder.mkdir()
+    refused(folder, r"has none of the files gaussian_noise\.npy")
+    write(folder, ["fog", "snow"])
+    (folder / "labels.npy").unlink()
+    refused(folder, r"labels\.npy is missing")
+    write(folder, ["fog", "snow"])
+    fine = np.load(folder / "snow.npy")
+    for array, match in (
+        (fine[:50], r"snow\.npy has 50 images, but there are 100 labels"),
+        (fine.astype(np.float32), r"snow\.npy holds float32"),
+        (fine.transpose(0, 3, 1, 2), r"snow\.npy holds uint8 of shape \(100, 3, 32, 32\)"),
+        (fine[..., 0], r"snow\.npy holds uint8 of shape \(100, 32, 32\)"),
+        (np.array([{}], dtype=object), r"snow\.npy is truncated or not an \.npy file"),
+    ):
+        np.save(folder / "snow.npy", array, allow_pickle=True)
+        refused(folder, match)
+    np.save(folder / "snow.npy", fine)
+    whole = (folder / "snow.npy").read_bytes()
+    for data in (whole[:-7], whole[:40], b"", b"text"):
+        (folder / "snow.npy").write_bytes(data)
+        refused(folder, r"snow\.npy is truncated or not an \.npy file")
+    (folder / "snow.npy").unlink()
+    refused(folder, r"spatter\.npy is missing", names=["spatter", "fog"])
+    refused(folder, r"none of the files snow\.npy", names=["snow"])
+
+
+def test_wrong_labels_are_named(tmp_path):
+    folder = write(tmp_path, ["fog"])
+    refused(folder, r"labels\.npy has the label 3, outside 0 to 2", classes=3)
+    refused(folder, r"labels\.npy has the label 3, but the network has 2 classes", model=TwoClasses())
+    for labels, match in (
+        (np.arange(100.0), "holds float64"),
+        (np.zeros((100, 1), int), r"shape \(100, 1\)"),
+        (np.zeros(0, int), "no labels"),
+        (np.full(100, -1), "the label -1"),
+        (np.arange(100) % 7, "the same labels 5 times over"),
+        (np.zeros(99, int), "the same labels 5 times over"),
+    ):
+        np.save(folder / "labels.npy", labels)
+        refused(folder, match)
+
+
+class TwoClasses(nn.Module):
+    def forward(self, x):
+        return torch.zeros(len(x), 2)
+
+
+def test_unknown_names_are_refused(tmp_path):
+    with pytest.raises(DataError, match="no corruption 'rain': there are gaussian_noise, "):
+        corruption_accuracy(Reads(), write(tmp_path, ["fog"]), device=CPU, names=["rain"])
+
+
+def test_a_network_without_logits_is_refused(tmp_path):
+    folder = write(tmp_path, ["fog"])
+    with pytest.raises(ValueError, match="logits"):
+        corruption_accuracy(nn.Flatten(2), folder, device=CPU)
+
+
+# --- mean corruption error ---
+
+
+def test_mean_corruption_error():
+    result = CorruptionResult({"fog": (0.9, 0.8, 0.7, 0.6, 0.5), "snow": (0.5,) * 5, "spatter": (0.0,) * 5}, (), 10)
+    baseline = {"fog": [0.8, 0.6, 0.4, 0.2, 0.0], "snow": [0.75] * 5}
+    # Fog: 1.5 errors of the baseline's 3; snow: 2.5 of 1.25; spatter is extra and does not count.
+    assert mean_corruption_error(result, baseline) == pytest.approx((0.5 + 2.0) / 2)
+    assert mean_corruption_error(result, result.accuracy) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "match"),
+    [
+        ({}, "the baseline has no fog"),
+        ({"fog": [0.5] * 4}, "for fog: give 5 accuracies"),
+        ({"fog": [50.0] * 5}, "for fog: give 5 accuracies"),
+        ({"fog": [math.nan] * 5}, "for fog: give 5 accuracies"),
+        ({"fog": "0.5"}, "for fog: give 5 accuracies"),
+        ({"fog": 0.5}, "for fog: give 5 accuracies"),
+        ({"fog": [1.0] * 5}, "no error under fog"),
+    ],
+)
+def test_a_baseline_that_does_not_fit_is_named(baseline, match):
+    with pytest.raises(DataError, match=match):
+        mean_corruption_error(CorruptionResult({"fog": (0.5,) * 5}, (), 10), baseline)
