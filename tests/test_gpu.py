@@ -71,6 +71,16 @@ CASES = {
 @pytest.mark.parametrize("counts", [(4, 2, 0), (4, 0, 0), (3, 3, 3)])
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_captured_steps_are_the_plain_ones(name, counts, case, joint):
+    compare(name, counts, case, joint=joint)
+
+
+@pytest.mark.parametrize("case", ["float64", "bf16"])
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_compiled_captured_steps_are_the_plain_ones(name, case):
+    compare(name, (4, 2, 0), case, joint=True, compile=True)
+
+
+def compare(name, counts, case, *, joint, **settings):
     torch.manual_seed(0)
     precision, norm, tolerance = CASES[case]
     half, in_a_row = precision == torch.bfloat16, precision == torch.float64
@@ -79,7 +89,7 @@ def test_captured_steps_are_the_plain_ones(name, counts, case, joint):
     theirs = copy.deepcopy(net)
     plain, optimizer = make(name, counts, norm), torch.optim.SGD(theirs.parameters(), lr=LR, momentum=0.9)
     train = make(name, counts, norm)
-    engine, graphs = captured(train, net, LR, half=half, joint=joint)
+    engine, graphs = captured(train, net, LR, half=half, joint=joint, **settings)
     for step in range(20):
         x, y, start = (t.to(dtype) if t.is_floating_point() else t for t in on_gpu(24, step % 5))
         with torch.no_grad():

@@ -50,7 +50,8 @@ class Joint(nn.Module):
 
     Convolutions see one larger batch, and everything comes out as from two forwards one after the other, running
     statistics included. Batch norms, with their parameters and statistics, are the network's own; in half precision
-    convolutions and linear layers are copies, which :meth:`refresh` sets and :meth:`give_back` collects from.
+    convolutions and linear layers are copies. :meth:`prepare` comes before each forward, :meth:`give_back` after
+    each backward.
     """
 
     count: Tensor
@@ -59,11 +60,11 @@ class Joint(nn.Module):
         super().__init__()
         some = next(network.parameters())
         self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=some.device), persistent=False)
-        memo: dict[int, object] = {
-            id(norm): _JointNorm(norm, self.count) for norm in network.modules() if isinstance(norm, _BatchNorm)
-        }
+        norms = [_JointNorm(norm, self.count) for norm in network.modules() if isinstance(norm, _BatchNorm)]
         shared = [*network.parameters(), *network.buffers()]
-        self.copy = copy.deepcopy(network, memo | {id(t): t for t in shared})
+        memo: dict[int, object] = {id(t): t for t in shared} | {id(joint.norm): joint for joint in norms}
+        self.copy = copy.deepcopy(network, memo)
+        self._centres = [(norm.centre, norm.running_mean) for norm in norms]
         self.half_precision = half
         self._pairs = _to_half(self.copy) if half else []
 
@@ -73,11 +74,13 @@ class Joint(nn.Module):
             logits: Tensor = self.copy(x.to(torch.bfloat16) if self.half_precision else x)
         return logits
 
-    def refresh(self) -> None:
-        """The weights as they are now, without gradients."""
+    def prepare(self, count: int) -> None:
+        """For images of which the first ``count`` are one batch: the weights as they are now, without gradients."""
+        self.count.fill_(count)
         with torch.no_grad():
-            if self._pairs:
-                torch._foreach_copy_([mine for mine, _ in self._pairs], [theirs for _, theirs in self._pairs])
+            for pairs in (self._pairs, self._centres):
+                if pairs:
+                    torch._foreach_copy_([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
         for mine, _ in self._pairs:
             mine.grad = None
 
@@ -103,7 +106,7 @@ class Joint(nn.Module):
         one, two, cuda = copy.deepcopy(network), copy.deepcopy(network), [x.device] if x.is_cuda else []
         with torch.random.fork_rng(devices=cuda), torch.no_grad(), training(one), training(two):
             joint = Joint(one, half=False)
-            joint.count.fill_(3)
+            joint.prepare(3)
             together = joint(x[:5])
             apart = torch.cat([two(x[:3]), two(x[3:5])])
         pairs = [(together, apart), *zip(one.buffers(), two.buffers(), strict=True)]
@@ -112,65 +115,120 @@ class Joint(nn.Module):
 
 
 class _JointNorm(nn.Module):
-    """A batch norm over rows [0, count) and over the rest, each by its own mean and variance.
-
-    Sums of each row come first, then those over the rows of a batch: a small table (n, C) instead of passes over
-    the images for each of the batches. Values are taken from the running mean, so that squares do not cancel.
-    """
+    """A batch norm over rows [0, count) and over the rest, each by its own mean and variance."""
 
     count: Tensor
+    centre: Tensor
+    """The running mean before this forward. Not the running mean itself: compiled, the backward would find it moved."""
 
     def __init__(self, norm: _BatchNorm, count: Tensor) -> None:
         super().__init__()
         self.norm = norm
         self.register_buffer("count", count, persistent=False)
+        self.register_buffer("centre", torch.zeros_like(self.running_mean), persistent=False)
+
+    @property
+    def running_mean(self) -> Tensor:
+        """The norm's own."""
+        assert self.norm.running_mean is not None
+        return self.norm.running_mean
 
     def forward(self, x: Tensor) -> Tensor:
         """x (n, C, …) normalised."""
-        norm, n = self.norm, len(x)
+        norm = self.norm
         if not norm.training:
             normal: Tensor = norm(x)
             return normal
-        assert norm.running_mean is not None
-        shape = (1, -1, *(1,) * (x.ndim - 2))
-        centre = norm.running_mean.clone()
-        values = wide(x) - centre.view(shape)
-        row_sum, row_square = values, values.square()
-        if x.ndim > 2:
-            row_sum, row_square = (t.sum(dim=tuple(range(2, x.ndim))) for t in (row_sum, row_square))
-        each = values[0, 0].numel()
-        first = (torch.arange(n, device=x.device) < self.count)[:, None]
-        scales, shifts = [], []
-        for rows, size in ((first, self.count), (~first, n - self.count)):
-            number = (size * each).to(values.dtype)
-            some = number.clamp_min(1)  # an empty batch has no statistics, and changes none
-            mean = torch.where(rows, row_sum, 0).sum(dim=0) / some
-            var = (torch.where(rows, row_square, 0).sum(dim=0) / some - mean.square()).clamp_min(0)
-            scale = (var + norm.eps).rsqrt()
-            if norm.weight is not None:
-                scale = scale * norm.weight
-            shift = -mean * scale
-            if norm.bias is not None:
-                shift = shift + norm.bias
-            scales.append(scale)
-            shifts.append(shift)
-            with torch.no_grad():
-                self._remember(centre + mean.detach(), var.detach(), number)
-        shape = (n, -1, *shape[2:])
-        scale, shift = (torch.where(first, a, b).view(shape) for a, b in (scales, shifts))
-        return (values * scale + shift).to(x.dtype)
+        first = torch.arange(len(x), device=x.device) < self.count
+        member = torch.stack([first, ~first], dim=1).to(wide(x[:1]).dtype)
+        number = torch.stack([self.count, len(x) - self.count]) * x[0, 0].numel()
+        y, mean, var = _Normalise.apply(x, norm.weight, norm.bias, self.centre, member, number, norm.eps)  # type: ignore[no-untyped-call]
+        self._remember(self.centre + mean, var, number)
+        assert isinstance(y, Tensor)
+        return y
 
+    @torch.no_grad()
     def _remember(self, mean: Tensor, var: Tensor, number: Tensor) -> None:
-        """Move the running statistics as the norm itself would."""
+        """Move the running statistics as the norm itself would, by one batch after the other, each (C,)."""
         norm = self.norm
-        assert norm.running_mean is not None
         assert norm.running_var is not None
-        momentum = (number > 0).to(mean.dtype) * (norm.momentum or 0.0)
-        unbiased = var * (number / (number - 1).clamp_min(1))
-        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum.to(norm.running_mean.dtype))
-        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum.to(norm.running_var.dtype))
+        momentum = (number > 0).to(mean.dtype) * (norm.momentum or 0.0)  # an empty batch changes nothing
+        unbiased = var * (number.to(var.dtype) / (number - 1).clamp_min(1))[:, None]
+        for running, values in ((self.running_mean, mean), (norm.running_var, unbiased)):
+            moved = running.to(mean.dtype).lerp(values[0], momentum[0]).lerp(values[1], momentum[1])
+            running.copy_(moved)
         if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.add_((number > 0).to(torch.int64))
+            norm.num_batches_tracked.add_((number > 0).sum())
+
+
+class _Normalise(torch.autograd.Function):
+    """Batch norm of two batches that lie one after the other, with its gradient in closed form.
+
+    Sums over each row come first, (n, C), then those over the rows of a batch, (2, C): one pass over the images
+    for both, and kernels that a compiler fuses with what is around them. Values are taken from ``centre``, the
+    running mean, so that squares do not cancel.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        centre: Tensor,
+        member: Tensor,
+        number: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """y like x (n, C, …); mean from ``centre`` and variance, (2, C).
+
+        ``member`` (n, 2) says which row is in which batch, ``number`` (2,) how many values a channel has there.
+        """
+        values = _from(centre, x)
+        number = number.clamp_min(1).to(values.dtype)[:, None]
+        mean = _by_batch(member, _by_row(values)) / number
+        var = (_by_batch(member, _by_row(values.square())) / number - mean.square()).clamp_min(0)
+        inverse = (var + eps).rsqrt()
+        scale = inverse if weight is None else inverse * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        ctx.mark_non_differentiable(mean, var)
+        ctx.save_for_backward(x, weight, centre, member, number, mean, inverse)
+        ctx.has_bias = bias is not None
+        return (values * _spread(member, scale, x) + _spread(member, shift, x)).to(x.dtype), mean, var
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor, *_: Tensor | None):  # type: ignore[no-untyped-def]
+        """Of x, weight and bias: dx = scale·(g − mean of g − x̂·mean of g·x̂), as g·a + x·b + c."""
+        x, weight, centre, member, number, mean, inverse = ctx.saved_tensors
+        values, g = _from(centre, x), wide(gradient)
+        total = _by_batch(member, _by_row(g))
+        along = inverse * (_by_batch(member, _by_row(g * values)) - mean * total)  # Σ g·x̂
+        scale = inverse if weight is None else inverse * weight
+        slope = -scale * inverse * along / number
+        offset = -slope * mean - scale * total / number
+        dx = g * _spread(member, scale, x) + values * _spread(member, slope, x) + _spread(member, offset, x)
+        d_weight = None if weight is None else along.sum(dim=0)
+        return dx.to(x.dtype), d_weight, total.sum(dim=0) if ctx.has_bias else None, None, None, None, None
+
+
+def _from(centre: Tensor, x: Tensor) -> Tensor:
+    return wide(x) - centre.view(1, -1, *(1,) * (x.ndim - 2))
+
+
+def _by_row(values: Tensor) -> Tensor:
+    """(n, C) sums of (n, C, …)."""
+    return values.sum(dim=tuple(range(2, values.ndim))) if values.ndim > 2 else values
+
+
+def _by_batch(member: Tensor, rows: Tensor) -> Tensor:
+    """(2, C) sums of (n, C)."""
+    return (member[:, :, None] * rows[:, None, :]).sum(dim=0)
+
+
+def _spread(member: Tensor, of_batch: Tensor, x: Tensor) -> Tensor:
+    """(n, C, 1, …) of (2, C): each row what its batch has."""
+    of_row = member[:, :1] * of_batch[0] + member[:, 1:] * of_batch[1]
+    return of_row.view(*of_row.shape, *(1,) * (x.ndim - 2))
 
 
 def _to_half(network: nn.Module) -> list[tuple[Tensor, Tensor]]:

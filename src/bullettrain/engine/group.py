@@ -364,8 +364,7 @@ class GroupEngine:
         """Training-mode logits of two batches, the first of ``count`` examples."""
         assert self.joint is not None
         assert self.joined is not None
-        self.joint.refresh()
-        self.joint.count.fill_(count)
+        self.joint.prepare(count)
         with training(self.network):
             logits: Tensor = self.joined(_dynamic(x))
         return logits
