@@ -114,6 +114,32 @@ def compare(name, counts, case, *, joint, **settings):
             assert torch.allclose(a, b, atol=tolerance), key
 
 
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("budget", [StepBudget(1, 0), StepBudget.uniform(1)])
+def test_captured_augmix_steps_are_the_plain_ones(budget, compile):
+    torch.manual_seed(0)
+    objective = bt.AugMix()
+    net = WideResNet(10, 1).to(CUDA, torch.float64).to(memory_format=torch.channels_last)
+    theirs = copy.deepcopy(net)
+    plain, train = (BulletTrain(objective, budget=budget) for _ in range(2))
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=LR, momentum=0.9)
+    engine, graphs = captured(train, net, LR, joint=True, compile=compile)
+    for step in range(20):
+        x, y, _ = on_gpu(24, step % 5)
+        x = ((x * 255).round() / 255).double()
+        draws = objective.draw(len(x), x.device)
+        expected = plain.step(theirs, x, y, start=draws)
+        optimizer.zero_grad()
+        expected.loss.backward()
+        optimizer.step()
+        (out,) = engine.step([(x, y, draws)])
+        assert torch.equal(out.category, expected.category)
+        assert out.loss.item() == pytest.approx(expected.loss.item(), rel=1e-9), step
+    assert graphs.reason is None
+    for (key, a), b in zip(net.state_dict().items(), theirs.state_dict().values(), strict=True):
+        assert torch.allclose(a, b, atol=1e-9), key
+
+
 def test_no_graph_is_captured_after_the_sizes_have_been_seen():
     net = WideResNet(10, 1).to(CUDA)
     engine, graphs = captured(make("trades", (4, 2, 0)), net, 0.0, group=2, bucket=8)

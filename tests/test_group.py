@@ -184,6 +184,60 @@ def test_a_group_is_attacked_with_the_same_weights_and_updated_one_by_one(name, 
     assert float(train.robust_fraction.value) == pytest.approx(float(F_R.value), abs=1e-15)
 
 
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("case", ["mined", "everyone", "no jsd"])
+def test_augmix_in_a_group_is_the_plain_step(case, joint):
+    """Views do not become stale, so that a group of one is the plain step, and a longer one selects earlier only."""
+    budget = StepBudget(1, 0) if case == "mined" else StepBudget.uniform(1)
+    objective = bt.AugMix(jsd=case != "no jsd")
+    net = norm_net().double()
+    theirs = copy.deepcopy(net)
+    plain, train = (BulletTrain(objective, budget=budget) for _ in range(2))
+    for one in (plain, train):
+        one.robust_fraction.load_state_dict({"value": 0.4, "gamma": 0.8, "momentum": 0.9})
+    optimizer, own = (torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.9) for n in (theirs, net))
+    group = GroupEngine(train, net, own.step, settings=GroupSettings(joint=joint))
+    for i, (x, y, _) in enumerate(learnable(net, range(4))):
+        x = (x * 255).round() / 255
+        draws = objective.draw(len(x), x.device, torch.Generator().manual_seed(i))
+        expected = plain.step(theirs, x, y, start=draws)
+        optimizer.zero_grad()
+        expected.loss.backward()
+        optimizer.step()
+        (out,) = group.step([(x, y, draws)])
+        assert torch.equal(out.category, expected.category)
+        assert torch.equal(out.steps, expected.steps)
+        has_views = expected.steps > 0
+        assert torch.allclose(out.x_prime[..., has_views, :, :, :], expected.x_prime[..., has_views, :, :, :])
+        assert out.loss.item() == pytest.approx(expected.loss.item(), abs=1e-12)
+        assert out.z_prime.shape == expected.z_prime.shape
+        assert torch.allclose(out.z_prime, expected.z_prime, atol=1e-12)
+        assert out.work == expected.work
+        for (key, a), b in zip(net.state_dict().items(), theirs.state_dict().values(), strict=True):
+            assert torch.allclose(a, b, atol=1e-12, rtol=0), key
+        assert float(train.robust_fraction.value) == pytest.approx(float(plain.robust_fraction.value), abs=1e-15)
+
+
+def test_a_group_of_augmix_selects_all_and_then_learns():
+    objective = bt.AugMix()
+    train = BulletTrain(objective, budget=StepBudget(1, 0))
+    train.robust_fraction.load_state_dict({"value": 0.4, "gamma": 0.8, "momentum": 0.9})
+    net = norm_net().double()
+    batches = [
+        (x, y, objective.draw(len(x), x.device)) for x, y, _ in [*learnable(net, range(2)), *learnable(net, [5], m=5)]
+    ]
+    probe = copy.deepcopy(net)
+    group = GroupEngine(train, net, torch.optim.SGD(net.parameters(), lr=0.1).step, settings=GroupSettings(group=3))
+    outs = group.step(batches)
+    for (x, y, _), out in zip(batches, outs, strict=True):
+        expected = bt.separate(bt.signed_prediction_variance(probe(x).detach(), y), 0.4)
+        assert torch.equal(out.category, expected)
+        # One more forward than 3 + 6·F_B: the weights have moved since the selection.
+        assert out.work.total == 4 * len(y) + 6 * int((expected == Category.BOUNDARY).sum())
+    with pytest.raises(ValueError, match="AugMix has no such steps"):
+        GroupEngine(train, net, lambda: None, settings=GroupSettings(group=2, fresh=1))
+
+
 @settings(max_examples=25)
 @given(
     st.sampled_from(sorted(OBJECTIVES)),
@@ -208,7 +262,7 @@ def test_counted_work_is_what_the_hooks_see(name, counts, sizes, bucket, seed):
         seen["attack" if attack else "held" if not out.requires_grad else "train"] += len(args[0])
 
     net.register_forward_hook(count)
-    group.shadow.register_forward_hook(count)
+    group.corruption.shadow.register_forward_hook(count)
     outs = group.step(batches)
     total = sum(out.work.total for out in outs)
     assert total == pytest.approx(seen["held"] + 2 * seen["attack"] + 3 * seen["train"])
@@ -350,7 +404,8 @@ def test_compiled_once_for_every_size(monkeypatch):
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", counted)
-    monkeypatch.setattr("bullettrain.engine.group._dynamic", dynamic)
+    for module in ("learner", "corruption", "group"):
+        monkeypatch.setattr(f"bullettrain.engine.{module}.dynamic", dynamic)
     net = norm_net().double()
     settings_ = GroupSettings(group=2, bucket=2, compile=True, joint=True)
     group = GroupEngine(engine("trades", (3, 1, 0)), net, lambda: None, settings=settings_)
@@ -368,7 +423,8 @@ def test_what_cannot_be_sliced_is_said():
     for train, message in (
         (odd, "order boundary"),
         (oracle, "looks at the network"),
-        (BulletTrain(bt.AugMix(), budget=StepBudget(1, 0)), "no attack"),
+        (BulletTrain(bt.AugMix(views=lambda x: (x, x)), budget=StepBudget(1, 0)), "function of its own"),
+        (BulletTrain(bt.AugMix(selection="eval"), budget=StepBudget(1, 0)), "eval-mode logits"),
         (BulletTrain(bt.TRADES(attack_mode="train"), budget=StepBudget(2, 1)), "training mode"),
     ):
         with pytest.raises(ValueError, match=message):

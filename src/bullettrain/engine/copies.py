@@ -92,7 +92,7 @@ class Joint(nn.Module):
         wider = [torch.empty_like(theirs) for _, theirs in pairs]
         torch._foreach_copy_(wider, [gradient for gradient, _ in pairs])
         for gradient, (_, theirs) in zip(wider, pairs, strict=True):
-            theirs.grad = gradient
+            theirs.grad = gradient if theirs.grad is None else theirs.grad + gradient
 
     @staticmethod
     def suits(network: nn.Module, x: Tensor) -> bool:

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.allocation import StepBudget, Work
-from bullettrain.attacks.losses import gradient_at_logits, loss_named
-from bullettrain.attacks.state import frozen, training
+from bullettrain.augmix import ViewMaker
 from bullettrain.checks import check_batch, check_count
-from bullettrain.engine.copies import Joint, Shadow
+from bullettrain.engine.copies import Joint
+from bullettrain.engine.corruption import Attack, Views
+from bullettrain.engine.learner import Learner, dynamic
 from bullettrain.engine.memory import Memory, take
 from bullettrain.engine.plan import Plan, allot, arrange
 from bullettrain.engine.step import BulletTrain, StepOutput
 from bullettrain.mining import Category, SeparationWithModel
-from bullettrain.objectives import AdversarialObjective
-from bullettrain.objectives.base import forward
+from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.precision import wide
 
 Batch = tuple[Tensor, Tensor, Tensor]
-"""x (m, …), y (m,), and the points (m, …) that its attack starts from."""
+"""x (m, …), y (m,), and what its corruption starts from: points (m, …), or AugMix's draws."""
 
 Runner = Callable[[Hashable, Callable[[], None]], None]
 """Runs a function of static buffers; the key names it and its sizes."""
@@ -63,7 +63,7 @@ class GroupSettings:
 
 
 class GroupEngine:
-    """Takes whole groups of training steps: selection, attack, updates, F_R.
+    """Takes whole groups of training steps: selection, corruption, updates, F_R.
 
     Args:
         train: score, separation, budget, objective and F_R.
@@ -89,39 +89,34 @@ class GroupEngine:
     ) -> None:
         if reason := why_not(train):
             raise ValueError(f"the group engine cannot be used: {reason}")
-        assert isinstance(train.objective, AdversarialObjective)
         assert isinstance(train.budget, StepBudget)
         self.train, self.objective, self.budget = train, train.objective, train.budget
         self.network, self.update, self.observe, self.settings, self.run = network, update, observe, settings, runner
         self.before, self.after = before, after
         self.selects = self.budget.uniform_steps is None
-        least = next((n for n in (self.budget.outlier, self.budget.robust) if n), self.budget.boundary)
-        if check_count(settings.fresh, "fresh") > least:
-            raise ValueError(
-                f"fresh is {settings.fresh}, but some examples get {least} steps in all; give at most that"
-            )
-        # A copy for the attack: in eval mode, without gradients for weights, in the attack's precision.
-        self.shadow = Shadow(network, settings.half)
-        self.attacked: nn.Module = _compiled(self.shadow) if settings.compile else self.shadow
-        self.learner: nn.Module = _compiled(network) if settings.compile else network
-        self.joint: Joint | None = None  # where the network allows it, which the first batch shows
-        self.joined: nn.Module | None = None
-        norm, eps, bounds = self.objective.norm, self.objective.eps, self.objective.bounds
-
-        def move(images: Tensor, gradient: Tensor, clean: Tensor, size: Tensor) -> Tensor:
-            return norm.project(images + size * norm.direction(gradient), clean, eps, bounds)
-
-        loss = self.objective.attack_loss
-        self.ascent = gradient_at_logits(loss_named(loss) if isinstance(loss, str) else loss)
-        self.move, self.loss, self.record = move, self.objective.loss, self._record
-        if settings.compile:
-            self.move = torch.compile(move, dynamic=True)
-            self.loss, self.record = torch.compile(self.loss), torch.compile(self.record)
-            self.ascent = torch.compile(self.ascent, dynamic=True)
-        self.aims = loss == "kl"
         self.by_loss_logits = self.objective.selection == "train" and self.objective.has_clean_term
+        half, compile = settings.half, settings.compile
+        self.corruption: Attack | Views
+        if isinstance(self.objective, AdversarialObjective):
+            self.corruption = Attack(self.objective, network, half=half, compile=compile)
+            least = next((n for n in (self.budget.outlier, self.budget.robust) if n), self.budget.boundary)
+        else:
+            assert isinstance(self.objective, AugMix)
+            self.corruption, least = Views(self.objective), 0
+        if check_count(settings.fresh, "fresh") > least:
+            some = f"some examples get {least} steps in all; give at most that" if least else "AugMix has no such steps"
+            raise ValueError(f"fresh is {settings.fresh}, but {some}")
+        self.learner = Learner(network, half=half, compile=compile, joint=settings.joint)
+        self.loss, self.record = self.objective.loss, self._record
+        if compile:
+            self.loss, self.record = torch.compile(self.loss), torch.compile(self.record)
         self.memory: Memory | None = None
         self.kept: dict[int, Tensor] = {}
+
+    @property
+    def joint(self) -> Joint | None:
+        """What forwards two batches at once, where the network allows it; the first batch shows that."""
+        return self.learner.joint
 
     # ------------------------------------------------------------------------------------------ the group
 
@@ -130,25 +125,24 @@ class GroupEngine:
         for x, y, _ in batches:
             check_batch(x, y)
         sizes = tuple(len(y) for _, y, _ in batches)
-        self._fill(batches, sum(sizes))
+        memory = self._fill(batches, sum(sizes))
         keeps = self.selects and self.by_loss_logits and len(sizes) == 1 and not self.settings.captured
         if keeps:  # the loss's own logits select, and are not computed again
             self.run(("clean", sizes), lambda: self._clean(sizes[0]))
         if self.selects:
             self.run(("select", sizes, keeps), lambda: self._select(sizes, keeps))
-            counts = self._memory.counts[: 2 + len(sizes)].tolist()  # the one host read
+            counts = memory.counts[: 2 + len(sizes)].tolist()  # the one host read
             plan = Plan.read(counts, sizes, self.budget, self.settings.bucket)
         else:
             self.run(("everyone", sizes), lambda: self._everyone(sizes))
             plan = Plan.uniform(sizes, self.budget)
         fresh = self.settings.fresh if len(sizes) > 1 else 0
-        for n in plan.schedule[fresh:]:
-            self.run(("attack", n), lambda n=n: self._attack_step(n))  # type: ignore[misc]
-        self.run(("return", plan.total), lambda: self._return(plan.total))
+        for key, piece in self.corruption.pieces(memory, plan, fresh):
+            self.run(key, piece)
         outputs, at = [], 0
         for touched, m in zip(plan.touched, sizes, strict=True):
-            if fresh and touched:
-                self.run(("fresh", touched), lambda t=touched: self._freshen(t, fresh))  # type: ignore[misc]
+            for key, piece in self.corruption.fresh_pieces(memory, touched, fresh):
+                self.run(key, piece)
             if self.before is not None:
                 self.before()
             self.run(("update", m, touched, keeps), lambda m=m, t=touched: self._update(m, t, keeps))  # type: ignore[misc]
@@ -163,19 +157,21 @@ class GroupEngine:
 
     def _clean(self, m: int) -> None:
         """z of the loss, with its graph."""
-        with self._precision():
-            self.kept[m] = forward(self.learner, self._memory.x[:m])
+        z, _ = self.learner.both(self._memory.x[:m], self._memory.x[:0], None)
+        assert z is not None
+        self.kept[m] = z
 
     def _select(self, sizes: tuple[int, ...], keeps: bool) -> None:
         """SVar, categories, order and steps of a group; the quantile is by mini-batch."""
         memory, rows = self._memory, sum(sizes)
-        s = None
-        if self.by_loss_logits:
-            s = self.kept[rows].detach() if keeps else self._training_logits(sizes)
-        if s is None or keeps:
-            self.shadow.refresh()
-        held = self._held_logits(memory.x[:rows]) if self.aims or s is None else None
-        s = held if s is None else s
+        x, corruption = memory.x[:rows], self.corruption
+        if not self.by_loss_logits or keeps:
+            corruption.refresh()
+            held = None if keeps and not corruption.aims else corruption.held_logits(x)
+            s = self.kept[rows].detach() if keeps else held
+        else:  # as in the plain step the attack sees the statistics after these forwards
+            s = self.learner.one_by_one(torch.split(x, list(sizes)), meanwhile=corruption.refresh)
+            held = corruption.held_logits(x) if corruption.aims else None
         assert s is not None
         svar = self.train.score(wide(s), memory.y[:rows])
         separation, F_R = self.train.separation, self.train.robust_fraction.value
@@ -190,77 +186,43 @@ class GroupEngine:
     def _everyone(self, sizes: tuple[int, ...]) -> None:
         """A group in which all get the same steps."""
         memory, rows = self._memory, sum(sizes)
-        self.shadow.refresh()
+        self.corruption.refresh()
         places = [torch.arange(size, device=memory.order.device) for size in sizes]
         memory.local[:rows] = torch.cat(places)
         everyone = torch.full_like(memory.counts[:3], rows)
         category = torch.full_like(memory.order[:rows], int(Category.BOUNDARY))
-        held = self._held_logits(memory.x[:rows]) if self.aims and self.budget.boundary else None
+        aims = self.corruption.aims and self.budget.boundary
+        held = self.corruption.held_logits(memory.x[:rows]) if aims else None
         self._lay_out(torch.arange(rows, device=memory.order.device), category, everyone, held)
 
     def _lay_out(self, order: Tensor, category: Tensor, counts: Tensor, held: Tensor | None) -> None:
-        """The rows in the order of their attack, with where it starts, its target and its step sizes."""
-        memory, rows = self._memory, len(order)
-        treated, steps, size = allot(counts, category[order], self.budget, self.objective.eps, memory.size.dtype)
-        memory.order[:rows] = order
+        """Who gets what, and the rows in the order of their corruption."""
+        memory = self._memory
+        treated, steps, size = allot(counts, category[order], self.budget, self.objective.eps, memory.step_size.dtype)
+        memory.order[: len(order)] = order
         memory.category.index_copy_(0, order, treated)
         memory.steps.index_copy_(0, order, steps)
         memory.step_size.index_copy_(0, order, size)
-        memory.size[:rows] = size.view(-1, *(1,) * (memory.x.ndim - 1))
-        memory.labels[:rows] = memory.y[order]
-        clean, start = take(memory.x, order), take(memory.start, order)
-        memory.clean[:rows] = clean
-        memory.adv[:rows] = torch.where((steps > 0).view(-1, *(1,) * (memory.x.ndim - 1)), start, clean)
-        if self.aims and held is not None:
-            memory.goal[:rows] = wide(held).softmax(dim=1)[order]
         memory.at.zero_()
-
-    def _attack_step(self, n: int) -> None:
-        """One ascent step of the first n rows."""
-        memory = self._memory
-        images = memory.adv[:n].detach().requires_grad_()
-        with torch.enable_grad():
-            logits = self.attacked(_dynamic(images))
-            direction = self.ascent(wide(logits.detach()), memory.labels[:n], memory.goal[:n] if self.aims else None)
-            (gradient,) = torch.autograd.grad(logits, images, direction.to(logits.dtype))
-        memory.adv[:n] = self.move(images.detach(), gradient, memory.clean[:n], memory.size[:n])
-
-    def _return(self, rows: int) -> None:
-        """x' to where the examples came from."""
-        memory = self._memory
-        memory.prime.index_copy_(0, memory.order[:rows], memory.adv[:rows])
-
-    def _freshen(self, t: int, steps: int) -> None:
-        """The last steps of the t examples of the next mini-batch that have any, with the weights it will change."""
-        memory = self._memory
-        self.shadow.refresh()
-        rows = memory.at + memory.local.index_select(0, memory.at + torch.arange(t, device=memory.at.device))
-        memory.clean[:t], memory.adv[:t] = take(memory.x, rows), take(memory.prime, rows)
-        memory.labels[:t] = memory.y[rows]
-        memory.size[:t] = memory.step_size[rows].view(-1, *(1,) * (memory.x.ndim - 1))
-        if self.aims:
-            memory.goal[:t] = wide(self._held_logits(memory.clean[:t])).softmax(dim=1)
-        for _ in range(steps):
-            self._attack_step(t)
-        memory.prime.index_copy_(0, rows, memory.adv[:t])
+        self.corruption.lay_out(memory, order, held)
 
     def _update(self, m: int, t: int, keeps: bool) -> None:
         """Loss, backward and update of the next mini-batch, t of whose m examples have steps."""
-        memory = self._memory
+        memory, has_clean = self._memory, self.objective.has_clean_term
         rows = memory.at + torch.arange(m, device=memory.at.device)
         touched, y = memory.local.index_select(0, rows[:t]), memory.y.index_select(0, rows)
+        clean = take(memory.x, rows) if has_clean and not keeps else None
+        moving = rows.index_select(0, touched) if has_clean else rows
+        corrupted = torch.cat([take(prime, moving) for prime in memory.prime])
         for parameter in self.network.parameters():
             parameter.grad = None
-        z, moved = self._both_logits(rows, touched, keeps)
-        z_prime = moved if moved is not None else z
+        z, moved = self.learner.both(clean, corrupted, self.kept[m] if keeps else None)
+        z_prime = moved if z is None else self.objective.fill_in(z, moved, touched)
         assert z_prime is not None
-        if z is not None and 0 < t < m:
-            z_prime = z.index_copy(0, touched, z_prime.to(z.dtype))
-        given = [None if values is None else _dynamic(values) for values in (z, None if t == m else touched)]
-        loss = self.loss(given[0], _dynamic(z_prime), _dynamic(y), given[1])
+        given = [None if values is None else dynamic(values) for values in (z, None if t == m else touched)]
+        loss = self.loss(given[0], dynamic(z_prime), dynamic(y), given[1])
         loss.backward()  # type: ignore[no-untyped-call]
-        if self.joint is not None:
-            self.joint.give_back()
+        self.learner.give_back()
         self.update()
         self.record(rows, y, None if z is None else z.detach(), z_prime.detach(), loss.detach())
 
@@ -269,47 +231,40 @@ class GroupEngine:
         memory, m = self._memory, len(rows)
         self.train.robust_fraction.update(z_prime, y)
         memory.loss.copy_(loss)
-        memory.z_prime[:m] = z_prime
+        memory.z_prime[..., :m, :] = z_prime
         if z is not None:
             memory.z[:m] = z
         if self.observe is not None:
             category, steps, svar = (v.index_select(0, rows) for v in (memory.category, memory.steps, memory.svar))
-            self.observe(self._views(m, category, steps, svar, take(memory.prime, rows)), y)
+            x_prime = memory.prime.index_select(1, rows)
+            self.observe(self._views(m, category, steps, svar, x_prime[0] if len(x_prime) == 1 else x_prime), y)
         memory.at.add_(m)
-
-    def _both_logits(self, rows: Tensor, touched: Tensor, keeps: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Training-mode logits of a clean mini-batch (m, K), and of its t corrupted examples (t, K)."""
-        memory, m, t = self._memory, len(rows), len(touched)
-        corrupted = take(memory.prime, rows.index_select(0, touched) if self.objective.has_clean_term else rows)
-        clean = take(memory.x, rows) if self.objective.has_clean_term and not keeps else None
-        if self.joined is not None and not keeps and 1 not in (m, t):  # a lone example has no statistics
-            logits = self._joint_logits(corrupted if clean is None else torch.cat([clean, corrupted]), m)
-            return (None, logits) if clean is None else (logits[:m], logits[m:] if t else None)
-        with self._precision():
-            if not self.objective.has_clean_term:
-                return None, forward(self.learner, _dynamic(corrupted))
-            z = self.kept[m] if clean is None else forward(self.learner, _dynamic(clean))
-            return z, forward(self.learner, _dynamic(corrupted)) if t else None
 
     # -------------------------------------------------------------------------- around them, not captured
 
     def tensors(self) -> list[Tensor]:
         """Everything that pieces change, besides what ``update`` and ``observe`` do."""
-        buffers = [] if self.memory is None else [t for t in vars(self.memory).values() if torch.is_tensor(t)]
+        buffers: list[Tensor] = []
+        if self.memory is not None:
+            buffers = [t for t in vars(self.memory).values() if torch.is_tensor(t)] + self.corruption.tensors()
         return [*self.network.parameters(), *self.network.buffers(), self.train.robust_fraction.live, *buffers]
 
-    def _fill(self, batches: Sequence[Batch], rows: int) -> None:
+    def _fill(self, batches: Sequence[Batch], rows: int) -> Memory:
         """The group's examples into the static buffers, which grow where they are too small."""
-        x, y, _ = batches[0]
+        x, y, start = batches[0]
         largest = max(len(y) for _, y, _ in batches)
-        if self.memory is None or self.memory.too_small(x, rows, largest, len(batches)):
-            with frozen(self.network), torch.no_grad(), self._precision():
-                classes = self.network(x[:1]).shape[1]
-            if self.memory is None and self.settings.joint and Joint.suits(self.network, x):
-                self.joint = Joint(self.network, self.settings.half)
-                # Without splitting: it makes two kernels of each sum over a few hundred rows.
-                self.joined = _compiled(self.joint, split_reductions=False) if self.settings.compile else self.joint
-            self.memory = Memory(x, max(rows, largest * self.settings.group), largest, classes, len(batches))
+        memory = self.memory
+        if memory is None or memory.too_small(x, start, rows, largest, len(batches)):
+            memory = self.memory = Memory(
+                x,
+                start,
+                max(rows, largest * self.settings.group),
+                largest,
+                classes=self.learner.look_at(x),
+                batches=len(batches),
+                copies=self.corruption.copies,
+            )
+            self.corruption.allocate(memory)
             self.kept.clear()
             self.train.robust_fraction.to(x.device)
             reset = getattr(self.run, "reset", None)
@@ -318,8 +273,9 @@ class GroupEngine:
         at = 0
         for x, y, start in batches:
             part = slice(at, at + len(y))
-            self._memory.x[part], self._memory.y[part], self._memory.start[part] = x, y, start
+            memory.x[part], memory.y[part], memory.start[part] = x, y, start
             at += len(y)
+        return memory
 
     # --------------------------------------------------------------------------------------------- helpers
 
@@ -327,47 +283,6 @@ class GroupEngine:
     def _memory(self) -> Memory:
         assert self.memory is not None
         return self.memory
-
-    def _precision(self) -> torch.autocast:
-        return torch.autocast(self._device_type, torch.bfloat16, enabled=self.settings.half)
-
-    @property
-    def _device_type(self) -> str:
-        return next(self.network.parameters()).device.type
-
-    def _held_logits(self, x: Tensor) -> Tensor:
-        """Eval-mode logits; run like an attack's forward, so that no second version has to be compiled."""
-        with torch.enable_grad():
-            logits: Tensor = self.attacked(_dynamic(x.detach().requires_grad_(self.settings.compile)))
-        return logits.detach()
-
-    def _training_logits(self, sizes: tuple[int, ...]) -> Tensor:
-        """Training-mode logits of each mini-batch.
-
-        The attack sees the statistics after these forwards, as in the plain step; the network has them put back,
-        for the updates forward the same examples again.
-        """
-        before, logits = [buffer.clone() for buffer in self.network.buffers()], []
-        for part in torch.split(self._memory.x[: sum(sizes)], list(sizes)):
-            if self.joined is not None and len(part) > 1:
-                logits.append(self._joint_logits(part, len(part)).detach())
-            else:
-                with torch.no_grad(), self._precision():
-                    logits.append(forward(self.network, part))
-        self.shadow.refresh()
-        with torch.no_grad():
-            for buffer, value in zip(self.network.buffers(), before, strict=True):
-                buffer.copy_(value)
-        return torch.cat(logits)
-
-    def _joint_logits(self, x: Tensor, count: int) -> Tensor:
-        """Training-mode logits of two batches, the first of ``count`` examples."""
-        assert self.joint is not None
-        assert self.joined is not None
-        self.joint.prepare(count)
-        with training(self.network):
-            logits: Tensor = self.joined(_dynamic(x))
-        return logits
 
     def _views(self, m: int, category: Tensor, steps: Tensor, svar: Tensor, x_prime: Tensor) -> StepOutput:
         memory = self._memory
@@ -379,12 +294,12 @@ class GroupEngine:
             work=Work(m, 0, 0, 0),
             x_prime=x_prime,
             z=memory.z[:m] if self.objective.has_clean_term else None,
-            z_prime=memory.z_prime[:m],
+            z_prime=memory.z_prime[..., :m, :],
         )
 
     def _output(self, part: slice, work: Work) -> StepOutput:
         memory, m = self._memory, part.stop - part.start
-        out = self._views(m, memory.category[part], memory.steps[part], memory.svar[part], memory.prime[part])
+        out = self._views(m, memory.category[part], memory.steps[part], memory.svar[part], memory.corrupted(part))
         return StepOutput(**{**out.__dict__, "work": work, "loss": memory.loss.clone()})
 
     def _work(self, plan: Plan, m: int, touched: int, keeps: bool, fresh: int) -> Work:
@@ -392,31 +307,27 @@ class GroupEngine:
         steps = sum(plan.schedule[fresh:]) * m / plan.total + touched * fresh
         work = self.objective.cost.work(examples=m, steps=steps, touched=touched, selects=self.selects)
         again = m if self.selects and self.by_loss_logits and not keeps else 0
-        return Work(m, work.selection + again, work.attack + (touched if fresh and self.aims else 0), work.update)
+        aimed = touched if fresh and self.corruption.aims else 0
+        return Work(m, work.selection + again, work.attack + aimed, work.update)
 
 
 def why_not(train: BulletTrain) -> str | None:
     """Why the group engine cannot take this engine's steps, if so: it slices, and slices need an order."""
-    budget = train.budget
-    if not isinstance(train.objective, AdversarialObjective):
+    objective, budget = train.objective, train.budget
+    if isinstance(objective, AugMix):
+        if not isinstance(objective.views, ViewMaker):
+            return "its views are made by a function of its own"
+        if objective.has_clean_term and objective.selection == "eval":
+            return "it selects by eval-mode logits"
+    elif not isinstance(objective, AdversarialObjective):
         return "its objective is no attack"
-    if train.objective.attack_mode != "eval":
+    elif objective.attack_mode != "eval":
         return "its attack runs in training mode"
     if not isinstance(budget, StepBudget) or not budget.boundary >= budget.robust >= budget.outlier:
         return "its step counts are not in the order boundary ≥ robust ≥ outlier"
     if isinstance(train.separation, SeparationWithModel):
         return "its separation looks at the network"
-    if not train.objective.has_clean_term and train.objective.selection == "train":
+    without = not objective.has_clean_term and (objective.selection == "train" or isinstance(objective, AugMix))
+    if without and budget.uniform_steps is None:
         return "it selects by training-mode logits that its loss does not have"
     return None
-
-
-def _dynamic(x: Tensor) -> Tensor:
-    """Tell the compiler that the batch's size varies; without compilation this does nothing."""
-    if x.is_cuda:
-        torch._dynamo.maybe_mark_dynamic(x, 0)
-    return x
-
-
-def _compiled(module: nn.Module, **options: bool) -> nn.Module:
-    return torch.compile(module, options=dict(options) or None)  # type: ignore[return-value]

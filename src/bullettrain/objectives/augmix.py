@@ -115,12 +115,15 @@ class AugMix(Objective):
         """(2, m, K): the views of the touched examples in one training-mode forward; z twice for the others."""
         if z is None:  # no JSD: one view of each, and no clean logits to stand in
             return super().corrupted_logits(model, x_prime, z, steps)
-        both = torch.stack([z, z])
         rows = steps.nonzero()[:, 0].to(z.device, non_blocking=True)
-        if len(rows) == 0:
+        return self.fill_in(z, forward(bare(model), x_prime[:, rows].flatten(0, 1)) if len(rows) else None, rows)
+
+    def fill_in(self, z: Tensor, moved: Tensor | None, rows: Tensor) -> Tensor:
+        """z' (2, m, K) from z (m, K) and the logits (2·t, K) of both views of ``rows`` (t,), if any."""
+        both = torch.stack([z, z])
+        if moved is None:
             return both
-        logits = forward(bare(model), x_prime[:, rows].flatten(0, 1))
-        return both.index_copy(1, rows, logits.reshape(2, len(rows), -1).to(z.dtype))
+        return both.index_copy(1, rows, moved.reshape(2, len(rows), -1).to(z.dtype))
 
     def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:
         """CE(z, y) + β·JSD, the mean KL of the three softmaxes to their mean, clamped to [1e-7, 1]."""

@@ -69,12 +69,15 @@ class Objective(ABC):
         if z is None:
             return forward(model, x_prime)
         rows = steps.nonzero()[:, 0].to(z.device, non_blocking=True)
-        if len(rows) == 0:
-            return z
         # The wrapper of several workers has seen this step's first forward, and syncs gradients of both.
-        if len(rows) == len(z):
-            return forward(bare(model), x_prime)
-        return z.index_copy(0, rows, forward(bare(model), x_prime[rows]).to(z.dtype))
+        moved = forward(bare(model), x_prime if len(rows) == len(z) else x_prime[rows]) if len(rows) else None
+        return self.fill_in(z, moved, rows)
+
+    def fill_in(self, z: Tensor, moved: Tensor | None, rows: Tensor) -> Tensor:
+        """z' (m, K) from z (m, K) and the logits (t, K) of the ``rows`` (t,) that were corrupted, if any."""
+        if moved is None or len(rows) == len(z):
+            return z if moved is None else moved
+        return z.index_copy(0, rows, moved.to(z.dtype))
 
     @abstractmethod
     def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:

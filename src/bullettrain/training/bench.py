@@ -32,6 +32,11 @@ ENGINES = {
     "compile": {"engine": "graphs", "compile": True},
 }
 
+PHASES = dict.fromkeys(("attack", "views", "return", "fresh"), "attack") | dict.fromkeys(
+    ("update", "average"), "update"
+)
+"""What the pieces of the group engine are counted to; the others select."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -238,7 +243,7 @@ def _phases(trainer: Trainer, units: Iterator[list[Batch]], turns: int) -> dict[
 
     def timed(key: Hashable, function: Callable[[], None]) -> None:
         kind = key[0] if isinstance(key, tuple) else key
-        name = {"attack": "attack", "update": "update", "average": "update"}.get(str(kind), "select")
+        name = PHASES.get(str(kind), "select")
         before, after = (_event(), _event()) if cuda else (None, None)
         start = time.perf_counter()
         if before is not None:

@@ -1,0 +1,162 @@
+"""How a group's examples are corrupted: pieces that work on static buffers, the most careful rows first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from bullettrain.attacks.losses import gradient_at_logits, loss_named
+from bullettrain.augmix import ViewMaker
+from bullettrain.engine.copies import Shadow
+from bullettrain.engine.learner import compiled, dynamic
+from bullettrain.engine.memory import Memory, like, take
+from bullettrain.engine.plan import Plan
+from bullettrain.objectives import AdversarialObjective, AugMix
+from bullettrain.precision import wide
+
+Piece = tuple[Hashable, Callable[[], None]]
+"""A function of static buffers, with a key that names it and its sizes."""
+
+
+class Attack:
+    """PGD on a copy of the network: eval mode, no gradient for weights, in the attack's precision.
+
+    Args:
+        objective: its loss, norm, radius and bounds.
+        network: refreshed from before each attack.
+        half, compile: run the copy in bf16, compiled.
+    """
+
+    copies = 1
+
+    def __init__(self, objective: AdversarialObjective, network: nn.Module, *, half: bool, compile: bool) -> None:
+        self.shadow = Shadow(network, half)
+        self.attacked: nn.Module = compiled(self.shadow) if compile else self.shadow
+        self.compile = compile
+        norm, eps, bounds = objective.norm, objective.eps, objective.bounds
+
+        def move(images: Tensor, gradient: Tensor, clean: Tensor, size: Tensor) -> Tensor:
+            return norm.project(images + size * norm.direction(gradient), clean, eps, bounds)
+
+        loss = objective.attack_loss
+        self.aims = loss == "kl"
+        ascent = gradient_at_logits(loss_named(loss) if isinstance(loss, str) else loss)
+        self.move = torch.compile(move, dynamic=True) if compile else move
+        self.ascent = torch.compile(ascent, dynamic=True) if compile else ascent
+
+    def allocate(self, memory: Memory) -> None:
+        """Buffers in the order of the attack: the examples, where they have got to, labels, targets, step sizes."""
+        x, rows, classes = memory.x, len(memory.y), memory.z.shape[1]
+        self.clean, self.adv, self.labels = like(x, rows), like(x, rows), torch.zeros_like(memory.y)
+        self.goal = memory.z.new_zeros(rows, classes)
+        self.size = x.new_zeros(rows, *(1,) * (x.ndim - 1))
+
+    def tensors(self) -> list[Tensor]:
+        """What pieces change."""
+        return [self.clean, self.adv, self.labels, self.goal, self.size]
+
+    def refresh(self) -> None:
+        """The network as it is now."""
+        self.shadow.refresh()
+
+    def held_logits(self, x: Tensor) -> Tensor:
+        """Eval-mode logits; run like an attack's forward, so that no second version has to be compiled."""
+        with torch.enable_grad():
+            logits: Tensor = self.attacked(dynamic(x.detach().requires_grad_(self.compile)))
+        return logits.detach()
+
+    def lay_out(self, memory: Memory, order: Tensor, held: Tensor | None) -> None:
+        """The rows in the order of their attack. ``held`` (R, K): clean logits that a KL aims away from."""
+        rows, column = len(order), (-1, *(1,) * (memory.x.ndim - 1))
+        self.labels[:rows] = memory.y[order]
+        self.size[:rows] = memory.step_size[order].view(column)
+        self.clean[:rows] = take(memory.x, order)
+        moves = (memory.steps[order] > 0).view(column)
+        self.adv[:rows] = torch.where(moves, take(memory.start, order), self.clean[:rows])
+        if self.aims and held is not None:
+            self.goal[:rows] = wide(held).softmax(dim=1)[order]
+
+    def pieces(self, memory: Memory, plan: Plan, fresh: int) -> Iterator[Piece]:
+        """The attack of a group, but for its ``fresh`` last steps."""
+        for n in plan.schedule[fresh:]:
+            yield ("attack", n), partial(self._step, n)
+        yield ("return", plan.total), partial(self._return, memory, plan.total)
+
+    def fresh_pieces(self, memory: Memory, t: int, steps: int) -> Iterator[Piece]:
+        """The last steps of the next mini-batch's t examples that have any, with the weights it will change."""
+        if t and steps:
+            yield ("fresh", t), partial(self._freshen, memory, t, steps)
+
+    def _step(self, n: int) -> None:
+        """One ascent step of the first n rows."""
+        images = self.adv[:n].detach().requires_grad_()
+        with torch.enable_grad():
+            logits = self.attacked(dynamic(images))
+            direction = self.ascent(wide(logits.detach()), self.labels[:n], self.goal[:n] if self.aims else None)
+            (gradient,) = torch.autograd.grad(logits, images, direction.to(logits.dtype))
+        self.adv[:n] = self.move(images.detach(), gradient, self.clean[:n], self.size[:n])
+
+    def _return(self, memory: Memory, rows: int) -> None:
+        """x' to where the examples came from."""
+        memory.prime[0].index_copy_(0, memory.order[:rows], self.adv[:rows])
+
+    def _freshen(self, memory: Memory, t: int, steps: int) -> None:
+        self.refresh()
+        rows = memory.at + memory.local.index_select(0, memory.at + torch.arange(t, device=memory.at.device))
+        self.clean[:t], self.adv[:t] = take(memory.x, rows), take(memory.prime[0], rows)
+        self.labels[:t] = memory.y[rows]
+        self.size[:t] = memory.step_size[rows].view(-1, *(1,) * (memory.x.ndim - 1))
+        if self.aims:
+            self.goal[:t] = wide(self.held_logits(self.clean[:t])).softmax(dim=1)
+        for _ in range(steps):
+            self._step(t)
+        memory.prime[0].index_copy_(0, rows, self.adv[:t])
+
+
+class Views:
+    """AugMix's views, which no network has a part in.
+
+    Args:
+        objective: how views are made, and how many of each example.
+    """
+
+    aims = False
+
+    def __init__(self, objective: AugMix) -> None:
+        assert isinstance(objective.views, ViewMaker)
+        self.maker, self.copies = objective.views, objective.copies
+
+    def allocate(self, memory: Memory) -> None:
+        """Nothing besides what a group has."""
+
+    def tensors(self) -> list[Tensor]:
+        """Nothing besides what a group has."""
+        return []
+
+    def refresh(self) -> None:
+        """There is no copy of the network."""
+
+    def held_logits(self, x: Tensor) -> Tensor:
+        """Not there: views select by the logits of the loss."""
+        raise NotImplementedError
+
+    def lay_out(self, memory: Memory, order: Tensor, held: Tensor | None) -> None:
+        """The rows stay where they are."""
+
+    def pieces(self, memory: Memory, plan: Plan, fresh: int) -> Iterator[Piece]:
+        """The views of all rows that get any."""
+        for n in plan.schedule:
+            yield ("views", n), partial(self._make, memory, n)
+
+    def fresh_pieces(self, memory: Memory, t: int, steps: int) -> Iterator[Piece]:
+        """Views do not become stale."""
+        return iter(())
+
+    def _make(self, memory: Memory, n: int) -> None:
+        rows = memory.order[:n]
+        views = self.maker(take(memory.x, rows), memory.start.index_select(0, rows))
+        for prime, view in zip(memory.prime, views, strict=True):
+            prime.index_copy_(0, rows, view)

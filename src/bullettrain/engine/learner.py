@@ -1,0 +1,102 @@
+"""The network as it learns in the group engine: training-mode logits, of two batches at once where it allows that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bullettrain.attacks.state import frozen, training
+from bullettrain.engine.copies import Joint
+from bullettrain.objectives.base import forward
+
+
+class Learner:
+    """Training-mode forwards of a network.
+
+    Args:
+        network: the bare module.
+        half: in bf16.
+        compile: compiled, once for all sizes.
+        joint: the clean and the corrupted batch in one forward, where the network allows it.
+    """
+
+    def __init__(self, network: nn.Module, *, half: bool, compile: bool, joint: bool) -> None:
+        self.network, self.half, self.compile, self.wants_joint = network, half, compile, joint
+        self.net: nn.Module = compiled(network) if compile else network
+        self.joint: Joint | None = None
+        self.joined: nn.Module | None = None
+
+    def look_at(self, x: Tensor) -> int:
+        """The number of classes, from a first batch, which also shows whether two batches can be joined."""
+        with frozen(self.network), torch.no_grad(), self._precision():
+            classes = int(self.network(x[:1]).shape[1])
+        if self.joint is None and self.wants_joint and Joint.suits(self.network, x):
+            self.joint = Joint(self.network, self.half)
+            # Without splitting: it makes two kernels of each sum over a few hundred rows.
+            self.joined = compiled(self.joint, split_reductions=False) if self.compile else self.joint
+        return classes
+
+    def both(self, clean: Tensor | None, corrupted: Tensor, z: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Logits of the clean batch and of the corrupted one: None for one that is not there, or is empty.
+
+        ``z``: logits of the clean batch, where they are there already.
+        """
+        sizes = [len(x) for x in (clean, corrupted) if x is not None]
+        if self.joined is not None and z is None and 1 not in sizes:  # a lone example has no statistics
+            if clean is None:
+                return None, self._together(corrupted, len(corrupted))
+            logits = self._together(torch.cat([clean, corrupted]), len(clean))
+            return logits[: len(clean)], logits[len(clean) :] if len(corrupted) else None
+        with self._precision():
+            if clean is not None:
+                z = forward(self.net, dynamic(clean))
+            return z, forward(self.net, dynamic(corrupted)) if len(corrupted) else None
+
+    def one_by_one(self, parts: Sequence[Tensor], meanwhile: Callable[[], None]) -> Tensor:
+        """Logits of several batches, each by its own statistics, without gradient.
+
+        ``meanwhile`` is called while the network has the statistics after these forwards; then they are put back.
+        """
+        before, logits = [buffer.clone() for buffer in self.network.buffers()], []
+        for part in parts:
+            if self.joined is not None and len(part) > 1:
+                logits.append(self._together(part, len(part)).detach())
+            else:
+                with torch.no_grad(), self._precision():
+                    logits.append(forward(self.network, part))
+        meanwhile()
+        with torch.no_grad():
+            for buffer, value in zip(self.network.buffers(), before, strict=True):
+                buffer.copy_(value)
+        return torch.cat(logits)
+
+    def give_back(self) -> None:
+        """After a backward: every gradient to the network's own weights."""
+        if self.joint is not None:
+            self.joint.give_back()
+
+    def _together(self, x: Tensor, count: int) -> Tensor:
+        assert self.joint is not None
+        assert self.joined is not None
+        self.joint.prepare(count)
+        with training(self.network):
+            logits: Tensor = self.joined(dynamic(x))
+        return logits
+
+    def _precision(self) -> torch.autocast:
+        device = next(self.network.parameters()).device.type
+        return torch.autocast(device, torch.bfloat16, enabled=self.half)
+
+
+def compiled(module: nn.Module, **options: bool) -> nn.Module:
+    """The module compiled, with options for the compiler."""
+    return torch.compile(module, options=dict(options) or None)  # type: ignore[return-value]
+
+
+def dynamic(x: Tensor) -> Tensor:
+    """Tell the compiler that the batch's size varies; without compilation this does nothing."""
+    if x.is_cuda:
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+    return x
