@@ -131,6 +131,11 @@ class Evaluating:
         if self.progress is not None and self.bar is not None:
             self.progress.advance(self.bar, images)
 
+    def left(self, images: int) -> None:
+        """So many images are to come, at most: what is broken already is not attacked again."""
+        if self.progress is not None and self.bar is not None:
+            self.progress.update(self.bar, total=self.progress.tasks[self.bar].completed + images)
+
 
 def shares(record: Mapping[str, Any], *, colour: bool = False) -> str:
     """Shares of outlier, boundary and robust examples in percent."""

@@ -1,0 +1,231 @@
+"""Results as they are kept: one file, `evaluation.json`, that an interrupted evaluation goes on from."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bullettrain.evaluation.specs import Attack, as_dict
+from bullettrain.evaluation.statistics import wilson
+from bullettrain.evaluation.survival import Survival
+from bullettrain.training.folder import RunError, RunFolder
+
+FILE = "evaluation.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """One accuracy, what it is of, and how sure it is."""
+
+    name: str
+    attack: dict[str, Any]
+    """All that determines the attack."""
+    role: str
+    """"attack", or "curve": a point of a curve over ε or steps, on a part of the images."""
+    precision: str
+    key: str
+    """Changes with whatever the result depends on."""
+    examples: int
+    correct: int
+    accuracy: float
+    interval: tuple[float, float]
+    """95 %, Wilson."""
+    seconds: float
+    per_class: list[float | None] = field(default_factory=list)
+    survived: str = ""
+    """Which examples, a bit each."""
+    rounds: list[tuple[str, float]] = field(default_factory=list)
+    """Accuracy after each round: restarts, or the attacks of AutoAttack."""
+    corruptions: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def mask(self) -> Tensor:
+        """(n,) bool: which examples survived."""
+        return unpack(self.survived, self.examples)
+
+    @property
+    def threat(self) -> tuple[str, float] | None:
+        """Norm and ε, of an adversarial attack."""
+        return (self.attack["norm"], self.attack["eps"]) if "eps" in self.attack else None
+
+
+def result_of(
+    attack: Attack,
+    state: Survival,
+    labels: Tensor,
+    classes: int,
+    *,
+    role: str,
+    precision: str,
+    key: str,
+    seconds: float,
+    rounds: Sequence[str],
+    notes: Sequence[str] = (),
+) -> Result:
+    """The result of an attack that has come to its end; ``labels`` (n,) are those of the images."""
+    alive = state.alive
+    counts = torch.bincount(labels.cpu(), minlength=classes)
+    kept = torch.bincount(labels.cpu()[alive], minlength=classes)
+    correct = int(alive.sum())
+    return Result(
+        attack.name,
+        as_dict(attack),
+        role,
+        precision,
+        key,
+        len(alive),
+        correct,
+        correct / len(alive),
+        wilson(correct, len(alive)),
+        round(seconds, 2),
+        per_class=[int(k) / int(n) if n else None for k, n in zip(kept, counts, strict=True)],
+        survived=pack(alive),
+        rounds=list(zip(rounds, state.shares, strict=True)),
+        notes=list(notes),
+    )
+
+
+@dataclass
+class Entry:
+    """All results of one network on one dataset."""
+
+    model: str
+    weights: str
+    digest: str
+    """Of the network."""
+    data: str
+    fingerprint: str
+    """Of the images and labels."""
+    examples: int
+    classes: list[str]
+    environment: dict[str, Any]
+    results: list[Result] = field(default_factory=list)
+    worst: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    recipe: str = ""
+
+    def find(self, key: str) -> Result | None:
+        """The result with that key, if it is there."""
+        return next((result for result in self.results if result.key == key), None)
+
+    def add(self, result: Result) -> None:
+        """Keep a result; one of the same attack with other circumstances goes."""
+        same = (result.role, result.attack, result.precision)
+        self.results = [r for r in self.results if (r.role, r.attack, r.precision) != same] + [result]
+
+
+class Store:
+    """`evaluation.json` in a folder, read once and renewed whole after every change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.entries: list[Entry] = []
+        self.unfinished: dict[str, Any] = {}
+        path = folder / FILE
+        if folder.is_file():
+            raise RunError(f"--out {folder} is a file; give a folder")
+        if not path.exists():
+            return
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']}")
+            self.entries = [_entry(entry) for entry in content["evaluations"]]
+            self.unfinished = dict(content.get("unfinished") or {})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"{path} is no evaluation that this version can read ({type(error).__name__}: {error}); "
+                "move it away, or choose another --out"
+            ) from None
+
+    def entry(self, fresh: Entry) -> Entry:
+        """The entry of that network and dataset: the kept one where it is of the same weights and images."""
+        for index, kept in enumerate(self.entries):
+            if (kept.model, kept.weights, kept.data) == (fresh.model, fresh.weights, fresh.data):
+                if (kept.digest, kept.fingerprint) == (fresh.digest, fresh.fingerprint):
+                    kept.environment = fresh.environment
+                    return kept
+                self.entries[index] = fresh  # of other weights or images: no longer true
+                return fresh
+        self.entries.append(fresh)
+        return fresh
+
+    def save(self) -> None:
+        """Write everything, whole or not at all."""
+        content: dict[str, Any] = {"format": FORMAT, "evaluations": [asdict(entry) for entry in self.entries]}
+        if self.unfinished:
+            content["unfinished"] = self.unfinished
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.folder} could not be made: {error.strerror}") from None
+        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+        RunFolder(self.folder).write(FILE, f"{text}\n".encode())
+
+    def begun(self, key: str, n: int) -> tuple[Survival, float] | None:
+        """How far an interrupted attack had come, and in how many seconds."""
+        kept = self.unfinished
+        if kept.get("key") != key:
+            return None
+        try:
+            state = Survival(
+                unpack(kept["alive"], n), unpack(kept["pending"], n), int(kept["batches"]), list(kept["shares"])
+            )
+            return state, float(kept["seconds"])
+        except (KeyError, ValueError, TypeError):
+            return None
+
+    def keep(self, key: str, state: Survival, seconds: float) -> None:
+        """Note how far an attack has come; :meth:`save` writes it."""
+        self.unfinished = {
+            "key": key,
+            "alive": pack(state.alive),
+            "pending": pack(state.pending),
+            "batches": state.batches,
+            "shares": state.shares,
+            "seconds": round(seconds, 2),
+        }
+
+
+def key_of(**parts: Any) -> str:
+    """A short text that changes with any of ``parts``."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def pack(mask: Tensor) -> str:
+    """(n,) bool as text, a bit each."""
+    return base64.b64encode(np.packbits(mask.cpu().numpy()).tobytes()).decode("ascii")
+
+
+def unpack(text: str, n: int) -> Tensor:
+    """(n,) bool from :func:`pack`."""
+    bits = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
+    if len(bits) != -(-n // 8):
+        raise ValueError(f"{len(bits)} bytes for {n} examples")
+    return torch.from_numpy(np.unpackbits(bits, count=n).astype(bool))
+
+
+def _entry(values: Mapping[str, Any]) -> Entry:
+    results = [
+        Result(
+            **{
+                **result,
+                "interval": tuple(result["interval"]),
+                "rounds": [(str(name), float(share)) for name, share in result.get("rounds", [])],
+            }
+        )
+        for result in values["results"]
+    ]
+    return Entry(**{**values, "results": results})
