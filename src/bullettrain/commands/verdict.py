@@ -62,7 +62,7 @@ def _table(
             seconds=duration(result.seconds),
         )
         if result.attack["attack"] == "autoattack":
-            for name, left in result.rounds:
+            for name, left in result.rounds[1:]:
                 row(f"  after {name}", "", share(left), "", style="dim")
     for case in entry.worst:
         named = {result.name for result in results}

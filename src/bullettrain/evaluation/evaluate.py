@@ -87,7 +87,7 @@ def evaluate(
     )
     asked: list[Result] = []
     for precision in plan.precisions:
-        model = Judged(network, half=precision == "bf16", compiled=plan.compiled)
+        model = Judged(network, half=precision == "bf16", compiled=plan.compiled).eval()
         judge = _Judge(model, images, entry, plan, precision, device, store, watch)
         with arithmetic(precision):
             asked += judge.attacks()
@@ -178,20 +178,25 @@ class _Judge:
         most = unbounded(norm, self.images.images[0].numel())
         points = {(20, factor * eps) for factor in CURVE_EPS if factor * eps < most} | {(20, most)}
         points |= {(steps, eps) for steps in CURVE_STEPS}
-        self.judge(Clean(), part, "curve", clean)
+        drawn = [self.judge(Clean(), part, "curve", clean)]
         for steps, radius in sorted(points, key=lambda point: (point[1], point[0])):
-            self.judge(PGD(steps, 1, few_steps(steps, radius), "ce", norm, radius), part, "curve", clean)
+            attack = PGD(steps, 1, few_steps(steps, radius), "ce", norm, radius)
+            drawn.append(self.judge(attack, part, "curve", clean))
+        # Points of other curves, around another ε or on other images, have no place beside these.
+        others = [r for r in self.entry.results if r.role != "curve" or r.precision != self.precision]
+        self.entry.results = others + drawn
 
     def judge(self, attack: Clean | PGD | AutoAttack, images: ImageSet, role: str, clean: Tensor | None) -> Result:
         """One attack on ``images``, of which ``clean`` (n,) are classified correctly; from before where it can be."""
-        rounds, notes = self._rounds(attack, clean is not None)
+        rounds, notes = self._rounds(attack)
         key = self._key(attack, fingerprint((images,), most=len(images)))
         kept = None if self.plan.again else self.entry.find(key)
         if kept is not None:
             result = dataclasses.replace(kept, role=role)
         else:
             begun = None if self.plan.again else self.store.begun(key, len(images))
-            state, before = begun or (Survival.fresh(len(images)) if clean is None else Survival.of(clean), 0.0)
+            first = Survival.fresh(len(images)) if clean is None else Survival.after_clean(clean)
+            state, before = begun or (first, 0.0)
             seconds = self._run(attack, rounds, images, key, state, before)
             result = result_of(
                 attack,
@@ -206,14 +211,17 @@ class _Judge:
                 notes=[] if notes is None else notes.texts,
             )
         self.entry.add(result)
-        self.store.unfinished = {}
+        if self.store.unfinished.get("key") == key:
+            self.store.unfinished = {}
         self.store.save()
         self.watch.done(result, kept=kept is not None)
         return result
 
-    def _rounds(self, attack: Clean | PGD | AutoAttack, known: bool) -> tuple[list[Round], autoattack.Notes | None]:
+    def _rounds(self, attack: Clean | PGD | AutoAttack) -> tuple[list[Round], autoattack.Notes | None]:
+        """A clean look, which is there mostly, and the rounds of the attack."""
+        first = [clean_round(self.model)]
         if isinstance(attack, Clean):
-            return ([] if known else [clean_round(self.model)]), None
+            return first, None
         if isinstance(attack, PGD):
             rounds = pgd_rounds(
                 self.model,
@@ -225,8 +233,8 @@ class _Judge:
                 loss=attack.loss,
                 device=self.device,
             )
-            return rounds, None
-        return autoattack.autoattack_rounds(
+            return first + rounds, None
+        rounds, notes = autoattack.autoattack_rounds(
             self.model,
             eps=attack.eps,
             norm=attack.norm,
@@ -234,6 +242,7 @@ class _Judge:
             seed=self.plan.seed,
             device=self.device,
         )
+        return first + rounds, notes
 
     def _key(self, attack: Attack, images: str, **more: Any) -> str:
         if isinstance(attack, AutoAttack):

@@ -45,7 +45,7 @@ class Result:
     survived: str = ""
     """Which examples, a bit each."""
     rounds: list[tuple[str, float]] = field(default_factory=list)
-    """Accuracy after each round: restarts, or the attacks of AutoAttack."""
+    """Accuracy after each round: clean, then restarts or the attacks of AutoAttack."""
     corruptions: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 

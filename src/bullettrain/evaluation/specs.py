@@ -190,8 +190,8 @@ def threat_in_words(norm: str, eps: float) -> str:
 
 
 def radius(eps: float) -> str:
-    """ε as a person writes it: 8/255 where it is one, else a number in few digits."""
+    """ε as a person writes it: 0.3, or 8/255 where that is shorter than the number."""
     of_255 = eps * 255
-    if 1 <= round(of_255) < 255 and abs(of_255 - round(of_255)) < 1e-6:
+    if float(f"{eps:.3g}") != eps and round(of_255) and abs(of_255 - round(of_255)) < 1e-6:
         return f"{round(of_255)}/255"
     return f"{eps:.4g}"

@@ -48,9 +48,11 @@ class Survival:
         return cls(torch.ones(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool))
 
     @classmethod
-    def of(cls, alive: Tensor) -> Survival:
-        """What a clean look has left."""
-        return cls(alive.clone(), alive.clone())
+    def after_clean(cls, alive: Tensor) -> Survival:
+        """A first round, the images as they are, is done and has left ``alive`` (n,)."""
+        state = cls(alive.clone(), alive.clone())
+        state.shares = [state.share]
+        return state
 
     @property
     def share(self) -> float:
