@@ -2,8 +2,10 @@
 
     python benchmarks/agreement.py runs/mnist --data mnist --out results/agreement/mnist
 
-The same network, images, ε, step, steps and uniform starts; each tool draws its own noise. Writes .json and .md. The two
-packages are not among the extras: torchattacks asks for an old `requests` (`pip install --no-deps torchattacks`).
+The same network, images, ε, step and steps: once from the images themselves, where the tools should agree image by
+image, and once from random starts, of which each tool draws its own (torchattacks begins nearer to the image in L2).
+Writes .json and .md. The two packages are not among the extras, because torchattacks asks for an old `requests`:
+`pip install --no-deps torchattacks`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +35,27 @@ Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """``attack(model, x (m, C, H, W), y (m,)) -> x' (m, C, H, W)``."""
 
 
-def with_torchattacks(norm: str, eps: float, steps: int, step: float) -> Attack:
+def with_torchattacks(norm: str, eps: float, steps: int, step: float, random: bool) -> Attack:
     """PGD of torchattacks."""
     import torchattacks
 
     def attack(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         if norm == "linf":
-            attacker = torchattacks.PGD(model, eps=eps, alpha=step, steps=steps, random_start=True)
+            attacker = torchattacks.PGD(model, eps=eps, alpha=step, steps=steps, random_start=random)
         else:
-            attacker = torchattacks.PGDL2(model, eps=eps, alpha=step, steps=steps, random_start=True)
+            attacker = torchattacks.PGDL2(model, eps=eps, alpha=step, steps=steps, random_start=random)
         found: Tensor = attacker(x, y)
         return found
 
     return attack
 
 
-def with_foolbox(norm: str, eps: float, steps: int, step: float) -> Attack:
+def with_foolbox(norm: str, eps: float, steps: int, step: float, random: bool) -> Attack:
     """PGD of foolbox."""
     import foolbox
 
     kinds = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD}
-    attacker = kinds[norm](abs_stepsize=step, steps=steps, random_start=True)
+    attacker = kinds[norm](abs_stepsize=step, steps=steps, random_start=random)
 
     def attack(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device=x.device)
@@ -63,7 +66,7 @@ def with_foolbox(norm: str, eps: float, steps: int, step: float) -> Attack:
     return attack
 
 
-PEERS: dict[str, Callable[[str, float, int, float], Attack]] = {
+PEERS: dict[str, Callable[[str, float, int, float, bool], Attack]] = {
     "torchattacks": with_torchattacks,
     "foolbox": with_foolbox,
 }
@@ -83,9 +86,18 @@ def peer_accuracy(model: nn.Module, data: ImageSet, attack: Attack, batch_size: 
 
 
 def compare(
-    model: nn.Module, data: ImageSet, *, norm: str, eps: float, steps: int, step: float, peers: Sequence[str], seed: int
+    model: nn.Module,
+    data: ImageSet,
+    *,
+    norm: str,
+    eps: float,
+    steps: int,
+    step: float,
+    random: bool,
+    peers: Sequence[str],
+    seed: int = 0,
 ) -> dict[str, Any]:
-    """Robust accuracy by each tool, and seconds."""
+    """Robust accuracy by each tool, and seconds; ``random``: from random starts, else from the images."""
     accuracy, seconds = {}, {}
     for name in ("bullettrain", *peers):
         torch.manual_seed(seed)
@@ -98,13 +110,14 @@ def compare(
                 steps=steps,
                 step_size=step,
                 norm=norm,
+                random_start="uniform" if random else None,
                 device=torch.device("cpu"),
                 seed=seed,
             )
         else:
-            accuracy[name] = peer_accuracy(model, data, PEERS[name](norm, eps, steps, step))
+            accuracy[name] = peer_accuracy(model, data, PEERS[name](norm, eps, steps, step, random))
         seconds[name] = round(time.monotonic() - began, 1)
-    settings = {"norm": norm, "eps": eps, "steps": steps, "step": step}
+    settings = {"norm": norm, "eps": eps, "steps": steps, "step": step, "random_start": random}
     return {**settings, "examples": len(data), "accuracy": accuracy, "seconds": seconds}
 
 
@@ -116,7 +129,8 @@ def markdown(result: dict[str, Any]) -> str:
         "|" + "---|" * (len(names) + 2),
     ]
     for row in result["rows"]:
-        attack = f"PGD-{row['steps']}, {'L∞' if row['norm'] == 'linf' else 'L2'} ε = {row['eps']:g}, step {row['step']:g}"
+        norm, start = "L∞" if row["norm"] == "linf" else "L2", "random" if row["random_start"] else "no random"
+        attack = f"PGD-{row['steps']}, {norm} ε = {row['eps']:g}, step {row['step']:g}, {start} start"
         cells = [attack, str(row["examples"]), *(f"{100 * row['accuracy'][name]:.2f} %" for name in names)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -140,8 +154,8 @@ def main() -> None:
         data = data.subset(torch.arange(given.size))
     model = bt.load(given.run)
     rows = []
-    for norm, eps in (("linf", given.linf), ("l2", given.l2)):
-        settings: dict[str, Any] = {"norm": norm, "eps": eps, "steps": given.steps, "step": eps / 10}
+    for (norm, eps), random in product((("linf", given.linf), ("l2", given.l2)), (False, True)):
+        settings: dict[str, Any] = {"norm": norm, "eps": eps, "steps": given.steps, "step": eps / 10, "random": random}
         rows.append(compare(model, data, **settings, peers=list(PEERS), seed=given.seed))
         print(rows[-1], flush=True)
     result = {

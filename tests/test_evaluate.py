@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from conftest import assert_same, snapshot
 from torch import nn
 
-from bullettrain.commands import verdict
 from bullettrain.data import load
 from bullettrain.evaluation import evaluate as judging
-from bullettrain.evaluation.evaluate import Plan, evaluate, worst_cases
+from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.masking import smells
 from bullettrain.evaluation.paper import paper_figure
-from bullettrain.evaluation.results import FILE, Result, Store, pack
+from bullettrain.evaluation.results import FILE, Result, Store, pack, worst_cases
 from bullettrain.evaluation.specs import PGD, Clean, Corruptions, Defaults, parse_attacks
 from bullettrain.evaluation.subject import Subject, find_subject
 from bullettrain.evaluation.watch import Watch
+from bullettrain.reporting.verdict import difference, mean_in_words
 from bullettrain.training import recipe
 from bullettrain.training.folder import RunError
 from bullettrain.training.signals import StoppedError
+from conftest import assert_same, snapshot
 
 CPU = torch.device("cpu")
 AT = Defaults("linf", 0.15)
@@ -178,7 +178,9 @@ def test_the_worst_case_is_over_attacks_on_one_threat():
         mask = torch.tensor(bits, dtype=torch.bool)
         attack = {"attack": "pgd", "norm": "linf", "eps": eps}
         share = float(mask.float().mean())
-        return Result(name, attack, "attack", precision, name, 4, int(mask.sum()), share, (0, 1), 1, survived=pack(mask))
+        return Result(
+            name, attack, "attack", precision, name, 4, int(mask.sum()), share, (0, 1), 1, survived=pack(mask)
+        )
 
     clean = Result("clean", {"attack": "clean"}, "attack", "float32", "c", 4, 4, 1.0, (0, 1), 1)
     found = worst_cases(
@@ -203,7 +205,7 @@ def test_curves_fall_and_show_no_masking_for_an_honest_network(robust_run, digit
     assert sorted(r.attack["steps"] for r in curve if r.attack.get("eps") == 0.15) == [1, 2, 5, 10, 20, 50, 100]
     assert entry.warnings == []
     # Another ε: the points of the first curve have no place beside it.
-    entry, _, eye = judge(subject, digits, tmp_path, ["clean"], curves=Defaults("linf", 0.1), curve_size=50)
+    entry, _, _ = judge(subject, digits, tmp_path, ["clean"], curves=Defaults("linf", 0.1), curve_size=50)
     assert {result.examples for result in entry.results if result.role == "curve"} == {50}
 
 
@@ -273,11 +275,11 @@ def test_both_precisions_and_their_difference(robust_run, digits, tmp_path):
     assert [(result.name, result.precision) for result in asked] == [
         (name, precision) for precision in ("float32", "bf16") for name in ("clean", "pgd3")
     ]
-    text = verdict.difference(asked)
+    text = difference(asked)
     assert text.startswith("bf16 against float32: Clean ")
     assert "points" in text
     assert "of 359 images)" in text
-    assert verdict.difference(asked[:2]) == ""
+    assert difference(asked[:2]) == ""
 
 
 @dataclass(frozen=True)
@@ -319,9 +321,7 @@ def test_corruptions_say_what_is_missing(robust_run, digits, tmp_path, corruptio
     assert calls == [("digits-c", 10, 100, False)]
     assert (result.accuracy, result.examples) == (0.6, 359)
     assert result.interval[0] < 0.6 < result.interval[1]
-    assert verdict.mean_in_words(result) == (
-        "mean over 14 of 15, without frost: 60.00 %; mean corruption error 25.00 %"
-    )
+    assert mean_in_words(result) == ("mean over 14 of 15, without frost: 60.00 %; mean corruption error 25.00 %")
     assert entry.worst == []
     judge(subject, digits, tmp_path, ["corruptions"], **plan)
     assert len(calls) == 1  # the folder is as it was

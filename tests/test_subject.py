@@ -196,7 +196,11 @@ def mistakes(tmp_path, robust_run):
         ),
         "wider": ([f"{here}/net.pt"], {"network": "wrn-10-2"}, "is (16, 16, 3, 3) there and (32, 16, 3, 3)"),
         "no weights": ([f"{here}/no.pt"], {"network": "wrn-10-1"}, "holds no state_dict"),
-        "a module": ([f"{here}/whole.pt"], {"network": "wrn-10-1"}, "it holds more than tensors; save its state_dict()"),
+        "a module": (
+            [f"{here}/whole.pt"],
+            {"network": "wrn-10-1"},
+            "it holds more than tensors; save its state_dict()",
+        ),
         "no file": ([f"{here}/broken.pt"], {"network": "wrn-10-1"}, "cannot be read as weights"),
         "not needed": ([run], {"network": "wrn-10-1"}, "--network was given, but a run's folder says itself"),
         "mean alone": (["their_nets:make"], {"mean": [0.5]}, "go together"),

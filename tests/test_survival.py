@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same, norm_net, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -17,6 +16,7 @@ from bullettrain.evaluation.results import pack, unpack
 from bullettrain.evaluation.rounds import pgd_rounds
 from bullettrain.evaluation.statistics import rises, wilson
 from bullettrain.evaluation.survival import Round, Survival, clean_round, survive
+from conftest import assert_same, norm_net, snapshot
 
 CPU = torch.device("cpu")
 

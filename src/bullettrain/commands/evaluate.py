@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.console import Console
@@ -20,7 +20,7 @@ from bullettrain.evaluation.evaluate import evaluate as run_evaluation
 from bullettrain.evaluation.network import Precision
 from bullettrain.evaluation.results import FILE, Store
 from bullettrain.evaluation.specs import Attack, Clean, Corruptions, Defaults, parse_attack, parse_attacks
-from bullettrain.evaluation.subject import FORMS, config_of, find_subject
+from bullettrain.evaluation.subject import FORMS, check_form, config_of, find_subject
 from bullettrain.evaluation.watch import Watch
 from bullettrain.reporting import write_report
 from bullettrain.training.config import Config
@@ -116,13 +116,14 @@ def evaluate(
     place = find_place(device)
     if place.together:
         raise ConfigError("evaluate runs in one process; start it without torchrun")
+    check_form(model)
     name = data or (config.data.name if config else None)
-    images = _images(name, config, data_dir, size) if name else None
+    if name is None:
+        raise ConfigError("say which images to judge it on, e.g. --data cifar10")
+    images = _images(name, config, data_dir, size)
     subject = find_subject(
         model, weights=weights, network=network, mean=_numbers(mean), std=_numbers(std), **_shape(images)
     )
-    if name is None or images is None:
-        raise ConfigError("say which images to judge it on, e.g. --data cifar10")
     plan = Plan(
         attacks,
         PRECISIONS[precision],
@@ -201,9 +202,7 @@ def _images(name: str, config: Config | None, data_dir: Path | None, size: int) 
     return images.subset(stratified(images.labels, size, seed=0)[1]) if size else images
 
 
-def _shape(images: ImageSet | None) -> dict[str, Any]:
-    if images is None:
-        return {}
+def _shape(images: ImageSet) -> dict[str, int]:
     _, channels, height, _ = images.images.shape
     return {"channels": channels, "image_size": height, "classes": len(images.classes)}
 

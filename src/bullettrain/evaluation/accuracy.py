@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from bullettrain.attacks import Norm, bare
+from bullettrain.attacks.pgd import RandomStart
 from bullettrain.data import ImageSet
 from bullettrain.evaluation.rounds import pgd_rounds
 from bullettrain.evaluation.survival import Tick, clean_round, survive
@@ -28,18 +29,27 @@ def robust_accuracy(
     restarts: int = 1,
     norm: str | Norm = "linf",
     loss: str = "ce",
+    random_start: RandomStart | None = "uniform",
     device: torch.device,
     batch_size: int = 500,
     seed: int = 0,
     tick: Tick | None = None,
 ) -> float:
-    """Share of ``data`` that survives every one of ``restarts`` PGD attacks from uniform starts.
+    """Share of ``data`` that survives every one of ``restarts`` PGD attacks, from uniform starts by default.
 
     Images that are lost already, clean or in an earlier restart, are not attacked again. The noise of a batch
     depends on ``seed``, the restart and the batch's place alone.
     """
     net = bare(model)
     attack = pgd_rounds(
-        net, eps=eps, steps=steps, step_size=step_size, restarts=restarts, norm=norm, loss=loss, device=device
+        net,
+        eps=eps,
+        steps=steps,
+        step_size=step_size,
+        restarts=restarts,
+        norm=norm,
+        loss=loss,
+        random_start=random_start,
+        device=device,
     )
     return survive([clean_round(net), *attack], data, device=device, batch_size=batch_size, seed=seed, tick=tick).share

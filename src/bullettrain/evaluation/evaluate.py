@@ -17,7 +17,7 @@ from bullettrain.data.sets import stratified
 from bullettrain.evaluation import autoattack
 from bullettrain.evaluation.masking import smells, unbounded
 from bullettrain.evaluation.network import Judged, Precision, arithmetic, channels_last, ready
-from bullettrain.evaluation.results import Entry, Result, Store, key_of, result_of
+from bullettrain.evaluation.results import Entry, Result, Store, key_of, result_of, worst_cases
 from bullettrain.evaluation.rounds import pgd_rounds
 from bullettrain.evaluation.specs import PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict, few_steps
 from bullettrain.evaluation.statistics import wilson
@@ -100,41 +100,14 @@ def evaluate(
 
 def conclude(entry: Entry, images: ImageSet) -> None:
     """What the results say together: the worst case over attacks on the same threat, and signs of masking."""
-    entry.worst, entry.warnings = [], []
+    entry.warnings = []
+    entry.worst = worst_cases([result for result in entry.results if result.role == "attack"])
     for precision in dict.fromkeys(result.precision for result in entry.results):
         results = [result for result in entry.results if result.precision == precision]
-        entry.worst += worst_cases([result for result in results if result.role == "attack"])
         entry.warnings += smells(results, dimensions=images.images[0].numel())
         for result in results:
             entry.warnings += [f"{result.name}: {note}" for note in result.notes]
     entry.warnings = list(dict.fromkeys(entry.warnings))
-
-
-def worst_cases(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """For each norm and ε that several attacks share: the share of images that survive all of them."""
-    threats: dict[tuple[str, float], list[Result]] = {}
-    for result in results:
-        if result.threat is not None and result.survived:
-            threats.setdefault(result.threat, []).append(result)
-    cases = []
-    for (norm, eps), attacks in threats.items():
-        if len(attacks) < 2:
-            continue
-        alive = torch.stack([result.mask for result in attacks]).all(dim=0)
-        correct, examples = int(alive.sum()), len(alive)
-        cases.append(
-            {
-                "precision": attacks[0].precision,
-                "norm": norm,
-                "eps": eps,
-                "attacks": [result.name for result in attacks],
-                "examples": examples,
-                "correct": correct,
-                "accuracy": correct / examples,
-                "interval": wilson(correct, examples),
-            }
-        )
-    return cases
 
 
 class _Judge:

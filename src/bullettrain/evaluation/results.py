@@ -193,9 +193,36 @@ class Store:
             "alive": pack(state.alive),
             "pending": pack(state.pending),
             "batches": state.batches,
-            "shares": state.shares,
+            "shares": list(state.shares),  # a copy: the attack goes on
             "seconds": round(seconds, 2),
         }
+
+
+def worst_cases(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """For each norm, ε and precision that several attacks share: the share of images that survive all of them."""
+    threats: dict[tuple[str, str, float], list[Result]] = {}
+    for result in results:
+        if result.threat is not None and result.survived:
+            threats.setdefault((result.precision, *result.threat), []).append(result)
+    cases = []
+    for (precision, norm, eps), attacks in threats.items():
+        if len(attacks) < 2:
+            continue
+        alive = torch.stack([result.mask for result in attacks]).all(dim=0)
+        correct, examples = int(alive.sum()), len(alive)
+        cases.append(
+            {
+                "precision": precision,
+                "norm": norm,
+                "eps": eps,
+                "attacks": [result.name for result in attacks],
+                "examples": examples,
+                "correct": correct,
+                "accuracy": correct / examples,
+                "interval": wilson(correct, examples),
+            }
+        )
+    return cases
 
 
 def key_of(**parts: Any) -> str:

@@ -1,4 +1,4 @@
-"""PGD as rounds: a restart each, from a uniform start of its own."""
+"""PGD as rounds: a restart each, from a start of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks import Norm, frozen, pgd
+from bullettrain.attacks.pgd import RandomStart
 from bullettrain.evaluation.survival import Round, correct
 from bullettrain.precision import wide
 
@@ -19,6 +20,7 @@ def pgd_rounds(
     restarts: int = 1,
     norm: str | Norm = "linf",
     loss: str = "ce",
+    random_start: RandomStart | None = "uniform",
     device: torch.device,
 ) -> list[Round]:
     """One round a restart; an image survives where the last iterate is classified correctly."""
@@ -38,7 +40,7 @@ def pgd_rounds(
             norm=norm,
             loss=loss,
             target=target,
-            random_start="uniform",
+            random_start=random_start,
             generator=torch.Generator(device).manual_seed(seed),
             check=False,  # the images come from bytes
         )

@@ -94,8 +94,21 @@ def find_subject(
     if ":" in model:
         _unused(network, None, None, f"{model} is a network, not weights for one")
         return Subject(model, _normalised(_called(model, pretrained=True), mean, std).eval(), model)
-    hint = " (no such file or folder)" if os.sep in model or path.suffix else ""
-    raise ConfigError(f"{model!r} is no network{hint}; give {FORMS}")
+    raise _no_network(model)
+
+
+def check_form(model: str) -> None:
+    """ConfigError or RunError where ``model`` names nothing that is there; what it is of is found out later."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        _check_run(path)
+    elif not path.is_file() and ":" not in model:
+        raise _no_network(model)
+
+
+def _no_network(model: str) -> ConfigError:
+    hint = " (no such file or folder)" if os.sep in model or Path(model).suffix else ""
+    return ConfigError(f"{model!r} is no network{hint}; give {FORMS}")
 
 
 def config_of(model: str) -> Config | None:
@@ -105,12 +118,17 @@ def config_of(model: str) -> Config | None:
     return folder.config() if (path.is_dir() or path.is_file()) and folder.exists else None
 
 
-def _of_run(path: Path, weights: str) -> Subject:
+def _check_run(path: Path) -> RunFolder:
     folder = RunFolder(path)
     if not folder.exists:
         nested = [name for name in ("bullettrain", "baseline") if RunFolder(path / name).exists]
         hint = f"; judge its runs one by one: {path / nested[0]}" if nested else ""
         raise RunError(f"{path} is no run: it has no config.yaml{hint}")
+    return folder
+
+
+def _of_run(path: Path, weights: str) -> Subject:
+    folder = _check_run(path)
     if weights in WEIGHTS and not (path / f"{weights}.safetensors").is_file():
         there = [name for name in WEIGHTS if (path / f"{name}.safetensors").is_file()]
         has = f"it has {', '.join(there)}" if there else "it has none yet"

@@ -93,7 +93,7 @@ def survive(
         channels_last: how images lie in memory.
         state: to go on from; it is changed. None: from the start.
         tick: called after each batch.
-        saved: called with the state after each batch, so that it can be kept.
+        saved: called with the state after each batch and each round, so that it can be kept.
 
     Returns:
         The state after the last round.
@@ -121,6 +121,8 @@ def survive(
             state.alive = alive.to("cpu", torch.bool)
         state.shares.append(state.share)
         state.pending, state.batches = state.alive.clone(), 0
+        if saved is not None:
+            saved(state)
     return state
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bullettrain.evaluation.paper import paper_figure
 from bullettrain.evaluation.results import FILE, Entry, Result, Store
 from bullettrain.evaluation.specs import radius, threat_in_words
 from bullettrain.reporting.figures import Plate
@@ -17,11 +16,13 @@ from bullettrain.reporting.plotting import Curve, end_labels, line, panels, perc
 from bullettrain.reporting.run import Floats
 from bullettrain.reporting.summary import Grid
 from bullettrain.reporting.svg import COLOURS, drawing, inline
-from bullettrain.reporting.words import attack_name, duration, listed, number, percent, plural, points
+from bullettrain.reporting.verdict import Row, difference, mean_in_words, rows
+from bullettrain.reporting.words import attack_name, duration, number, percent
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError
 from bullettrain.training.settings import ConfigError
 
+PREFIX = {"attack": "", "part": "… ", "worst": "All of these, "}
 MOST_CLASSES = 12
 """More than these have no room in one figure: the weakest are shown."""
 
@@ -78,40 +79,22 @@ def _config(values: Mapping[str, Any] | None) -> Config | None:
 
 def _table(entry: Entry, attacks: Sequence[Result], config: Config | None) -> Grid:
     """A row for each attack, those of AutoAttack below it, and the worst case over all on one threat."""
-    papers = [paper_figure(config, r.name, r.attack.get("eps"), entry.data) for r in attacks]
-    with_paper = any(figure is not None for figure in papers)
-    precise = {result.precision for result in attacks} != {"float32"}
-    head = ["Attack", "Threat", "Accuracy", "95 % interval"]
-    head += (["Precision"] if precise else []) + (["Paper"] if with_paper else []) + ["Time"]
-    rows = []
-
-    def row(cells: list[str], precision: str, paper: float | None = None, seconds: str = "") -> None:
-        cells = cells + ([precision] if precise else [])
-        cells += [percent(paper, 2) if paper is not None else ""] if with_paper else []
-        rows.append([*cells, seconds])
-
-    for result, paper in zip(attacks, papers, strict=True):
-        name = attack_name(result.name)
-        threat = threat_in_words(*result.threat) if result.threat else ""
-        cells = [name, threat, percent(result.accuracy, 2), _interval(result.interval)]
-        row(cells, result.precision, paper, duration(result.seconds))
-        if result.attack["attack"] == "autoattack":
-            for part, left in result.rounds[1:]:
-                row([f"… after {part}", "", percent(left, 2), ""], "")
-    for case in entry.worst:
-        cells = ["Worst case over these", threat_in_words(case["norm"], case["eps"])]
-        row([*cells, percent(case["accuracy"], 2), _interval(case["interval"])], case["precision"])
-    return Grid(head, rows, _differences(attacks))
-
-
-def _differences(attacks: Sequence[Result]) -> str:
-    exact = {str(result.attack): result for result in attacks if result.precision == "float32"}
-    parts = [
-        f"{attack_name(r.name)} {points(r.accuracy - exact[str(r.attack)].accuracy, 2)}"
-        for r in attacks
-        if r.precision == "bf16" and str(r.attack) in exact
-    ]
-    return f"bf16 against float32: {listed(parts)}." if parts else ""
+    found = rows(entry, attacks, config)
+    columns: dict[str, Callable[[Row], str]] = {
+        "Attack": lambda row: f"{PREFIX[row.kind]}{row.name}",
+        "Threat": lambda row: row.threat,
+        "Accuracy": lambda row: percent(row.accuracy, 2),
+        "95 % interval": lambda row: _interval(row.interval) if row.interval else "",
+        "Precision": lambda row: row.precision,
+        "Paper": lambda row: percent(row.paper, 2) if row.paper is not None else "",
+        "Time": lambda row: duration(row.seconds) if row.seconds is not None else "",
+    }
+    if {row.precision for row in found} == {"float32"}:
+        del columns["Precision"]
+    if all(row.paper is None for row in found):
+        del columns["Paper"]
+    note = difference(attacks)
+    return Grid(list(columns), [[text(row) for text in columns.values()] for row in found], f"{note}." if note else "")
 
 
 def _interval(ends: Sequence[float]) -> str:
@@ -216,17 +199,17 @@ def classes(entry: Entry, attacks: Sequence[Result], name: str) -> Plate | None:
     if cut:
         shown = sorted(shown, key=lambda i: worst.per_class[i] or 0.0)[:MOST_CLASSES]
     names = [entry.classes[i] if len(entry.classes[i]) <= 12 else f"{entry.classes[i][:11]}…" for i in shown]
-    rows = np.arange(len(shown))[::-1]
+    places = np.arange(len(shown))[::-1]
     with drawing():
         figure, (axes,) = panels(1)
         axes.grid(visible=False)
         for result, colour, height in ((clean, "soft", 0.82), (worst, "accent", 0.82)):
             values = [result.per_class[i] or 0.0 for i in shown]
-            axes.barh(rows, values, height=height, color=COLOURS[colour], alpha=0.28 if result is clean else 0.9)
-        for row, i in zip(rows, shown, strict=True):
+            axes.barh(places, values, height=height, color=COLOURS[colour], alpha=0.28 if result is clean else 0.9)
+        for place, i in zip(places, shown, strict=True):
             text = f"{100 * (worst.per_class[i] or 0.0):.0f} / {100 * (clean.per_class[i] or 0.0):.0f}"
-            axes.text(1.02, row, text, va="center", ha="left", fontsize=9.5, color=COLOURS["soft"], clip_on=False)
-        axes.set_yticks(list(rows), names)
+            axes.text(1.02, place, text, va="center", ha="left", fontsize=9.5, color=COLOURS["soft"], clip_on=False)
+        axes.set_yticks(list(places), names)
         axes.set(xlim=(0, 1))
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         svg = inline(figure, f"{name}-classes", "Bars of the accuracy of each class, clean and under attack.")
@@ -241,13 +224,9 @@ def classes(entry: Entry, attacks: Sequence[Result], name: str) -> Plate | None:
 def _corruptions(result: Result) -> Grid:
     """Accuracy by corruption and severity."""
     about = result.corruptions
-    rows = [
-        [name.replace("_", " "), *(percent(value) for value in (sum(values) / len(values), *values))]
+    lines = [
+        [name.replace("_", " "), *(f"{100 * value:.1f}" for value in (sum(values) / len(values), *values))]
         for name, values in about["accuracy"].items()
     ]
-    missing = [name.replace("_", " ") for name in about["missing"]]
-    without = f", without {listed(missing)}" if missing else ""
-    note = f"Mean over {about['over']} of 15 {plural('corruption', 15)}{without}: {percent(result.accuracy, 2)}."
-    if "mce" in about:
-        note += f" Mean corruption error: {percent(about['mce'], 2)}."
-    return Grid(["Corruption", "Mean", *(f"Severity {s}" for s in range(1, 6))], rows, note)
+    note = f"In percent; {mean_in_words(result)}."
+    return Grid(["Corruption", "Mean", *(f"Severity {s}" for s in range(1, 6))], lines, note)
