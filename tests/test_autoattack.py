@@ -1,5 +1,6 @@
 """AutoAttack through the adapter: the package's own result, in rounds that can be stopped between."""
 
+import copy
 import importlib.util
 import json
 import logging
@@ -15,7 +16,7 @@ from bullettrain.evaluation import autoattack
 from bullettrain.evaluation.autoattack import Notes, attack_names, autoattack_rounds, installed
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.results import FILE, Store
-from bullettrain.evaluation.specs import AutoAttack, parse_attacks
+from bullettrain.evaluation.specs import PGD, AutoAttack, parse_attacks
 from bullettrain.evaluation.subject import Subject, find_subject
 from bullettrain.evaluation.survival import Round, clean_round, survive
 from bullettrain.evaluation.watch import Watch
@@ -70,6 +71,26 @@ def test_rounds_give_what_the_package_gives_in_one_go(robust_run, digits, monkey
     x_adv, _ = theirs.run_standard_evaluation(x, y, batch_size=10)
     assert torch.equal(network(x_adv).argmax(dim=1) == y, state.alive)
     assert isinstance(notes.texts, list)
+
+
+@real
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_channels_last_as_on_a_gpu(robust_run, digits, monkeypatch, tmp_path, norm):
+    """The package views gradients as rows, which channels-last ones cannot be."""
+    few_queries(monkeypatch)
+    network = find_subject(str(robust_run)).network
+    colour = nn.Sequential(nn.Conv2d(3, 1, 3, padding=1), network)
+    images = type(digits)(digits.images.expand(-1, 3, -1, -1).contiguous(), digits.labels, digits.classes)
+    found = []
+    for last in (False, True):
+        monkeypatch.setattr("bullettrain.evaluation.network.channels_last", lambda device, last=last: last)
+        monkeypatch.setattr("bullettrain.evaluation.evaluate.channels_last", lambda device, last=last: last)
+        subject = Subject("colour", copy.deepcopy(colour), "colour")
+        attacks = [PGD(3, 1, 0.02, "ce", norm, 0.05), AutoAttack(norm, 0.05)]
+        folder = tmp_path / str(last)
+        _, asked = evaluate(subject, images, "digits", Plan(attacks), device=CPU, store=Store(folder), watch=Watch())
+        found.append([result.accuracy for result in asked])
+    assert found[0] == pytest.approx(found[1], abs=1 / 24 + 1e-9)
 
 
 @real

@@ -163,6 +163,44 @@ def test_an_unfinished_attack_of_other_weights_is_not_gone_on_with(robust_run, d
     assert found[1].survived == fresh[1].survived
 
 
+def test_parts_of_a_dataset_stand_beside_the_whole(robust_run, digits, tmp_path):
+    subject = find_subject(str(robust_run))
+    judge(subject, digits, tmp_path, ["pgd2"])
+    judge(subject, digits.subset(torch.arange(50)), tmp_path, ["pgd2"])
+    assert [entry.examples for entry in Store(tmp_path).entries] == [359, 50]
+    # A run that was renamed is still the same; with other weights nothing of it is true any more.
+    judge(replace(subject, name="renamed"), digits, tmp_path, ["pgd2"])
+    assert [(entry.model, entry.examples) for entry in Store(tmp_path).entries] == [("renamed", 359), ("robust", 50)]
+    subject.network.conv1.bias[0] += 1e-3
+    judge(subject, digits, tmp_path, ["pgd2"])
+    assert [(entry.model, entry.examples) for entry in Store(tmp_path).entries] == [("renamed", 359), ("robust", 359)]
+
+
+def test_two_evaluations_in_one_folder_would_overwrite_each_other(tmp_path):
+    with Store(tmp_path / "new").alone():
+        assert (tmp_path / "new").is_dir()
+        with pytest.raises(RunError, match="another evaluation is running there"), Store(tmp_path / "new").alone():
+            pass
+    assert not (tmp_path / "new").exists()  # nothing was written
+
+
+def test_how_far_it_is_is_written_while_it_runs(robust_run, digits, tmp_path, monkeypatch):
+    """A kill leaves no time to write, so it is written before."""
+    monkeypatch.setattr(judging, "SAVE_SECONDS", -1.0)
+    written, original = [], Store.save
+
+    def save(store):
+        written.append(store.unfinished.get("batches"))
+        original(store)
+
+    monkeypatch.setattr(Store, "save", save)
+    with pytest.raises(StoppedError):
+        judge(find_subject(str(robust_run)), digits, tmp_path, ["pgd3x2"], eye=Eye(stop_after=7))
+    clean, attack = written[: written.index(None)], written[written.index(None) + 1 :]
+    assert clean == [1, 2, 3, 4, 0]  # after each batch, and after the round
+    assert attack == [1, 2, 3, 3]  # the last again, when it was stopped
+
+
 def test_a_file_that_is_no_evaluation_is_refused(tmp_path):
     for text in ("{", "[]", '{"format": 9}', '{"format": 1, "evaluations": [{}]}'):
         (tmp_path / FILE).write_text(text)

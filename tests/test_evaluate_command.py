@@ -153,6 +153,7 @@ MISTAKES = {
     "number": (["runs/robust", "--mean", "grey"], "is no number"),
     "device": (["runs/robust", "--device", "tpu9"], "no device 'tpu9'"),
     "out": (["runs/robust", "--out", "their.pt"], "is a file; give a folder"),
+    "another run": (["their.pt", "--network", "wrn-10-1", "--data", "digits", "--out", "runs/robust"], "not the one"),
 }
 
 

@@ -24,6 +24,7 @@ from bullettrain.evaluation.subject import FORMS, check_form, config_of, find_su
 from bullettrain.evaluation.watch import Watch
 from bullettrain.reporting import write_report
 from bullettrain.training.config import Config
+from bullettrain.training.folder import RunFolder
 from bullettrain.training.settings import ConfigError, nearest, number
 from bullettrain.training.setup import find_place
 from bullettrain.training.signals import StoppedError, StopRequest
@@ -42,9 +43,8 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="ATTACK",
-            help="clean, pgd20, pgd100x10, pgd1000x5, "
-            "pgd:steps=…,restarts=…,step=…,loss=ce|kl|margin,norm=linf|l2,eps=8/255, "
-            "autoattack, corruptions; again, or with commas, for more. Default: clean,pgd20.",
+            help="clean, pgd20, pgd100x10, pgd1000x5, pgd:KEY=VALUE,…, autoattack, corruptions; again, or with "
+            "commas, for more. Default: clean,pgd20.",
         ),
     ] = None,
     data: Annotated[
@@ -92,7 +92,9 @@ def evaluate(
 ) -> None:
     """Judge a network, trained here or not, under the attacks that the field accepts.
 
-    Results are kept in evaluation.json as they come; the same command again goes on where it was stopped.
+    Results are kept in evaluation.json as they come; the same command again goes on where it was stopped. pgd20 is
+    the paper's: ε 0.031, step 0.003, uniform start. pgd:… takes steps, restarts, step, loss (ce, kl, margin), norm
+    (linf, l2) and eps; autoattack:… takes norm and eps.
 
     Examples:
 
@@ -137,6 +139,8 @@ def evaluate(
         again,
     )
     folder = out or subject.folder or Path("runs") / f"evaluate-{_plain(model)}"
+    if RunFolder(folder).exists and (subject.folder is None or not folder.samefile(subject.folder)):
+        raise ConfigError(f"--out {folder} is a run, but not the one that is judged; choose another --out")
     store = Store(folder)
     said = f"{subject.name}" + (f", {subject.weights} weights" if subject.folder else "")
     console.print(
@@ -144,7 +148,7 @@ def evaluate(
     )
     with StopRequest() as stop:
         try:
-            with Watch(console, stop) as watch:
+            with store.alone(), Watch(console, stop) as watch:
                 entry, asked = run_evaluation(
                     subject, images, name, plan, device=place.device, store=store, watch=watch
                 )

@@ -50,11 +50,12 @@ def autoattack_rounds(
     """
     module = _module()
     notes = Notes()
+    rows = _AsRows(model)
     arguments: dict[str, Any] = {"norm": {"linf": "Linf", "l2": "L2"}[norm], "eps": eps, "seed": seed}
     arguments |= {"version": "standard", "device": device}
     if "verbose" in inspect.signature(module.AutoAttack).parameters:
         arguments["verbose"] = False
-    adversary = module.AutoAttack(model, **arguments)
+    adversary = module.AutoAttack(rows, **arguments)
     adversary.verbose = False
     for part in (adversary, adversary.apgd, adversary.apgd_targeted):
         part.logger = notes
@@ -66,7 +67,7 @@ def autoattack_rounds(
     def withstood(name: str, x: Tensor, y: Tensor) -> Tensor:
         adversary.attacks_to_run = [name]
         with frozen(model), _own_noise(device):
-            found = evaluate(x, y, **{size: len(x)})
+            found = evaluate(x.contiguous(), y, **{size: len(x)})
         x_adv = found[0] if isinstance(found, tuple) else found
         return correct(model, x_adv, y)
 
@@ -74,6 +75,22 @@ def autoattack_rounds(
         return Round(name, lambda x, y, _: withstood(name, x, y))
 
     return [as_round(name) for name in attack_names(classes)], notes
+
+
+class _AsRows(nn.Module):
+    """The network, with gradients that lie row by row: the package views them as (m, -1), channels last or not."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (m, K) of images x (m, C, H, W)."""
+        if x.requires_grad:
+            x = x.clone()  # a tensor of our own, whose gradient may be laid out anew on its way back
+            x.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+        logits: Tensor = self.model(x)
+        return logits
 
 
 class Notes:

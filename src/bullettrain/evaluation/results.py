@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,28 +152,53 @@ class Store:
             ) from None
 
     def entry(self, fresh: Entry) -> Entry:
-        """The entry of that network and dataset: the kept one where it is of the same weights and images."""
-        for index, kept in enumerate(self.entries):
-            if (kept.model, kept.weights, kept.data) == (fresh.model, fresh.weights, fresh.data):
-                if (kept.digest, kept.fingerprint) == (fresh.digest, fresh.fingerprint):
-                    kept.environment = fresh.environment
-                    return kept
-                self.entries[index] = fresh  # of other weights or images: no longer true
-                return fresh
-        self.entries.append(fresh)
+        """The entry of that network on those images: the kept one where nothing has changed since.
+
+        Entries of the same name with other weights, or of as many images that are others, are no longer true.
+        """
+        for kept in self.entries:
+            if (kept.digest, kept.fingerprint, kept.weights) == (fresh.digest, fresh.fingerprint, fresh.weights):
+                kept.model, kept.environment = fresh.model, fresh.environment  # a run may have been renamed
+                return kept
+        self.entries = [kept for kept in self.entries if not _replaces(fresh, kept)] + [fresh]
         return fresh
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder: a second evaluation that would write the same file is refused."""
+        try:
+            import fcntl
+        except ImportError:  # Windows: no such lock
+            yield
+            return
+        self._make_folder()
+        holder = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(holder)
+            raise RunError(f"{self.folder} is in use: another evaluation is running there") from None
+        try:
+            yield
+        finally:
+            os.close(holder)
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()  # only where nothing was written
 
     def save(self) -> None:
         """Write everything, whole or not at all."""
         content: dict[str, Any] = {"format": FORMAT, "evaluations": [asdict(entry) for entry in self.entries]}
         if self.unfinished:
             content["unfinished"] = self.unfinished
+        self._make_folder()
+        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+        RunFolder(self.folder).write(FILE, f"{text}\n".encode())
+
+    def _make_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{self.folder} could not be made: {error.strerror}") from None
-        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-        RunFolder(self.folder).write(FILE, f"{text}\n".encode())
 
     def begun(self, key: str, n: int) -> tuple[Survival, float] | None:
         """How far an interrupted attack had come, and in how many seconds."""
@@ -242,6 +269,12 @@ def unpack(text: str, n: int) -> Tensor:
     if len(bits) != -(-n // 8):
         raise ValueError(f"{len(bits)} bytes for {n} examples")
     return torch.from_numpy(np.unpackbits(bits, count=n).astype(bool))
+
+
+def _replaces(fresh: Entry, kept: Entry) -> bool:
+    if (kept.model, kept.weights) != (fresh.model, fresh.weights):
+        return False
+    return kept.digest != fresh.digest or (kept.data, kept.examples) == (fresh.data, fresh.examples)
 
 
 def _entry(values: Mapping[str, Any]) -> Entry:

@@ -79,6 +79,8 @@ def weakest(entry: Entry, results: Sequence[Result]) -> str:
     if len(shares) < 2:
         return ""
     (low, weak), (high, strong) = min(shares), max(shares)
+    if low == high:
+        return ""
     text = f"weakest class under {attack_name(result.name)}: {weak} {percent(low)}; strongest: {strong} {percent(high)}"
     return plain(text)
 
