@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bullettrain.data import load
+from bullettrain.data import DataError, load
 from bullettrain.evaluation import evaluate as judging
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.masking import smells
@@ -343,9 +343,15 @@ def corruptions(monkeypatch, tmp_path):
         tick(10)
         return Stand({"fog": (0.9, 0.8, 0.7, 0.6, 0.5), "snow": (0.5,) * 5}, ("frost",), 359, 0.6, 14)
 
+    def mean_corruption_error(result, baseline):
+        if "fog" not in baseline:
+            raise DataError("the baseline has no fog")
+        return 1 - result.mean / baseline["fog"][0]
+
     module = types.ModuleType("bullettrain.evaluation.corruptions")
+    module.CorruptionResult = lambda accuracy, missing, examples: Stand(accuracy, missing, examples, 0.0, 15)
     module.corruption_accuracy = corruption_accuracy
-    module.mean_corruption_error = lambda result, baseline: 1 - result.mean / baseline["fog"][0]
+    module.mean_corruption_error = mean_corruption_error
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return folder, calls
 
@@ -365,6 +371,9 @@ def test_corruptions_say_what_is_missing(robust_run, digits, tmp_path, corruptio
     assert len(calls) == 1  # the folder is as it was
     (folder / "snow.npy").write_bytes(b"y")
     judge(subject, digits, tmp_path, ["corruptions"], **plan)
+    assert len(calls) == 2
+    with pytest.raises(DataError, match="has no fog"):  # said before anything is judged
+        judge(subject, digits, tmp_path, ["corruptions"], corruptions=folder, mce_baseline={"snow": [0.5]})
     assert len(calls) == 2
 
 

@@ -248,13 +248,17 @@ def test_a_network_in_half_precision_gives_float32_logits_and_close_ones():
 def test_float32_is_float32_while_a_network_is_judged():
     from bullettrain.evaluation.network import arithmetic
 
-    convolutions = torch.backends.cudnn.conv
-    before = convolutions.fp32_precision
+    def switches():
+        convolutions, products = torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.allow_tf32
+        return torch.backends.cudnn.allow_tf32, convolutions == "tf32", products, torch.get_float32_matmul_precision()
+
+    before = switches()
     with arithmetic("float32"):
-        assert convolutions.fp32_precision == "ieee"
+        assert switches() == (False, False, False, "highest")
         with arithmetic("tf32"):
-            assert convolutions.fp32_precision == torch.backends.cuda.matmul.fp32_precision == "tf32"
-    assert convolutions.fp32_precision == before
+            assert switches() == (True, True, True, "high")
+        assert switches() == (False, False, False, "highest")
+    assert switches() == before
 
 
 def test_a_network_without_batch_norm_too():

@@ -267,7 +267,7 @@ class _Judge:
 
     def corruptions(self) -> Result:
         """Mean accuracy over common corruptions, from a folder of them."""
-        from bullettrain.evaluation.corruptions import corruption_accuracy, mean_corruption_error
+        from bullettrain.evaluation.corruptions import CorruptionResult, corruption_accuracy, mean_corruption_error
 
         folder = self.plan.corruptions
         if folder is None:
@@ -279,8 +279,13 @@ class _Judge:
         if kept is not None:
             self.watch.done(kept, kept=True)
             return kept
+        baseline = self.plan.mce_baseline
+        if baseline is not None:  # a baseline that does not go with the files is said before they are judged
+            there: dict[str, tuple[float, ...]] = {name.removesuffix(".npy"): (0.0,) * 5 for name, *_ in files}
+            mean_corruption_error(CorruptionResult(there, (), 1), baseline)
         began = time.monotonic()
-        with self.watch.attacking("corruptions", 0) as bar:
+        pixels = self.images.images[0].numel()
+        with self.watch.attacking("corruptions", sum(size for _, size, _ in files) // pixels) as bar:
             found = corruption_accuracy(
                 self.model,
                 folder,
@@ -289,13 +294,15 @@ class _Judge:
                 batch_size=self.plan.batch_size,
                 tick=bar,
             )
+        if not found.over:
+            raise ConfigError(f"{folder} holds none of the 15 corruptions that are averaged, only extra ones")
         about: dict[str, Any] = {
             "accuracy": {name: list(values) for name, values in found.accuracy.items()},
             "missing": list(found.missing),
             "over": found.over,
         }
-        if self.plan.mce_baseline is not None:
-            about["mce"] = mean_corruption_error(found, self.plan.mce_baseline)
+        if baseline is not None:
+            about["mce"] = mean_corruption_error(found, baseline)
         result = Result(
             attack.name,
             as_dict(attack),

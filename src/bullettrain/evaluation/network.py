@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,16 +38,16 @@ class Judged(nn.Module):
 @contextmanager
 def arithmetic(precision: Precision) -> Iterator[None]:
     """Float32 products are exact to float32 unless ``tf32`` is asked for: by default torch convolves in TF32."""
-    kind = "tf32" if precision == "tf32" else "ieee"
-    switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]  # type: ignore[attr-defined]
-    before = [switch.fp32_precision for switch in switches]
+    fast = precision == "tf32"
+    # The older switches: torch refuses to read one of these while the newer ones disagree among themselves.
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     try:
-        for switch in switches:
-            switch.fp32_precision = kind
+        torch.backends.cudnn.allow_tf32 = fast
+        torch.set_float32_matmul_precision("high" if fast else "highest")
         yield
     finally:
-        for switch, was in zip(switches, before, strict=True):
-            switch.fp32_precision = was
+        torch.backends.cudnn.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])
 
 
 def channels_last(device: torch.device) -> bool:

@@ -32,11 +32,12 @@ def rows(entry: Entry, results: Sequence[Result], config: Config | None) -> list
     found = []
     for result in results:
         threat = threat_in_words(*result.threat) if result.threat else ""
+        part = f", {result.corruptions['over']} of 15" if result.corruptions.get("missing") else ""
         paper = paper_figure(config, result.name, result.attack.get("eps"), entry.data)
         found.append(
             Row(
                 "attack",
-                attack_name(result.name),
+                attack_name(result.name) + part,
                 threat,
                 result.accuracy,
                 result.precision,
