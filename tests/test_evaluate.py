@@ -294,6 +294,14 @@ def test_each_sign_of_masking_has_its_sentence():
     assert said(pgd_result(10, 0.1, 400), pgd_result(20, 0.1, 404)) == []
 
 
+def test_an_attack_that_cannot_reach_the_edge_is_noticed(robust_run, digits, tmp_path):
+    subject = find_subject(str(robust_run))
+    entry, _, _ = judge(subject, digits, tmp_path, ["pgd5:step=0.02", "pgd3:step=0.05"])
+    assert entry.warnings == [
+        "pgd5 moves by 5 × 0.02 at most, less than ε = 0.15: it is weaker than it sounds; give it a larger step"
+    ]
+
+
 def test_a_search_without_gradients_that_finds_more_is_noticed():
     rounds = [("clean", 0.8), ("apgd-ce", 0.52), ("apgd-t", 0.5), ("fab-t", 0.5), ("square", 0.45)]
     attack = {"attack": "autoattack", "norm": "linf", "eps": 8 / 255}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bullettrain.data import ImageSet
 from bullettrain.data.sets import stratified
 from bullettrain.evaluation import autoattack
-from bullettrain.evaluation.masking import smells, unbounded
+from bullettrain.evaluation.masking import smells, too_short, unbounded
 from bullettrain.evaluation.network import Judged, Precision, arithmetic, channels_last, ready
 from bullettrain.evaluation.results import Entry, Result, Store, key_of, result_of, worst_cases
 from bullettrain.evaluation.rounds import pgd_rounds
@@ -99,12 +99,12 @@ def evaluate(
 
 
 def conclude(entry: Entry, images: ImageSet) -> None:
-    """What the results say together: the worst case over attacks on the same threat, and signs of masking."""
+    """What the results say together: the worst case over attacks on the same threat, and what to mistrust."""
     entry.warnings = []
     entry.worst = worst_cases([result for result in entry.results if result.role == "attack"])
     for precision in dict.fromkeys(result.precision for result in entry.results):
         results = [result for result in entry.results if result.precision == precision]
-        entry.warnings += smells(results, dimensions=images.images[0].numel())
+        entry.warnings += smells(results, dimensions=images.images[0].numel()) + too_short(results)
         for result in results:
             entry.warnings += [f"{result.name}: {note}" for note in result.notes]
     entry.warnings = list(dict.fromkeys(entry.warnings))

@@ -1,4 +1,4 @@
-"""Signs of gradient masking: numbers that a network which is really robust does not give."""
+"""Signs of gradient masking, numbers that a really robust network does not give; and attacks that are too weak."""
 
 from __future__ import annotations
 
@@ -29,6 +29,17 @@ def smells(results: Sequence[Result], *, dimensions: int) -> list[str]:
         found += _unbounded(attacks, dimensions)
         found += [text for r in group if r.attack["attack"] == "autoattack" for text in _without_gradients(r)]
     return list(dict.fromkeys(found))
+
+
+def too_short(results: Sequence[Result]) -> list[str]:
+    """A sentence for each PGD whose steps together are shorter than the way to the edge of the ball."""
+    return [
+        f"{result.name} moves by {result.attack['steps']} × {result.attack['step']:g} at most, less than "
+        f"{_radius(result)}: it is weaker than it sounds; give it a larger step"
+        for result in results
+        if result.attack["attack"] == "pgd"
+        and result.attack["steps"] * result.attack["step"] < result.attack["eps"] * (1 - 1e-9)
+    ]
 
 
 def unbounded(norm: str, dimensions: int) -> float:
