@@ -268,6 +268,7 @@ def test_a_network_without_gradients_is_noticed(robust_run, digits, tmp_path):
 def pgd_result(steps, eps, alive, *, restarts=1, n=1000, loss="ce"):
     mask = torch.arange(n) < alive
     attack = {"attack": "pgd", "steps": steps, "restarts": restarts, "loss": loss, "norm": "linf", "eps": eps}
+    attack["step"] = eps
     share = alive / n
     return Result("pgd", attack, "curve", "float32", "k", n, alive, share, (0, 1), 1, survived=pack(mask))
 

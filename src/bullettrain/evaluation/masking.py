@@ -23,7 +23,7 @@ def smells(results: Sequence[Result], *, dimensions: int) -> list[str]:
     """
     found: list[str] = []
     for group in _groups(results, lambda r: (r.role, r.examples)):
-        attacks = [r for r in group if r.attack["attack"] == "pgd"]
+        attacks = [r for r in group if r.attack["attack"] == "pgd" and _reaches(r)]
         found += _more_steps(attacks)
         found += _larger_eps(attacks)
         found += _unbounded(attacks, dimensions)
@@ -37,8 +37,7 @@ def too_short(results: Sequence[Result]) -> list[str]:
         f"{result.name} moves by {result.attack['steps']} × {result.attack['step']:g} at most, less than "
         f"{_radius(result)}: it is weaker than it sounds; give it a larger step"
         for result in results
-        if result.attack["attack"] == "pgd"
-        and result.attack["steps"] * result.attack["step"] < result.attack["eps"] * (1 - 1e-9)
+        if result.attack["attack"] == "pgd" and not _reaches(result)
     ]
 
 
@@ -117,6 +116,11 @@ def _groups(results: Sequence[Result], by: Callable[[Result], Any]) -> list[list
 def _is_more(few: Result, many: Result) -> bool:
     """More steps, and no fewer restarts: then it ought to break at least as much."""
     return bool(few.attack["steps"] < many.attack["steps"] and few.attack["restarts"] <= many.attack["restarts"])
+
+
+def _reaches(result: Result) -> bool:
+    """Whether the steps together go as far as the edge; an attack that does not may well be the weaker for it."""
+    return bool(result.attack["steps"] * result.attack["step"] >= result.attack["eps"] * (1 - 1e-9))
 
 
 def _enough(result: Result) -> bool:
