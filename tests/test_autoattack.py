@@ -148,7 +148,7 @@ def test_autoattack_goes_on_after_each_of_its_attacks(robust_run, digits, tmp_pa
         folder = tmp_path / stop
         with pytest.raises(KeyboardInterrupt):
             judge(folder)
-        kept = json.loads((folder / FILE).read_text())["unfinished"]
+        (kept,) = json.loads((folder / FILE).read_text())["unfinished"].values()
         assert len(kept["shares"]) == 1 + ["apgd-ce", "apgd-t", "fab-t", "square"].index(stop)
         made.clear()
         made.append(stop)

@@ -24,7 +24,7 @@ from bullettrain.evaluation.subject import FORMS, check_form, config_of, find_su
 from bullettrain.evaluation.watch import Watch
 from bullettrain.reporting import write_report
 from bullettrain.training.config import Config
-from bullettrain.training.folder import RunFolder
+from bullettrain.training.folder import RunError, RunFolder
 from bullettrain.training.settings import ConfigError, nearest, number
 from bullettrain.training.setup import find_place
 from bullettrain.training.signals import StoppedError, StopRequest
@@ -158,7 +158,10 @@ def evaluate(
             sys.exit(128 + (stop.signal or 2))
     verdict.show(console, entry, asked, subject.config, curves=curves)
     console.print(f"written  {folder / FILE}", highlight=False, soft_wrap=True)
-    console.print(f"report   {write_report(folder)}", highlight=False, soft_wrap=True)
+    try:
+        console.print(f"report   {write_report(folder)}", highlight=False, soft_wrap=True)
+    except (OSError, ValueError) as error:  # a folder whose run is damaged; the results are there all the same
+        raise RunError(f"report.html could not be written to {folder}: {error}") from None
 
 
 def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defaults:

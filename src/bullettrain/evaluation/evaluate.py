@@ -184,8 +184,7 @@ class _Judge:
                 notes=[] if notes is None else notes.texts,
             )
         self.entry.add(result)
-        if self.store.unfinished.get("key") == key:
-            self.store.unfinished = {}
+        self.store.unfinished.pop(key, None)
         self.store.save()
         self.watch.done(result, kept=kept is not None)
         return result
@@ -260,7 +259,7 @@ class _Judge:
                     saved=keep,
                 )
         except BaseException:
-            if self.store.unfinished.get("key") == key:
+            if key in self.store.unfinished:
                 self.store.save()  # also on Ctrl-C: what is done is done
             raise
         return before + time.monotonic() - began

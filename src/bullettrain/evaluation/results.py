@@ -23,6 +23,8 @@ from bullettrain.training.folder import RunError, RunFolder
 
 FILE = "evaluation.json"
 FORMAT = 1
+MOST_UNFINISHED = 16
+"""Stopped attacks that are remembered; those of weights that are no more would pile up."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.entries: list[Entry] = []
-        self.unfinished: dict[str, Any] = {}
+        self.unfinished: dict[str, dict[str, Any]] = {}
+        """How far attacks have come that were stopped, by key."""
         path = folder / FILE
         if folder.is_file():
             raise RunError(f"--out {folder} is a file; give a folder")
@@ -144,7 +147,7 @@ class Store:
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']}")
             self.entries = [_entry(entry) for entry in content["evaluations"]]
-            self.unfinished = dict(content.get("unfinished") or {})
+            self.unfinished = {str(key): dict(state) for key, state in (content.get("unfinished") or {}).items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"{path} is no evaluation that this version can read ({type(error).__name__}: {error}); "
@@ -202,8 +205,8 @@ class Store:
 
     def begun(self, key: str, n: int) -> tuple[Survival, float] | None:
         """How far an interrupted attack had come, and in how many seconds."""
-        kept = self.unfinished
-        if kept.get("key") != key:
+        kept = self.unfinished.get(key)
+        if kept is None:
             return None
         try:
             state = Survival(
@@ -215,14 +218,15 @@ class Store:
 
     def keep(self, key: str, state: Survival, seconds: float) -> None:
         """Note how far an attack has come; :meth:`save` writes it."""
-        self.unfinished = {
-            "key": key,
+        self.unfinished[key] = {
             "alive": pack(state.alive),
             "pending": pack(state.pending),
             "batches": state.batches,
             "shares": list(state.shares),  # a copy: the attack goes on
             "seconds": round(seconds, 2),
         }
+        for stale in list(self.unfinished)[:-MOST_UNFINISHED]:
+            del self.unfinished[stale]
 
 
 def worst_cases(results: Sequence[Result]) -> list[dict[str, Any]]:
