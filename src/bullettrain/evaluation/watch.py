@@ -1,4 +1,4 @@
-"""What a person sees while a network is judged: a bar on a terminal, a line a result elsewhere."""
+"""What a person sees while a network is judged: a line a result, and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Watch:
         return Evaluating(self.progress, words.attack_name(name), total, self.stop)
 
     def done(self, result: Result, *, kept: bool) -> None:
-        """A result, new or from before; on a terminal the table at the end says it."""
-        if self.console is None or self.progress is not None:
+        """A result, new or from before, in a line; points of a curve are left to the bar where there is one."""
+        if self.console is None or (self.progress is not None and result.role == "curve"):
             return
         self.console.print(line(result, kept=kept), soft_wrap=True, highlight=False, markup=False)
 
