@@ -1,5 +1,6 @@
 """Judging a network: what is kept, what is reused, what is concluded, and what a person sees of it."""
 
+import io
 import json
 import sys
 import types
@@ -95,6 +96,31 @@ def test_results_agree_with_the_plain_functions(robust_run, digits, tmp_path):
     assert shares[-1] == attacked.accuracy
     assert len(attacked.per_class) == 10
     assert entry.classes == [str(d) for d in range(10)]
+
+
+def test_a_terminal_shows_a_bar_that_ends_full(robust_run, digits, tmp_path, monkeypatch):
+    from rich.console import Console
+    from rich.progress import Progress
+
+    shown, original = [], Progress.update
+
+    def update(self, bar, **values):
+        shown.append((values["completed"], values["total"]))
+        original(self, bar, **values)
+
+    monkeypatch.setattr(Progress, "update", update)
+    console = Console(force_terminal=True, width=80, file=io.StringIO())
+    with Watch(console) as watch:
+        plan = Plan(parse_attacks(["pgd2x2", "pgd3"], AT), batch_size=100, curves=AT, curve_size=40)
+        evaluate(find_subject(str(robust_run)), digits, "digits", plan, device=CPU, store=Store(tmp_path), watch=watch)
+    assert shown[3] == (359, 359)  # the clean look
+    ends = [index for index in range(4, len(shown)) if shown[index][0] == shown[index][1]]
+    assert all(done <= total for done, total in shown)
+    # PGD twice; of the curves one point is in both, and one more is without bounds.
+    assert len(ends) == 2 + len(judging.CURVE_STEPS) + len(judging.CURVE_EPS)
+    text = console.file.getvalue()
+    assert "PGD-2×2  L∞ 0.15" in text
+    assert "curve of" not in text  # the bar is enough for those
 
 
 def test_what_is_there_is_not_computed_again(robust_run, digits, tmp_path):
