@@ -72,3 +72,16 @@ def assert_same(before, after):
     for (needs, grad), (needs_now, grad_now) in zip(before[2], after[2], strict=True):
         assert needs == needs_now
         assert (grad is None and grad_now is None) or torch.equal(grad, grad_now)
+
+
+@pytest.fixture(scope="session")
+def robust_run(tmp_path_factory) -> Path:
+    """A finished run on the digits, short but somewhat robust; not to be changed."""
+    from bullettrain.training import recipe
+    from bullettrain.training.run import train
+    from bullettrain.training.setup import Place
+
+    folder = tmp_path_factory.mktemp("runs") / "robust"
+    settings = ["epochs=6", "data.validation=0", "probe=0", "evaluation.steps=5", "log_every=50"]
+    assert train(recipe("digits").with_settings(settings), folder, Place(torch.device("cpu"))).finished
+    return folder

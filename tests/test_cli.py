@@ -43,7 +43,10 @@ def test_version(invoke):
     assert plain(invoke("--version").output).strip() == f"bullettrain {bullettrain.__version__}"
 
 
-@pytest.mark.parametrize("words", ["", "train", "report", "data", "data list", "data prepare", "data verify"])
+HELPED = ["", "train", "evaluate", "report", "data", "data list", "data prepare", "data verify"]
+
+
+@pytest.mark.parametrize("words", HELPED)
 def test_help_shows_an_example(invoke, words):
     result = invoke(*words.split(), "--help")
     assert result.exit_code == 0

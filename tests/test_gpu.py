@@ -1,15 +1,17 @@
 """On a CUDA device: captured steps are the plain ones. Run with `pytest -m gpu tests/test_gpu.py`."""
 
 import copy
+import importlib.util
 
 import pytest
 import torch
 
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
+from bullettrain.data import ImageSet, load, to_unit
 from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
 from bullettrain.engine.group import GroupEngine, GroupSettings
-from bullettrain.models import WideResNet
+from bullettrain.models import WideResNet, build
 from bullettrain.training import recipe
 from bullettrain.training import run as runs
 from bullettrain.training.collapse import CollapseError
@@ -248,3 +250,36 @@ def test_a_run_on_the_gpu_resumes_in_the_middle_of_an_epoch(tmp_path, monkeypatc
 def test_a_nan_inside_a_captured_step_is_noticed(tmp_path):
     with pytest.raises(CollapseError, match="NaN"):
         runs.train(small("lr=1e30", "optimizer.name=sgd", "epochs=20"), tmp_path / "run", Place(CUDA))
+
+
+def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path):
+    """Channels last, exact float32: what survives differs by rounding alone."""
+    from bullettrain.evaluation.evaluate import Plan, evaluate
+    from bullettrain.evaluation.results import Store
+    from bullettrain.evaluation.specs import parse_attacks
+    from bullettrain.evaluation.subject import Subject
+    from bullettrain.evaluation.watch import Watch
+
+    digits = load("digits", split="test").subset(torch.arange(64))
+    images = digits.images.expand(-1, 3, -1, -1).contiguous()
+    network = build("wrn-10-1").eval()
+    data = ImageSet(images, network(to_unit(images)).argmax(dim=1), digits.classes)
+    texts = ["pgd5x2:eps=0.01", "pgd5:norm=l2,eps=0.1", "pgd5:loss=kl,eps=0.01"]
+    if importlib.util.find_spec("pyautoattack") is not None:
+        texts += ["autoattack:eps=0.002"]
+    found = {}
+    for device in ("cpu", "cuda"):
+        subject = Subject("net", copy.deepcopy(network), "net")
+        _, asked = evaluate(
+            subject,
+            data,
+            "digits",
+            Plan(parse_attacks(texts), ("float32", "tf32", "bf16")),
+            device=torch.device(device),
+            store=Store(tmp_path / device),
+            watch=Watch(),
+        )
+        found[device] = asked
+    for ours, theirs in zip(found["cpu"], found["cuda"], strict=True):
+        tolerance = 0.05 if ours.precision == "float32" else 0.15
+        assert abs(ours.accuracy - theirs.accuracy) <= tolerance, (ours.name, ours.precision)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bullettrain.models import build
 
@@ -34,6 +35,27 @@ def load(run_or_checkpoint: str | Path, *, weights: str = "last", device: torch.
     network = build(**about["network"])
     try:
         network.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise RunError(f"{file} does not fit its network: {str(error).splitlines()[-1].strip()}") from None
+    except RuntimeError:
+        raise RunError(f"{file} does not fit its network: {misfit(network, tensors)}") from None
     return network.to(device).eval()
+
+
+def misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
+    """Which keys of a state_dict do not fit: missing, unknown, of another shape."""
+    own = network.state_dict()
+    shapes = [
+        f"{key} is {tuple(tensors[key].shape)} there and {tuple(own[key].shape)} in the network"
+        for key in own
+        if key in tensors and own[key].shape != tensors[key].shape
+    ]
+    parts = [
+        _some("it lacks", [key for key in own if key not in tensors]),
+        _some("it has besides", [key for key in tensors if key not in own]),
+        _some("", shapes, 2),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _some(what: str, keys: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(keys) - most} more" if len(keys) > most else ""
+    return f"{what} {', '.join(keys[:most])}{more}".strip() if keys else ""

@@ -1,4 +1,4 @@
-"""What `bullettrain` can do: train, report, bench, data."""
+"""What `bullettrain` can do: train, evaluate, report, bench, data."""
 
 from typing import Annotated
 
@@ -7,6 +7,7 @@ import typer
 import bullettrain
 from bullettrain.commands.bench import bench
 from bullettrain.commands.data import data_app
+from bullettrain.commands.evaluate import evaluate
 from bullettrain.commands.report import report
 from bullettrain.commands.train import train
 
@@ -19,6 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train)
+app.command()(evaluate)
 app.command()(report)
 app.command()(bench)
 app.add_typer(data_app, name="data")

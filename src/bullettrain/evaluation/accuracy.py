@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from bullettrain.attacks import Norm, bare, frozen, pgd
+from bullettrain.attacks import Norm, bare
+from bullettrain.attacks.pgd import RandomStart
 from bullettrain.augmix import ViewMaker
-from bullettrain.data import ImageSet, to_unit
-from bullettrain.data.base import derive_seed
-
-Tick = Callable[[int], None]
-"""Told after each batch how many images it had."""
+from bullettrain.data import ImageSet
+from bullettrain.evaluation.rounds import pgd_rounds
+from bullettrain.evaluation.survival import Round, Tick, clean_round, correct, survive
 
 
 def clean_accuracy(
     model: nn.Module, data: ImageSet, *, device: torch.device, batch_size: int = 500, tick: Tick | None = None
 ) -> float:
     """Share of ``data`` that the network, in eval mode and float32, classifies correctly."""
-    net = bare(model)
-
-    def correct(x: Tensor, y: Tensor, index: int) -> Tensor:
-        return _correct(net, x, y)
-
-    return _share(correct, data, device, batch_size, tick)
+    return survive([clean_round(bare(model))], data, device=device, batch_size=batch_size, tick=tick).share
 
 
 def robust_accuracy(
@@ -38,40 +29,31 @@ def robust_accuracy(
     step_size: float,
     restarts: int = 1,
     norm: str | Norm = "linf",
+    loss: str = "ce",
+    random_start: RandomStart | None = "uniform",
     device: torch.device,
     batch_size: int = 500,
     seed: int = 0,
     tick: Tick | None = None,
 ) -> float:
-    """Share of ``data`` that survives every one of ``restarts`` PGD attacks from uniform starts.
+    """Share of ``data`` that survives every one of ``restarts`` PGD attacks, from uniform starts by default.
 
     Images that are lost already, clean or in an earlier restart, are not attacked again. The noise of a batch
-    depends on ``seed`` and its place alone.
+    depends on ``seed``, the restart and the batch's place alone.
     """
     net = bare(model)
-
-    def survives(x: Tensor, y: Tensor, index: int) -> Tensor:
-        alive = _correct(net, x, y)
-        for restart in range(restarts):
-            rows = alive.nonzero()[:, 0]
-            if len(rows) == 0:
-                break
-            generator = torch.Generator(device).manual_seed(derive_seed(seed, index, restart))
-            x_adv = pgd(
-                net,
-                x[rows],
-                y[rows],
-                eps=eps,
-                steps=steps,
-                step_size=step_size,
-                norm=norm,
-                random_start="uniform",
-                generator=generator,
-            )
-            alive[rows] = _correct(net, x_adv, y[rows])
-        return alive
-
-    return _share(survives, data, device, batch_size, tick)
+    attack = pgd_rounds(
+        net,
+        eps=eps,
+        steps=steps,
+        step_size=step_size,
+        restarts=restarts,
+        norm=norm,
+        loss=loss,
+        random_start=random_start,
+        device=device,
+    )
+    return survive([clean_round(net), *attack], data, device=device, batch_size=batch_size, seed=seed, tick=tick).share
 
 
 def view_accuracy(
@@ -90,42 +72,9 @@ def view_accuracy(
     """
     net = bare(model)
 
-    def correct(x: Tensor, y: Tensor, index: int) -> Tensor:
-        generator = torch.Generator(device).manual_seed(derive_seed(seed, index, "views"))
+    def withstood(x: Tensor, y: Tensor, batch_seed: int) -> Tensor:
+        generator = torch.Generator(device).manual_seed(batch_seed)
         draws = views.draw(len(x), 1, generator=generator, device=device)
-        return _correct(net, views(x, draws)[0], y)
+        return correct(net, views(x, draws)[0], y)
 
-    return _share(correct, data, device, batch_size, tick)
-
-
-def _correct(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    with frozen(net), torch.no_grad():
-        logits: Tensor = net(x)
-    return logits.argmax(dim=1) == y
-
-
-def _share(
-    judge: Callable[[Tensor, Tensor, int], Tensor],
-    data: ImageSet,
-    device: torch.device,
-    batch_size: int,
-    tick: Tick | None,
-) -> float:
-    """Mean of what ``judge`` says of each image. Several processes take turns at the batches and add up."""
-    together = dist.is_available() and dist.is_initialized()
-    rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-    count = torch.zeros((), dtype=torch.int64, device=device)
-    for index, (x, y) in enumerate(_batches(data, device, batch_size)):
-        if index % world == rank:
-            count += judge(x, y, index).sum()
-        if tick is not None:
-            tick(len(y))
-    if together:
-        dist.all_reduce(count)
-    return int(count) / len(data)
-
-
-def _batches(data: ImageSet, device: torch.device, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    for at in range(0, len(data), batch_size):
-        rows = slice(at, at + batch_size)
-        yield to_unit(data.images[rows].to(device)), data.labels[rows].to(device)
+    return survive([Round("views", withstood)], data, device=device, batch_size=batch_size, seed=seed, tick=tick).share

@@ -7,29 +7,34 @@ import os
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bullettrain.evaluation.results import FILE as EVALUATION
 from bullettrain.extras import extra
 from bullettrain.reporting import figures, images, summary
+from bullettrain.reporting.judged import judgement, read_judged
 from bullettrain.reporting.run import Comparison, Run, read_comparison, read_run
 from bullettrain.reporting.words import METHODS, number, settings, short
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``report.html`` into a run's folder, or into a comparison's, and return its path.
+    """Write ``report.html`` into the folder of a run, a comparison or an evaluation, and return its path.
 
     The page is complete in itself: no request leaves it and no script runs in it. It replaces an older one at once.
 
     Raises:
-        ValueError: the folder is neither a run's nor a comparison's.
+        ValueError: the folder is none of them.
         ImportError: the ``app`` extra is not installed.
     """
     folder = Path(folder)
     if (folder / "comparison.json").is_file():
         comparison = read_comparison(folder)
         page = _render(comparison.bullettrain, comparison)
+    elif (folder / EVALUATION).is_file() and not (folder / "config.yaml").is_file():
+        page = _render_judged(folder)
     else:
         page = _render(read_run(folder), None)
     target = folder / "report.html"
@@ -42,20 +47,43 @@ def write_report(folder: Path) -> Path:
     return target
 
 
-def _render(run: Run, comparison: Comparison | None) -> str:
+def _page(**values: Any) -> str:
     with extra("a report"):
         import jinja2
     source = files("bullettrain.reporting").joinpath("template.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    return environment.from_string(source).render(icon=images.data_uri(_icon()), **values)
+
+
+def _render_judged(folder: Path) -> str:
+    """The page of a network that was trained elsewhere: what it is, and how it was judged."""
+    entries, problems = read_judged(folder)
+    if not entries:
+        raise ValueError(problems[0] if problems else f"{folder / EVALUATION} holds no finished attack yet")
+    newest = entries[-1]
+    return _page(
+        trained=False,
+        recipe=newest.model,
+        facts=[newest.data, f"{number(newest.examples, 0)} images", str(newest.environment.get("device") or "")],
+        judged=[judgement(entry, None, index) for index, entry in enumerate(entries)],
+        versions=list(settings(newest.environment)),
+    )
+
+
+def _render(run: Run, comparison: Comparison | None) -> str:
+    entries, problems = read_judged(run.folder)
+    judged = [judgement(entry, run.config, index) for index, entry in enumerate(entries)]
     attacked = "corrupted" if run.makes_views else "adversarial"
     factor = images.amplification(run.samples) if run.samples else 0
     strips = images.strips(run.samples, factor) if run.samples else []
-    return environment.from_string(source).render(
+    return _page(
+        trained=True,
+        judged=judged,
         recipe=str(run.config.get("recipe") or run.folder.resolve().name),
         facts=_facts(run),
         status=_status(run),
         outcome=summary.outcome(run, comparison),
-        alerts=_alerts(run) + (_alerts(comparison.baseline, "Baseline: ") if comparison else []),
+        alerts=[*_alerts(run), *problems, *(_alerts(comparison.baseline, "Baseline: ") if comparison else [])],
         headline=summary.headline(run, comparison),
         shares=summary.shares(run),
         comparison=summary.beside_baseline(comparison) if comparison else None,
@@ -73,7 +101,6 @@ def _render(run: Run, comparison: Comparison | None) -> str:
         epochs=summary.epochs(run),
         config=_config(run),
         versions=list(settings(run.section("environment"))),
-        icon=images.data_uri(_icon()),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 DASH = "–"
 THIN = "\u202f"  # a narrow space that does not break
 METHODS = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
-ATTACKS = {"clean": "Clean", "autoattack": "AutoAttack", "views": "AugMix views"}
+ATTACKS = {"clean": "Clean", "autoattack": "AutoAttack", "corruptions": "Corruptions", "views": "AugMix views"}
 PAPER_BOUNDARY = {"cifar10-trades": 0.28, "cifar10-mart": 0.30, "cifar10-augmix": 0.35, "cifar100-augmix": 0.36}
 """F_B that the paper reports for the settings of these recipes."""
 
@@ -58,9 +58,10 @@ def short(value: float) -> str:
 
 
 def attack_name(attack: str) -> str:
-    """``pgd20`` as PGD-20, ``pgd100x20`` as PGD-100×20; a name not known here stays as it is."""
-    if found := re.fullmatch(r"pgd(\d+)(?:x(\d+))?", attack):
-        return f"PGD-{found[1]}" + (f"×{found[2]}" if found[2] else "")
+    """``pgd20`` as PGD-20, ``pgd100x20-kl`` as PGD-100×20 KL; a name not known here stays as it is."""
+    if found := re.fullmatch(r"pgd(\d+)(?:x(\d+))?(?:-(\w+))?", attack):
+        loss = {None: "", "kl": " KL"}.get(found[3], f" {found[3]}")
+        return f"PGD-{found[1]}" + (f"×{found[2]}" if found[2] else "") + loss
     return ATTACKS.get(attack, attack)
 
 

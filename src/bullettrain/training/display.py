@@ -112,6 +112,8 @@ class Evaluating:
     def __init__(self, progress: Progress | None, what: str, total: int, stop: StopRequest | None) -> None:
         self.progress, self.what, self.total, self.stop = progress, what, total, stop
         self.bar: TaskID | None = None
+        self.done = 0
+        self.to_come: int | None = None
 
     def __enter__(self) -> Evaluating:
         if self.progress is not None:
@@ -128,8 +130,15 @@ class Evaluating:
         """So many images are done; a run that was asked to stop does not wait for the rest."""
         if self.stop is not None and self.stop.signal is not None:
             raise StoppedError
+        self.done += images
+        if self.to_come is not None:
+            self.total = self.done + self.to_come
         if self.progress is not None and self.bar is not None:
-            self.progress.advance(self.bar, images)
+            self.progress.update(self.bar, completed=self.done, total=self.total)
+
+    def left(self, images: int) -> None:
+        """So many are to come after the batch under way, at most: what is lost is not attacked again."""
+        self.to_come = images
 
 
 def shares(record: Mapping[str, Any], *, colour: bool = False) -> str:

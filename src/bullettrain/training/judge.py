@@ -71,7 +71,7 @@ class Judge:
     def _pgd(
         self, model: nn.Module, images: ImageSet, *, steps: int, step_size: float, restarts: int, what: str
     ) -> float:
-        with self.display.evaluating(what, len(images)) as bar:
+        with self.display.evaluating(what, len(images) * (1 + restarts)) as bar:  # at most: the lost are left alone
             return robust_accuracy(
                 model,
                 images,

@@ -81,13 +81,13 @@ def load_data(config: Config, root: Path | None) -> tuple[ImageSet, ImageSet, Im
     return train, validation, test
 
 
-def fingerprint(data: tuple[ImageSet, ...]) -> str:
-    """Changes with the data: sizes, shapes, classes, labels, and every so many images."""
+def fingerprint(data: tuple[ImageSet, ...], *, most: int = 500) -> str:
+    """Changes with the data: sizes, shapes, classes, labels, and about ``most`` images of each set."""
     digest = hashlib.blake2b(digest_size=16)
     for images in data:
         digest.update(repr((tuple(images.images.shape), images.classes)).encode())
         digest.update(images.labels.cpu().numpy().tobytes())
-        digest.update(images.images[:: max(1, len(images) // 500)].cpu().contiguous().numpy().tobytes())
+        digest.update(images.images[:: max(1, len(images) // most)].cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -1,0 +1,223 @@
+"""`bullettrain evaluate`: how robust is a network, judged by attacks that others accept."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+import typer
+from rich.console import Console
+
+from bullettrain.commands import verdict
+from bullettrain.data import ImageSet, load
+from bullettrain.data.sets import stratified
+from bullettrain.evaluation.evaluate import Plan
+from bullettrain.evaluation.evaluate import evaluate as run_evaluation
+from bullettrain.evaluation.network import Precision
+from bullettrain.evaluation.results import FILE, Store
+from bullettrain.evaluation.specs import Attack, Clean, Corruptions, Defaults, parse_attack, parse_attacks
+from bullettrain.evaluation.subject import FORMS, check_form, config_of, find_subject
+from bullettrain.evaluation.watch import Watch
+from bullettrain.reporting import write_report
+from bullettrain.training.config import Config
+from bullettrain.training.folder import RunError, RunFolder
+from bullettrain.training.settings import ConfigError, nearest, number
+from bullettrain.training.setup import find_place
+from bullettrain.training.signals import StoppedError, StopRequest
+
+PRECISIONS: dict[str, tuple[Precision, ...]] = {
+    "float32": ("float32",),
+    "tf32": ("tf32",),
+    "bf16": ("bf16",),
+    "both": ("float32", "bf16"),
+}
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help=f"{FORMS[0].upper()}{FORMS[1:]}.", show_default=False)],
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ATTACK",
+            help="clean, pgd20, pgd100x10, pgd1000x5, pgd:KEY=VALUE,…, autoattack, corruptions; again, or with "
+            "commas, for more. Default: clean,pgd20.",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="cifar10, cifar100, mnist, digits, folder:PATH or npz:PATH. Default: the run's.")
+    ] = None,
+    eps: Annotated[
+        str | None, typer.Option(help="ε of attacks that do not say. Default: the run's, else 0.031 (L2: 0.5).")
+    ] = None,
+    norm: Annotated[
+        str | None, typer.Option(help="linf or l2, of attacks that do not say. Default: the run's, else linf.")
+    ] = None,
+    weights: Annotated[str, typer.Option(help="Of a run: last, best or averaged.")] = "last",
+    network: Annotated[
+        str | None, typer.Option(help="What a state_dict is of: wrn-34-10, package.module:function, timm:NAME.")
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option(help="Normalisation in front of a foreign network, e.g. 0.49,0.48,0.45.")
+    ] = None,
+    std: Annotated[str | None, typer.Option(help="With --mean.")] = None,
+    size: Annotated[int, typer.Option(min=0, help="Judge only so many test images, every class alike; 0: all.")] = 0,
+    precision: Annotated[
+        str, typer.Option(help="float32, tf32, bf16, or both: float32 and bf16, and how they differ.")
+    ] = "float32",
+    curves: Annotated[
+        bool, typer.Option("--curves", help="Also accuracy against ε and against steps, and a look for masking.")
+    ] = False,
+    curve_size: Annotated[int, typer.Option(min=1, help="Images for --curves.")] = 1000,
+    corruptions: Annotated[Path | None, typer.Option(help="Folder of CIFAR-10-C's or -100-C's files.")] = None,
+    mce_baseline: Annotated[
+        Path | None, typer.Option(help="JSON of accuracies by corruption, for the mean corruption error.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Images at once. Default: 1000 on a GPU, 500 elsewhere.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every attack's noise.")] = 0,
+    compile_network: Annotated[bool, typer.Option("--compile", help="Compile the network with torch.compile.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Do not take results from before.")] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of evaluation.json and report.html. Default: the run's.")
+    ] = None,
+) -> None:
+    """Judge a network, trained here or not, under the attacks that the field accepts.
+
+    Results are kept in evaluation.json as they come; the same command again goes on where it was stopped. pgd20 is
+    the paper's: ε 0.031, step 0.003, uniform start. pgd:… takes steps, restarts, step, loss (ce, kl, margin), norm
+    (linf, l2) and eps; autoattack:… takes norm and eps.
+
+    Examples:
+
+      bullettrain evaluate runs/digits --attack clean,pgd20,pgd100x10 --curves
+
+      bullettrain evaluate runs/cifar10-trades --attack pgd20 --attack autoattack --weights averaged
+
+      bullettrain evaluate trades.pt --network wrn-34-10 --data cifar10 --attack autoattack:eps=8/255
+
+      bullettrain evaluate my.package:make_network --data cifar10 --attack pgd:steps=50,norm=l2,eps=0.5
+    """
+    console = Console()
+    config = config_of(model)
+    defaults = _defaults(config, eps, norm)
+    attacks = parse_attacks(attack, defaults) if attack else [Clean(), parse_attack("pgd20", defaults)]
+    _check_corruptions(attacks, corruptions, mce_baseline)
+    if precision not in PRECISIONS:
+        raise ConfigError(
+            f"--precision is {precision!r}; there are {', '.join(PRECISIONS)}{nearest(precision, list(PRECISIONS))}"
+        )
+    place = find_place(device)
+    if place.together:
+        raise ConfigError("evaluate runs in one process; start it without torchrun")
+    check_form(model)
+    name = data or (config.data.name if config else None)
+    if name is None:
+        raise ConfigError("say which images to judge it on, e.g. --data cifar10")
+    images = _images(name, config, data_dir, size)
+    subject = find_subject(
+        model, weights=weights, network=network, mean=_numbers(mean), std=_numbers(std), **_shape(images)
+    )
+    plan = Plan(
+        attacks,
+        PRECISIONS[precision],
+        batch_size or (1000 if place.device.type == "cuda" else 500),
+        seed,
+        compile_network,
+        defaults if curves else None,
+        curve_size,
+        corruptions,
+        _baseline(mce_baseline),
+        again,
+    )
+    folder = out or subject.folder or Path("runs") / f"evaluate-{_plain(model)}"
+    if RunFolder(folder).exists and (subject.folder is None or not folder.samefile(subject.folder)):
+        raise ConfigError(f"--out {folder} is a run, but not the one that is judged; choose another --out")
+    store = Store(folder)
+    said = f"{subject.name}" + (f", {subject.weights} weights" if subject.folder else "")
+    console.print(
+        f"{said}: {len(images)} images of {name} on {place.device}", highlight=False, soft_wrap=True, markup=False
+    )
+    with StopRequest() as stop:
+        try:
+            with store.alone(), Watch(console, stop) as watch:
+                entry, asked = run_evaluation(
+                    subject, images, name, plan, device=place.device, store=store, watch=watch
+                )
+        except StoppedError:
+            command = shlex.join(["bullettrain", *sys.argv[1:]])
+            console.print(f"interrupted; the same command goes on:\n  {command}", highlight=False, soft_wrap=True)
+            sys.exit(128 + (stop.signal or 2))
+    verdict.show(console, entry, asked, subject.config, curves=curves)
+    console.print(f"written  {folder / FILE}", highlight=False, soft_wrap=True)
+    try:
+        console.print(f"report   {write_report(folder)}", highlight=False, soft_wrap=True)
+    except (OSError, ValueError) as error:  # a folder whose run is damaged; the results are there all the same
+        raise RunError(f"report.html could not be written to {folder}: {error}") from None
+
+
+def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defaults:
+    """What attacks have that do not say: options first, then the run's, then the paper's."""
+    if norm not in (None, "linf", "l2"):
+        raise ConfigError(f"--norm is {norm!r}; there are linf, l2")
+    own = cast(Literal["linf", "l2"], norm or (config.method.norm if config else "linf"))
+    defaults = Defaults(own)
+    if config is not None and own == config.method.norm and config.method.objective != "augmix":
+        defaults = Defaults(own, config.method.eps, config.evaluation.step_size, config.evaluation.steps)
+    if eps is None:
+        return defaults
+    radius = parse_attack(f"pgd:norm={own},eps={eps}", Defaults()).eps  # type: ignore[union-attr]
+    return defaults if radius == defaults.eps else Defaults(own, radius)
+
+
+def _check_corruptions(attacks: list[Attack], folder: Path | None, baseline: Path | None) -> None:
+    """Before anything is computed: the folder is there where it is asked for, and only there."""
+    wanted = any(isinstance(attack, Corruptions) for attack in attacks)
+    if wanted and folder is None:
+        raise ConfigError("--attack corruptions needs the folder that holds them: --corruptions DIR")
+    if not wanted and (folder or baseline):
+        raise ConfigError("--corruptions and --mce-baseline go with --attack corruptions")
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--corruptions {folder} is no folder; `bullettrain data corrupt` makes one")
+
+
+def _baseline(path: Path | None) -> dict[str, list[float]] | None:
+    if path is None:
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): [float(value) for value in values] for name, values in content.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or "not JSON of the form {corruption: [accuracy, …]}"
+        raise ConfigError(f"--mce-baseline {path} cannot be read: {reason}") from None
+
+
+def _images(name: str, config: Config | None, data_dir: Path | None, size: int) -> ImageSet:
+    own = config is not None and name == config.data.name
+    image_size = config.data.image_size if config is not None and own else None
+    images = load(name, split="test", root=data_dir, image_size=image_size)
+    if size > len(images):
+        raise ConfigError(f"--size is {size}, but {name} has {len(images)} test images; give 0 for all")
+    return images.subset(stratified(images.labels, size, seed=0)[1]) if size else images
+
+
+def _shape(images: ImageSet) -> dict[str, int]:
+    _, channels, height, _ = images.images.shape
+    return {"channels": channels, "image_size": height, "classes": len(images.classes)}
+
+
+def _numbers(text: str | None) -> list[float] | None:
+    return None if text is None else [number(part) for part in text.split(",")]
+
+
+def _plain(model: str) -> str:
+    """A name for a folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name if Path(model).exists() else model).strip("-")

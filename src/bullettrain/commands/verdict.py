@@ -1,0 +1,84 @@
+"""The tables at the end of `bullettrain evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+from bullettrain.evaluation.results import Entry, Result
+from bullettrain.evaluation.watch import interval, share
+from bullettrain.reporting.verdict import Row, difference, mean_in_words, rows, weakest
+from bullettrain.training.config import Config
+from bullettrain.training.display import duration
+
+STYLES: dict[str, str | None] = {"attack": None, "part": "dim", "worst": "bold"}
+COLUMNS = ("attack", "threat", "accuracy", "95 %", "paper", "time")
+DROPPED = ("time", "95 %", "threat")
+"""What a narrow terminal does without, first one first; the file and the report have it."""
+
+
+def show(console: Console, entry: Entry, asked: Sequence[Result], config: Config | None, *, curves: bool) -> None:
+    """Everything that was asked for, the worst case, the weakest class, differences, warnings."""
+    precisions = list(dict.fromkeys(result.precision for result in asked))
+    for precision in precisions:
+        found = rows(entry, [result for result in asked if result.precision == precision], config)
+        named = f", {precision}" if precisions != ["float32"] else ""
+        console.print(_fitting(console, f"{entry.model}{named}", found))
+    for result in asked:
+        if result.corruptions:
+            console.print(_corruptions(result))
+            console.print(mean_in_words(result), highlight=False, soft_wrap=True)
+    for text in (weakest(entry, asked), difference(asked)):
+        if text:
+            console.print(text, highlight=False, soft_wrap=True, markup=False)
+    for warning in entry.warnings:
+        console.print(f"[bold yellow]warning[/] {escape(warning)}", highlight=False, soft_wrap=True)
+    if curves and not entry.warnings:
+        console.print("no sign of gradient masking", highlight=False, soft_wrap=True)
+
+
+def _fitting(console: Console, title: str, found: Sequence[Row]) -> Table:
+    """The table with as many columns as the terminal has room for."""
+    columns = [name for name in COLUMNS if name != "paper" or any(row.paper is not None for row in found)]
+    for dropped in (*DROPPED, None):
+        table = _table(title, found, columns)
+        wanted = Measurement.get(console, console.options.update(width=1000), table).maximum
+        if wanted <= console.width or dropped is None:
+            break
+        columns = [name for name in columns if name != dropped]
+    return table
+
+
+def _table(title: str, found: Sequence[Row], columns: Sequence[str]) -> Table:
+    table = Table(title=escape(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in columns:
+        side: Literal["left", "right"] = "left" if name in ("attack", "threat") else "right"
+        table.add_column(name, justify=side)
+    for row in found:
+        cells = {
+            "attack": f"  {row.name}" if row.kind == "part" else row.name,
+            "threat": row.threat,
+            "accuracy": share(row.accuracy),
+            "95 %": interval(row.interval).strip("()") if row.interval else "",
+            "paper": share(row.paper) if row.paper is not None else "",
+            "time": duration(row.seconds) if row.seconds is not None else "",
+        }
+        table.add_row(*(escape(cells[name]) for name in columns), style=STYLES[row.kind])
+    return table
+
+
+def _corruptions(result: Result) -> Table:
+    """Accuracy by corruption and severity, in percent."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("corruption, %")
+    for heading in ("mean", "1", "2", "3", "4", "5"):
+        table.add_column(heading, justify="right")
+    for name, values in result.corruptions["accuracy"].items():
+        cells = [f"{100 * value:.1f}" for value in (sum(values) / len(values), *values)]
+        table.add_row(name.replace("_", " "), *cells)
+    return table

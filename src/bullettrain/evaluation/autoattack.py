@@ -1,0 +1,130 @@
+"""AutoAttack, by other people: the package `pyautoattack`, or the upstream module `autoattack`, as rounds."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bullettrain.attacks import frozen
+from bullettrain.evaluation.survival import Round, correct
+from bullettrain.extras import extra
+
+STANDARD = ("apgd-ce", "apgd-t", "fab-t", "square")
+"""Of the standard version, in order; each sees what the ones before have left."""
+TARGETS = 9
+"""Classes that the targeted attacks of the standard version try."""
+PACKAGES = ("pyautoattack", "autoattack")
+"""Modules, and the distributions that bring them; the one that is preferred first."""
+
+
+def attack_names(classes: int) -> tuple[str, ...]:
+    """The attacks that ``classes`` allow: the targeted DLR loss of apgd-t compares four logits."""
+    return STANDARD if classes >= 4 else tuple(name for name in STANDARD if name != "apgd-t")
+
+
+def installed() -> str:
+    """`pyautoattack 0.2.0`: which of the two runs here; ImportError that names the extra where neither does."""
+    module = _module()
+    try:
+        version = importlib.metadata.version(module.__name__)
+    except importlib.metadata.PackageNotFoundError:
+        version = getattr(module, "__version__", "of unknown version")
+    return f"{module.__name__} {version}"
+
+
+def autoattack_rounds(
+    model: nn.Module, *, eps: float, norm: str, classes: int, seed: int, device: torch.device
+) -> tuple[list[Round], Notes]:
+    """A round for each attack of the standard version, and what they remark while they run.
+
+    Each batch goes through the package's own ``run_standard_evaluation``, so that its parameters and checks are
+    its own. It draws every batch from the one ``seed``, as in its published use.
+    """
+    module = _module()
+    notes = Notes()
+    rows = _AsRows(model)
+    arguments: dict[str, Any] = {"norm": {"linf": "Linf", "l2": "L2"}[norm], "eps": eps, "seed": seed}
+    arguments |= {"version": "standard", "device": device}
+    if "verbose" in inspect.signature(module.AutoAttack).parameters:
+        arguments["verbose"] = False
+    adversary = module.AutoAttack(rows, **arguments)
+    adversary.verbose = False
+    for part in (adversary, adversary.apgd, adversary.apgd_targeted):
+        part.logger = notes
+    targets = min(TARGETS, classes - 1)
+    adversary.apgd_targeted.n_target_classes = adversary.fab.n_target_classes = targets
+    evaluate = adversary.run_standard_evaluation
+    size = "batch_size" if "batch_size" in inspect.signature(evaluate).parameters else "bs"
+
+    def withstood(name: str, x: Tensor, y: Tensor) -> Tensor:
+        adversary.attacks_to_run = [name]
+        with frozen(model), _own_noise(device):
+            found = evaluate(x.contiguous(), y, **{size: len(x)})
+        x_adv = found[0] if isinstance(found, tuple) else found
+        return correct(model, x_adv, y)
+
+    def as_round(name: str) -> Round:
+        return Round(name, lambda x, y, _: withstood(name, x, y))
+
+    return [as_round(name) for name in attack_names(classes)], notes
+
+
+class _AsRows(nn.Module):
+    """The network, with gradients that lie row by row: the package views them as (m, -1), channels last or not."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (m, K) of images x (m, C, H, W)."""
+        if x.requires_grad:
+            x = x.clone()  # a tensor of our own, whose gradient may be laid out anew on its way back
+            x.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+        logits: Tensor = self.model(x)
+        return logits
+
+
+class Notes:
+    """What the package remarks, each once; it stands in for its logger."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def warning(self, text: str) -> None:
+        """A remark about the network or the outcome."""
+        said = str(text).removeprefix("Warning: ").partition(" See ")[0].strip()
+        if said not in self.texts:
+            self.texts.append(said)
+
+    def log(self, text: str) -> None:
+        """Upstream says everything here; quiet, it says only what it warns of."""
+        if str(text).startswith("Warning: "):
+            self.warning(text)
+
+    def info(self, text: str) -> None:
+        """Progress, which is told elsewhere."""
+
+    debug = info
+
+
+@contextmanager
+def _own_noise(device: torch.device) -> Iterator[None]:
+    """The package seeds torch's global generators: they are the caller's again afterwards."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices, device_type="cuda"):
+        yield
+
+
+def _module() -> Any:
+    with extra("AutoAttack", "eval"):
+        there = [name for name in PACKAGES if importlib.util.find_spec(name) is not None]
+        return importlib.import_module((there or list(PACKAGES))[0])

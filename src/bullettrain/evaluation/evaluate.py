@@ -1,0 +1,322 @@
+"""Judge a network: every attack that is asked for, kept as it is done, and what follows from them together."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bullettrain.data import ImageSet
+from bullettrain.data.sets import stratified
+from bullettrain.evaluation import autoattack
+from bullettrain.evaluation.masking import smells, too_short, unbounded
+from bullettrain.evaluation.network import Judged, Precision, arithmetic, channels_last, ready
+from bullettrain.evaluation.results import Entry, Result, Store, key_of, result_of, worst_cases
+from bullettrain.evaluation.rounds import pgd_rounds
+from bullettrain.evaluation.specs import PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict, few_steps
+from bullettrain.evaluation.statistics import wilson
+from bullettrain.evaluation.subject import Subject
+from bullettrain.evaluation.survival import Round, Survival, clean_round, survive
+from bullettrain.evaluation.watch import Watch
+from bullettrain.training.folder import environment
+from bullettrain.training.settings import ConfigError
+from bullettrain.training.setup import fingerprint
+
+CURVE_STEPS = (1, 2, 5, 10, 20, 50, 100)
+CURVE_EPS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+"""Of the ε that the network is judged at."""
+SAVE_SECONDS = 30.0
+"""Time between two writings of how far an attack has come; a stop that is asked for writes at once."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done."""
+
+    attacks: Sequence[Attack]
+    precisions: Sequence[Precision] = ("float32",)
+    batch_size: int = 500
+    seed: int = 0
+    compiled: bool = False
+    curves: Defaults | None = None
+    """Draw accuracy against ε and against steps, around this ε."""
+    curve_size: int = 1000
+    corruptions: Path | None = None
+    mce_baseline: Mapping[str, Sequence[float]] | None = None
+    again: bool = False
+    """Do not take results from before."""
+
+
+def evaluate(
+    subject: Subject,
+    images: ImageSet,
+    data: str,
+    plan: Plan,
+    *,
+    device: torch.device,
+    store: Store,
+    watch: Watch,
+) -> tuple[Entry, list[Result]]:
+    """Judge ``subject`` on ``images``; each result is in ``store`` before the next attack begins.
+
+    Returns:
+        Everything known of the network on this dataset, and the results that were asked for, in order.
+    """
+    if any(isinstance(attack, AutoAttack) for attack in plan.attacks):
+        autoattack.installed()  # say so before an hour of other attacks
+    digest = subject.digest
+    network = ready(subject.network, images, device=device, data=data)
+    entry = store.entry(
+        Entry(
+            subject.name,
+            subject.weights,
+            digest,
+            data,
+            fingerprint((images,), most=len(images)),
+            len(images),
+            list(images.classes),
+            environment(device),
+            recipe=subject.config.recipe if subject.config else "",
+        )
+    )
+    asked: list[Result] = []
+    for precision in plan.precisions:
+        model = Judged(network, half=precision == "bf16", compiled=plan.compiled).eval()
+        judge = _Judge(model, images, entry, plan, precision, device, store, watch)
+        with arithmetic(precision):
+            asked += judge.attacks()
+            if plan.curves is not None:
+                judge.curves(plan.curves)
+    conclude(entry, images)
+    store.save()
+    return entry, asked
+
+
+def conclude(entry: Entry, images: ImageSet) -> None:
+    """What the results say together: the worst case over attacks on the same threat, and what to mistrust."""
+    entry.warnings = []
+    entry.worst = worst_cases([result for result in entry.results if result.role == "attack"])
+    for precision in dict.fromkeys(result.precision for result in entry.results):
+        results = [result for result in entry.results if result.precision == precision]
+        entry.warnings += smells(results, dimensions=images.images[0].numel()) + too_short(results)
+        for result in results:
+            entry.warnings += [f"{result.name}: {note}" for note in result.notes]
+    entry.warnings = list(dict.fromkeys(entry.warnings))
+
+
+class _Judge:
+    """One network in one precision."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: ImageSet,
+        entry: Entry,
+        plan: Plan,
+        precision: Precision,
+        device: torch.device,
+        store: Store,
+        watch: Watch,
+    ) -> None:
+        self.model, self.images, self.entry, self.plan = model, images, entry, plan
+        self.precision, self.device, self.store, self.watch = precision, device, store, watch
+        self.clean: Tensor | None = None
+
+    def attacks(self) -> list[Result]:
+        """All that are asked for; clean accuracy always, since every attack begins with it."""
+        rest = [attack for attack in self.plan.attacks if not isinstance(attack, Clean)]
+        results = [self.judge(Clean(), self.images, "attack", None)]
+        self.clean = results[0].mask
+        for attack in rest:
+            if isinstance(attack, Corruptions):
+                results.append(self.corruptions())
+            else:
+                results.append(self.judge(attack, self.images, "attack", self.clean))
+        return results
+
+    def curves(self, at: Defaults) -> None:
+        """Accuracy against ε with 20 steps and against steps at ε, on a part of the images."""
+        assert self.clean is not None
+        rows = torch.arange(len(self.images))
+        if self.plan.curve_size < len(self.images):
+            rows = stratified(self.images.labels, self.plan.curve_size, seed=0)[1].cpu()
+        part, clean = self.images.subset(rows), self.clean[rows]
+        norm, eps = at.norm, at.radius(at.norm)
+        most = unbounded(norm, self.images.images[0].numel())
+        points = {(20, factor * eps) for factor in CURVE_EPS if factor * eps < most} | {(20, most)}
+        points |= {(steps, eps) for steps in CURVE_STEPS}
+        drawn = [self.judge(Clean(), part, "curve", clean)]
+        for steps, radius in sorted(points, key=lambda point: (point[1], point[0])):
+            attack = PGD(steps, 1, few_steps(steps, radius), "ce", norm, radius)
+            drawn.append(self.judge(attack, part, "curve", clean))
+        # Points of other curves, around another ε or on other images, have no place beside these.
+        others = [r for r in self.entry.results if r.role != "curve" or r.precision != self.precision]
+        self.entry.results = others + drawn
+
+    def judge(self, attack: Clean | PGD | AutoAttack, images: ImageSet, role: str, clean: Tensor | None) -> Result:
+        """One attack on ``images``, of which ``clean`` (n,) are classified correctly; from before where it can be."""
+        rounds, notes = self._rounds(attack)
+        key = self._key(attack, fingerprint((images,), most=len(images)))
+        kept = None if self.plan.again else self.entry.find(key)
+        if kept is not None:
+            result = dataclasses.replace(kept, role=role)
+        else:
+            begun = None if self.plan.again else self.store.begun(key, len(images))
+            first = Survival.fresh(len(images)) if clean is None else Survival.after_clean(clean)
+            state, before = begun or (first, 0.0)
+            seconds = self._run(attack, rounds, images, key, state, before)
+            result = result_of(
+                attack,
+                state,
+                images.labels,
+                len(images.classes),
+                role=role,
+                precision=self.precision,
+                key=key,
+                seconds=seconds,
+                rounds=[part.name for part in rounds],
+                notes=[] if notes is None else notes.texts,
+            )
+        self.entry.add(result)
+        self.store.unfinished.pop(key, None)
+        self.store.save()
+        self.watch.done(result, kept=kept is not None)
+        return result
+
+    def _rounds(self, attack: Clean | PGD | AutoAttack) -> tuple[list[Round], autoattack.Notes | None]:
+        """A clean look, which is there mostly, and the rounds of the attack."""
+        first = [clean_round(self.model)]
+        if isinstance(attack, Clean):
+            return first, None
+        if isinstance(attack, PGD):
+            rounds = pgd_rounds(
+                self.model,
+                eps=attack.eps,
+                steps=attack.steps,
+                step_size=attack.step,
+                restarts=attack.restarts,
+                norm=attack.norm,
+                loss=attack.loss,
+                device=self.device,
+            )
+            return first + rounds, None
+        rounds, notes = autoattack.autoattack_rounds(
+            self.model,
+            eps=attack.eps,
+            norm=attack.norm,
+            classes=len(self.images.classes),
+            seed=self.plan.seed,
+            device=self.device,
+        )
+        return first + rounds, notes
+
+    def _key(self, attack: Attack, images: str, **more: Any) -> str:
+        if isinstance(attack, AutoAttack):
+            more["package"] = autoattack.installed()
+        return key_of(
+            network=self.entry.digest,
+            images=images,
+            attack=as_dict(attack),
+            precision=self.precision,
+            seed=self.plan.seed,
+            batch_size=self.plan.batch_size,
+            device=self.device.type,
+            **more,
+        )
+
+    def _run(
+        self, attack: Attack, rounds: Sequence[Round], images: ImageSet, key: str, state: Survival, before: float
+    ) -> float:
+        """Take ``state`` through the rounds that are left; seconds in all, those ``before`` a stop too."""
+        began = written = time.monotonic()
+
+        def keep(now: Survival) -> None:
+            nonlocal written
+            self.store.keep(key, now, before + time.monotonic() - began)
+            if time.monotonic() - written > SAVE_SECONDS:
+                self.store.save()
+                written = time.monotonic()
+            bar.left(now.left(len(rounds), self.plan.batch_size))
+
+        total = state.left(len(rounds), self.plan.batch_size)
+        try:
+            with self.watch.attacking(attack.name, total) as bar:
+                survive(
+                    rounds,
+                    images,
+                    device=self.device,
+                    batch_size=self.plan.batch_size,
+                    seed=self.plan.seed,
+                    channels_last=channels_last(self.device),
+                    state=state,
+                    tick=bar,
+                    saved=keep,
+                )
+        except BaseException:
+            if key in self.store.unfinished:
+                self.store.save()  # also on Ctrl-C: what is done is done
+            raise
+        return before + time.monotonic() - began
+
+    def corruptions(self) -> Result:
+        """Mean accuracy over common corruptions, from a folder of them."""
+        from bullettrain.evaluation.corruptions import CorruptionResult, corruption_accuracy, mean_corruption_error
+
+        folder = self.plan.corruptions
+        if folder is None:
+            raise ConfigError("corruptions needs the folder that holds them: --corruptions DIR")
+        attack = Corruptions()
+        files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in folder.glob("*.npy"))
+        key = self._key(attack, str(files), baseline=self.plan.mce_baseline)
+        kept = None if self.plan.again else self.entry.find(key)
+        if kept is not None:
+            self.watch.done(kept, kept=True)
+            return kept
+        baseline = self.plan.mce_baseline
+        if baseline is not None:  # a baseline that does not go with the files is said before they are judged
+            there: dict[str, tuple[float, ...]] = {name.removesuffix(".npy"): (0.0,) * 5 for name, *_ in files}
+            mean_corruption_error(CorruptionResult(there, (), 1), baseline)
+        began = time.monotonic()
+        pixels = self.images.images[0].numel()
+        with self.watch.attacking("corruptions", sum(size for _, size, _ in files) // pixels) as bar:
+            found = corruption_accuracy(
+                self.model,
+                folder,
+                classes=len(self.images.classes),
+                device=self.device,
+                batch_size=self.plan.batch_size,
+                tick=bar,
+            )
+        if not found.over:
+            raise ConfigError(f"{folder} holds none of the 15 corruptions that are averaged, only extra ones")
+        about: dict[str, Any] = {
+            "accuracy": {name: list(values) for name, values in found.accuracy.items()},
+            "missing": list(found.missing),
+            "over": found.over,
+        }
+        if baseline is not None:
+            about["mce"] = mean_corruption_error(found, baseline)
+        result = Result(
+            attack.name,
+            as_dict(attack),
+            "attack",
+            self.precision,
+            key,
+            found.examples,
+            round(found.mean * found.examples),
+            found.mean,
+            # Of the images that were corrupted: their corrupted copies are no independent draws.
+            wilson(found.mean * found.examples, found.examples),
+            round(time.monotonic() - began, 2),
+            corruptions=about,
+        )
+        self.entry.add(result)
+        self.store.save()
+        self.watch.done(result, kept=False)
+        return result

@@ -1,0 +1,82 @@
+"""The network as it is judged: on its device, in the precision that is asked for, weights held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bullettrain.attacks import frozen
+from bullettrain.checks import check_logits_shape
+from bullettrain.data import ImageSet, to_unit
+from bullettrain.precision import wide
+from bullettrain.training.settings import ConfigError
+
+Precision = Literal["float32", "tf32", "bf16"]
+
+
+class Judged(nn.Module):
+    """Logits (m, K) in float32 of images (m, C, H, W), whatever precision they are computed in."""
+
+    def __init__(self, network: nn.Module, *, half: bool, compiled: bool = False) -> None:
+        super().__init__()
+        self.network: nn.Module = network
+        if compiled:
+            self.network = torch.compile(network, dynamic=True)  # type: ignore[assignment]
+        self.in_half = half
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of ``x``; half precision is autocast, as in training."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.in_half):
+            logits: Tensor = self.network(x)
+        return wide(logits) if torch.is_tensor(logits) else logits
+
+
+@contextmanager
+def arithmetic(precision: Precision) -> Iterator[None]:
+    """Float32 products are exact to float32 unless ``tf32`` is asked for: by default torch convolves in TF32."""
+    fast = precision == "tf32"
+    # The older switches: torch refuses to read one of these while the newer ones disagree among themselves.
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    try:
+        torch.backends.cudnn.allow_tf32 = fast
+        torch.set_float32_matmul_precision("high" if fast else "highest")
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])
+
+
+def channels_last(device: torch.device) -> bool:
+    """Whether images lie channels last in memory: what GPUs convolve fastest."""
+    return device.type == "cuda"
+
+
+def ready(network: nn.Module, images: ImageSet, *, device: torch.device, data: str) -> nn.Module:
+    """``network`` on its device, tried on two images: ConfigError where it does not go with the dataset."""
+    network = network.to(device).eval().requires_grad_(False)
+    if channels_last(device):
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = to_unit(images.images[:2].to(device), channels_last=channels_last(device))
+    shape = "×".join(str(side) for side in x.shape[1:])
+    try:
+        with frozen(network), torch.no_grad():
+            logits = network(x)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        line = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"the network does not take the images of {data}, {shape}: {line}") from None
+    try:
+        check_logits_shape(logits, len(x))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from None
+    if logits.shape[1] != len(images.classes):
+        raise ConfigError(
+            f"the network has {logits.shape[1]} classes, but {data} has {len(images.classes)}; "
+            "give the dataset that it was trained on with --data"
+        )
+    if not torch.isfinite(logits).all():
+        raise ConfigError("the network returns NaN or infinite logits; look at its weights")
+    return network

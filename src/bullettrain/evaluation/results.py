@@ -1,0 +1,295 @@
+"""Results as they are kept: one file, `evaluation.json`, that an interrupted evaluation goes on from."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bullettrain.evaluation.specs import Attack, as_dict
+from bullettrain.evaluation.statistics import wilson
+from bullettrain.evaluation.survival import Survival
+from bullettrain.training.folder import RunError, RunFolder
+
+FILE = "evaluation.json"
+FORMAT = 1
+MOST_UNFINISHED = 16
+"""Stopped attacks that are remembered; those of weights that are no more would pile up."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One accuracy, what it is of, and how sure it is."""
+
+    name: str
+    attack: dict[str, Any]
+    """All that determines the attack."""
+    role: str
+    """"attack", or "curve": a point of a curve over ε or steps, on a part of the images."""
+    precision: str
+    key: str
+    """Changes with whatever the result depends on."""
+    examples: int
+    correct: int
+    accuracy: float
+    interval: tuple[float, float]
+    """95 %, Wilson."""
+    seconds: float
+    per_class: list[float | None] = field(default_factory=list)
+    survived: str = ""
+    """Which examples, a bit each."""
+    rounds: list[tuple[str, float]] = field(default_factory=list)
+    """Accuracy after each round: clean, then restarts or the attacks of AutoAttack."""
+    corruptions: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def mask(self) -> Tensor:
+        """(n,) bool: which examples survived."""
+        return unpack(self.survived, self.examples)
+
+    @property
+    def threat(self) -> tuple[str, float] | None:
+        """Norm and ε, of an adversarial attack."""
+        return (self.attack["norm"], self.attack["eps"]) if "eps" in self.attack else None
+
+
+def result_of(
+    attack: Attack,
+    state: Survival,
+    labels: Tensor,
+    classes: int,
+    *,
+    role: str,
+    precision: str,
+    key: str,
+    seconds: float,
+    rounds: Sequence[str],
+    notes: Sequence[str] = (),
+) -> Result:
+    """The result of an attack that has come to its end; ``labels`` (n,) are those of the images."""
+    alive = state.alive
+    counts = torch.bincount(labels.cpu(), minlength=classes)
+    kept = torch.bincount(labels.cpu()[alive], minlength=classes)
+    correct = int(alive.sum())
+    return Result(
+        attack.name,
+        as_dict(attack),
+        role,
+        precision,
+        key,
+        len(alive),
+        correct,
+        correct / len(alive),
+        wilson(correct, len(alive)),
+        round(seconds, 2),
+        per_class=[int(k) / int(n) if n else None for k, n in zip(kept, counts, strict=True)],
+        survived=pack(alive),
+        rounds=list(zip(rounds, state.shares, strict=True)),
+        notes=list(notes),
+    )
+
+
+@dataclass
+class Entry:
+    """All results of one network on one dataset."""
+
+    model: str
+    weights: str
+    digest: str
+    """Of the network."""
+    data: str
+    fingerprint: str
+    """Of the images and labels."""
+    examples: int
+    classes: list[str]
+    environment: dict[str, Any]
+    results: list[Result] = field(default_factory=list)
+    worst: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    recipe: str = ""
+
+    def find(self, key: str) -> Result | None:
+        """The result with that key, if it is there."""
+        return next((result for result in self.results if result.key == key), None)
+
+    def add(self, result: Result) -> None:
+        """Keep a result; one of the same attack with other circumstances goes."""
+        same = (result.role, result.attack, result.precision)
+        self.results = [r for r in self.results if (r.role, r.attack, r.precision) != same] + [result]
+
+
+class Store:
+    """`evaluation.json` in a folder, read once and renewed whole after every change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.entries: list[Entry] = []
+        self.unfinished: dict[str, dict[str, Any]] = {}
+        """How far attacks have come that were stopped, by key."""
+        path = folder / FILE
+        if folder.is_file():
+            raise RunError(f"--out {folder} is a file; give a folder")
+        if not path.exists():
+            return
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']}")
+            self.entries = [_entry(entry) for entry in content["evaluations"]]
+            self.unfinished = {str(key): dict(state) for key, state in (content.get("unfinished") or {}).items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"{path} is no evaluation that this version can read ({type(error).__name__}: {error}); "
+                "move it away, or choose another --out"
+            ) from None
+
+    def entry(self, fresh: Entry) -> Entry:
+        """The entry of that network on those images: the kept one where nothing has changed since.
+
+        Entries of the same name with other weights, or of as many images that are others, are no longer true.
+        """
+        for kept in self.entries:
+            if (kept.digest, kept.fingerprint, kept.weights) == (fresh.digest, fresh.fingerprint, fresh.weights):
+                kept.model, kept.environment = fresh.model, fresh.environment  # a run may have been renamed
+                return kept
+        self.entries = [kept for kept in self.entries if not _replaces(fresh, kept)] + [fresh]
+        return fresh
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder: a second evaluation that would write the same file is refused."""
+        try:
+            import fcntl
+        except ImportError:  # Windows: no such lock
+            yield
+            return
+        self._make_folder()
+        holder = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(holder)
+            raise RunError(f"{self.folder} is in use: another evaluation is running there") from None
+        try:
+            yield
+        finally:
+            os.close(holder)
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()  # only where nothing was written
+
+    def save(self) -> None:
+        """Write everything, whole or not at all."""
+        content: dict[str, Any] = {"format": FORMAT, "evaluations": [asdict(entry) for entry in self.entries]}
+        if self.unfinished:
+            content["unfinished"] = self.unfinished
+        self._make_folder()
+        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+        RunFolder(self.folder).write(FILE, f"{text}\n".encode())
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.folder} could not be made: {error.strerror}") from None
+
+    def begun(self, key: str, n: int) -> tuple[Survival, float] | None:
+        """How far an interrupted attack had come, and in how many seconds."""
+        kept = self.unfinished.get(key)
+        if kept is None:
+            return None
+        try:
+            state = Survival(
+                unpack(kept["alive"], n), unpack(kept["pending"], n), int(kept["batches"]), list(kept["shares"])
+            )
+            return state, float(kept["seconds"])
+        except (KeyError, ValueError, TypeError):
+            return None
+
+    def keep(self, key: str, state: Survival, seconds: float) -> None:
+        """Note how far an attack has come; :meth:`save` writes it."""
+        self.unfinished[key] = {
+            "alive": pack(state.alive),
+            "pending": pack(state.pending),
+            "batches": state.batches,
+            "shares": list(state.shares),  # a copy: the attack goes on
+            "seconds": round(seconds, 2),
+        }
+        for stale in list(self.unfinished)[:-MOST_UNFINISHED]:
+            del self.unfinished[stale]
+
+
+def worst_cases(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """For each norm, ε and precision that several attacks share: the share of images that survive all of them."""
+    threats: dict[tuple[str, str, float], list[Result]] = {}
+    for result in results:
+        if result.threat is not None and result.survived:
+            threats.setdefault((result.precision, *result.threat), []).append(result)
+    cases = []
+    for (precision, norm, eps), attacks in threats.items():
+        if len(attacks) < 2:
+            continue
+        alive = torch.stack([result.mask for result in attacks]).all(dim=0)
+        correct, examples = int(alive.sum()), len(alive)
+        cases.append(
+            {
+                "precision": precision,
+                "norm": norm,
+                "eps": eps,
+                "attacks": [result.name for result in attacks],
+                "examples": examples,
+                "correct": correct,
+                "accuracy": correct / examples,
+                "interval": wilson(correct, examples),
+            }
+        )
+    return cases
+
+
+def key_of(**parts: Any) -> str:
+    """A short text that changes with any of ``parts``."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def pack(mask: Tensor) -> str:
+    """(n,) bool as text, a bit each."""
+    return base64.b64encode(np.packbits(mask.cpu().numpy()).tobytes()).decode("ascii")
+
+
+def unpack(text: str, n: int) -> Tensor:
+    """(n,) bool from :func:`pack`."""
+    bits = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
+    if len(bits) != -(-n // 8):
+        raise ValueError(f"{len(bits)} bytes for {n} examples")
+    return torch.from_numpy(np.unpackbits(bits, count=n).astype(bool))
+
+
+def _replaces(fresh: Entry, kept: Entry) -> bool:
+    if (kept.model, kept.weights) != (fresh.model, fresh.weights):
+        return False
+    return kept.digest != fresh.digest or (kept.data, kept.examples) == (fresh.data, fresh.examples)
+
+
+def _entry(values: Mapping[str, Any]) -> Entry:
+    results = [
+        Result(
+            **{
+                **result,
+                "interval": tuple(result["interval"]),
+                "rounds": [(str(name), float(share)) for name, share in result.get("rounds", [])],
+            }
+        )
+        for result in values["results"]
+    ]
+    return Entry(**{**values, "results": results})

@@ -1,0 +1,197 @@
+"""Attacks as text: `pgd20`, `pgd100x10`, `pgd:steps=50,eps=8/255`, `autoattack`, and what they mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from bullettrain.training.settings import ConfigError, nearest, parse
+
+PAPER_EPS, PAPER_STEP = 0.031, 0.003
+"""Of the paper's PGD-20."""
+L2_EPS = 0.5
+"""The radius that robust networks for CIFAR are usually judged at in L2."""
+MENU = (
+    "clean, pgd20, pgd100x10, pgd1000x5 (any pgdSTEPSxRESTARTS), "
+    "pgd:steps=…,restarts=…,step=…,loss=ce|kl|margin,norm=linf|l2,eps=8/255, "
+    "autoattack, autoattack:norm=linf|l2,eps=…, corruptions"
+)
+
+NormName = Literal["linf", "l2"]
+
+
+@dataclass(frozen=True)
+class Clean:
+    """The images as they are."""
+
+    @property
+    def name(self) -> str:
+        """As it is typed."""
+        return "clean"
+
+
+@dataclass(frozen=True)
+class PGD:
+    """Projected gradient ascent from uniform starts; the worst of the restarts counts."""
+
+    steps: int
+    restarts: int
+    step: float
+    loss: Literal["ce", "kl", "margin"]
+    norm: NormName
+    eps: float
+
+    @property
+    def name(self) -> str:
+        """As it is typed, in short; ε, norm and step are told beside it."""
+        times = f"x{self.restarts}" if self.restarts > 1 else ""
+        return f"pgd{self.steps}{times}" + (f"-{self.loss}" if self.loss != "ce" else "")
+
+
+@dataclass(frozen=True)
+class AutoAttack:
+    """The standard ensemble: APGD on cross-entropy, targeted APGD and FAB, Square."""
+
+    norm: NormName
+    eps: float
+
+    @property
+    def name(self) -> str:
+        """As it is typed."""
+        return "autoattack"
+
+
+@dataclass(frozen=True)
+class Corruptions:
+    """A folder of common corruptions."""
+
+    @property
+    def name(self) -> str:
+        """As it is typed."""
+        return "corruptions"
+
+
+Attack: TypeAlias = Clean | PGD | AutoAttack | Corruptions
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What an attack has that does not say: the run's own ε, norm and step, the paper's where there is no run."""
+
+    norm: NormName = "linf"
+    eps: float | None = None
+    """None: 0.031 in L∞, 0.5 in L2."""
+    step: float | None = None
+    """Of attacks at ``eps`` with at least ``steps`` steps; None: see :meth:`step_size`."""
+    steps: int = 20
+
+    def radius(self, norm: NormName) -> float:
+        """ε in ``norm``: the default's own where it is that norm, else what is usual."""
+        if self.eps is not None and norm == self.norm:
+            return self.eps
+        return PAPER_EPS if norm == "linf" else L2_EPS
+
+    def step_size(self, steps: int, norm: NormName, eps: float) -> float:
+        """The run's, or the paper's at its ε; else ε/10, and more where so few steps would not cross the ball."""
+        if self.step is not None and (norm, eps) == (self.norm, self.eps) and steps >= self.steps:
+            return self.step
+        if steps < 20:
+            return few_steps(steps, eps)
+        return PAPER_STEP if (norm, eps) == ("linf", PAPER_EPS) else eps / 10
+
+
+def few_steps(steps: int, eps: float) -> float:
+    """2.5·ε/steps: room to go from any start to any place in the ball; one step is FGSM's 1.25·ε."""
+    return min(2.5 / max(steps, 1), 1.25) * eps
+
+
+def parse_attacks(texts: Sequence[str], defaults: Defaults | None = None) -> list[Attack]:
+    """The attacks that are asked for, each once, in order.
+
+    ``texts`` may each hold several between commas: `clean,pgd20,pgd:steps=50,restarts=2` is three.
+    """
+    words: list[str] = []
+    for text in texts:
+        for part in text.split(","):
+            if "=" in part and ":" not in part and words:
+                words[-1] += f",{part}"  # one more parameter of the attack before
+            elif part.strip():
+                words.append(part.strip())
+    return list(dict.fromkeys(parse_attack(word, defaults or Defaults()) for word in words))
+
+
+def parse_attack(text: str, defaults: Defaults) -> Attack:
+    """One attack; ConfigError with what there is where there is no such one."""
+    name, colon, rest = text.strip().partition(":")
+    if text == "clean":
+        return Clean()
+    if text == "corruptions":
+        return Corruptions()
+    if name == "autoattack":
+        given = _parameters(text, rest, AutoAttack)
+        norm = given.get("norm", defaults.norm)
+        return AutoAttack(norm, _positive(given.get("eps", defaults.radius(norm)), "eps", text, norm))
+    short = re.fullmatch(r"pgd(\d+)(?:x(\d+))?", name)
+    if short is None and name != "pgd":
+        raise ConfigError(f"there is no attack {text!r}; there are {MENU}")
+    given = _parameters(text, rest, PGD)
+    if short is not None:
+        counts = {"steps": int(short[1]), "restarts": int(short[2] or 1)}
+        if both := sorted(counts.keys() & given.keys()):
+            raise ConfigError(f"--attack {text}: {both[0]} is in the name already; write pgd:{rest}")
+        given |= counts
+    elif colon and not rest:
+        raise ConfigError(f"--attack {text}: write pgd:steps=20,eps=8/255, or pgd20")
+    norm = given.get("norm", defaults.norm)
+    eps = _positive(given.get("eps", defaults.radius(norm)), "eps", text, norm)
+    steps, restarts = given.get("steps", 20), given.get("restarts", 1)
+    for key, count in (("steps", steps), ("restarts", restarts)):
+        if count < 1:
+            raise ConfigError(f"--attack {text}: {key} is {count}; it has to be at least 1")
+    step = _positive(given.get("step", defaults.step_size(steps, norm, eps)), "step", text)
+    return PGD(steps, restarts, step, given.get("loss", "ce"), norm, eps)
+
+
+def _parameters(text: str, rest: str, kind: type[Any]) -> dict[str, Any]:
+    """`steps=20,eps=8/255` with each value as ``kind`` has it."""
+    hints = typing.get_type_hints(kind)
+    found: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or key not in hints:
+            what = f"there is no parameter {key!r}" if equals else f"{part!r} is no parameter"
+            raise ConfigError(f"--attack {text}: {what}; there are {', '.join(hints)}{nearest(key, list(hints))}")
+        if key in found:
+            raise ConfigError(f"--attack {text}: {key} is given twice")
+        found[key] = parse(value, hints[key], f"--attack {text}: {key}")
+    return found
+
+
+def _positive(value: float, key: str, text: str, norm: str = "") -> float:
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"--attack {text}: {key} is {value:g}; it has to be a number above 0")
+    if key == "eps" and norm == "linf" and value > 1:
+        raise ConfigError(f"--attack {text}: eps is {value:g}, but pixels are in [0, 1]; did you mean {value:g}/255?")
+    return value
+
+
+def as_dict(attack: Attack) -> dict[str, Any]:
+    """All that determines the attack, for a record."""
+    return {"attack": type(attack).__name__.lower(), **dataclasses.asdict(attack)}
+
+
+def threat_in_words(norm: str, eps: float) -> str:
+    """`L∞ 8/255`."""
+    return f"{'L∞' if norm == 'linf' else 'L2'} {radius(eps)}"
+
+
+def radius(eps: float) -> str:
+    """ε as a person writes it: 0.3, or 8/255 where that is shorter than the number."""
+    of_255 = eps * 255
+    if float(f"{eps:.3g}") != eps and round(of_255) and abs(of_255 - round(of_255)) < 1e-6:
+        return f"{round(of_255)}/255"
+    return f"{eps:.4g}"

@@ -1,0 +1,258 @@
+"""The network that is judged: a run, a checkpoint, a foreign state_dict, a function of the user's, or timm's."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bullettrain.loading import load, misfit
+from bullettrain.models import Normalize, build
+from bullettrain.training.config import Config
+from bullettrain.training.folder import WEIGHTS, RunError, RunFolder, read_weights
+from bullettrain.training.settings import ConfigError
+
+FORMS = (
+    "a run's folder, a checkpoint (.safetensors), a state_dict (.pt) with --network, "
+    "package.module:function or timm:NAME"
+)
+WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
+"""Keys under which other people's checkpoints hold the weights."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network in eval mode, on the CPU, and where it comes from."""
+
+    name: str
+    network: nn.Module
+    weights: str
+    """Which of a run's: "last", "best", "averaged"; else what the user wrote."""
+    folder: Path | None = None
+    """The run's, where there is one."""
+    config: Config | None = None
+
+    @property
+    def digest(self) -> str:
+        """Changes with the architecture and with every weight and buffer, also those that no checkpoint holds."""
+        found = hashlib.blake2b(str(self.network).encode(), digest_size=16)
+        for name, tensor in (*self.network.named_parameters(), *self.network.named_buffers()):
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
+
+
+def find_subject(
+    model: str,
+    *,
+    weights: str = "last",
+    network: str | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    channels: int = 3,
+    image_size: int = 32,
+    classes: int = 10,
+) -> Subject:
+    """The network that ``model`` names; ConfigError or RunError where there is none.
+
+    Args:
+        model: a run's folder, a checkpoint, `package.module:function` or `timm:NAME`.
+        weights: of a run's folder, which.
+        network: what a bare state_dict is of: a name of `bullettrain.models`, or a function or timm name as above.
+        mean: normalisation in front of a network built from ``network``, one value a channel.
+        std: with ``mean``.
+        channels: of the images, for a network built from its name.
+        image_size: likewise.
+        classes: likewise, where the weights do not tell.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        _unused(network, mean, std, "a run's folder says itself what it is of")
+        return _of_run(path, weights)
+    if path.is_file():
+        if path.suffix == ".safetensors" and network is None:
+            tensors, about = read_weights(path)
+            if "network" in about:
+                _unused(None, mean, std, "the checkpoint says itself what it is of")
+                config = config_of(model)
+                if config is None:
+                    return Subject(path.name, load(path), path.name)
+                return Subject(path.resolve().parent.name, load(path), path.stem, path.parent, config)
+        if network is None:
+            raise ConfigError(f"{model} does not say which network it is of; name it, e.g. --network wrn-34-10")
+        tensors = read_state(path)
+        shape = {"channels": channels, "image_size": image_size, "classes": classes}
+        return Subject(path.name, _fill(network, tensors, path, mean, std, shape), path.name)
+    if ":" in model:
+        _unused(network, None, None, f"{model} is a network, not weights for one")
+        return Subject(model, _normalised(_called(model, pretrained=True), mean, std).eval(), model)
+    raise _no_network(model)
+
+
+def check_form(model: str) -> None:
+    """ConfigError or RunError where ``model`` names nothing that is there; what it is of is found out later."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        _check_run(path)
+    elif not path.is_file() and ":" not in model:
+        raise _no_network(model)
+
+
+def _no_network(model: str) -> ConfigError:
+    hint = " (no such file or folder)" if os.sep in model or Path(model).suffix else ""
+    return ConfigError(f"{model!r} is no network{hint}; give {FORMS}")
+
+
+def config_of(model: str) -> Config | None:
+    """The configuration of the run that ``model`` is, or is a checkpoint of; None where there is no run."""
+    path = Path(model).expanduser()
+    folder = RunFolder(path if path.is_dir() else path.parent)
+    return folder.config() if (path.is_dir() or path.is_file()) and folder.exists else None
+
+
+def _check_run(path: Path) -> RunFolder:
+    folder = RunFolder(path)
+    if not folder.exists:
+        nested = [name for name in ("bullettrain", "baseline") if RunFolder(path / name).exists]
+        hint = f"; judge its runs one by one: {path / nested[0]}" if nested else ""
+        raise RunError(f"{path} is no run: it has no config.yaml{hint}")
+    return folder
+
+
+def _of_run(path: Path, weights: str) -> Subject:
+    folder = _check_run(path)
+    if weights in WEIGHTS and not (path / f"{weights}.safetensors").is_file():
+        there = [name for name in WEIGHTS if (path / f"{name}.safetensors").is_file()]
+        has = f"it has {', '.join(there)}" if there else "it has none yet"
+        raise RunError(f"{path} has no {weights!r} weights; {has}")
+    return Subject(path.resolve().name, load(path, weights=weights), weights, path, folder.config())
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a state_dict: .safetensors, or what torch.save wrote, bare or inside a checkpoint.
+
+    The prefixes that DataParallel and torch.compile put before names are taken off.
+    """
+    if path.suffix == ".safetensors":
+        return read_weights(path)[0]
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a foreign file makes of the unpickler
+        line = (str(error) or type(error).__name__).splitlines()[0]
+        why = "it holds more than tensors" if "weights_only" in str(error) else line
+        raise RunError(f"{path} cannot be read as weights: {why}; save its state_dict() with torch.save") from None
+    for key in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+            break
+    if not isinstance(content, Mapping) or not content or not all(map(torch.is_tensor, content.values())):
+        raise RunError(f"{path} holds no state_dict; save the network's state_dict() with torch.save")
+    return {str(key).removeprefix("module.").removeprefix("_orig_mod."): value for key, value in content.items()}
+
+
+def _fill(
+    network: str,
+    tensors: dict[str, Tensor],
+    path: Path,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    shape: Mapping[str, int],
+) -> nn.Module:
+    """The network called ``network`` with the weights of ``path``."""
+    if {"mu", "sigma"} <= tensors.keys():  # RobustBench keeps the normalisation beside the weights
+        kept = [tensors.pop(key).flatten().tolist() for key in ("mu", "sigma")]
+        mean, std = (mean, std) if mean is not None else (kept[0], kept[1])
+    if ":" in network:
+        made = _called(network, pretrained=False)
+        inside = made
+        made = _normalised(made, mean, std)
+    else:
+        try:
+            made = inside = build(
+                network,
+                num_classes=_classes(tensors) or shape["classes"],
+                channels=shape["channels"],
+                image_size=shape["image_size"],
+                mean=mean,
+                std=std,
+            )
+        except ValueError as error:
+            raise ConfigError(f"--network: {error}") from None
+    try:
+        inside.load_state_dict(tensors)
+    except RuntimeError:
+        raise ConfigError(f"{path} does not fit {network}: {misfit(inside, tensors)}") from None
+    return made.eval()
+
+
+def _classes(tensors: Mapping[str, Tensor]) -> int | None:
+    """Rows of the last matrix: the classes of a network that ends in a linear layer."""
+    matrices = [tensor for key, tensor in tensors.items() if tensor.ndim == 2 and key.endswith("weight")]
+    return len(matrices[-1]) if matrices and len(matrices[-1]) > 1 else None
+
+
+def _called(text: str, *, pretrained: bool) -> nn.Module:
+    """A network from `timm:NAME`, or from `package.module:function`, called without arguments."""
+    where, _, name = text.partition(":")
+    if where == "timm":
+        return _of_timm(name, pretrained)
+    if not where or not name.isidentifier() or not all(part.isidentifier() for part in where.split(".")):
+        raise ConfigError(f"{text!r} is no network; give {FORMS}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does: a module beside the user is found
+    try:
+        module = importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not where.startswith(error.name):
+            raise
+        raise ConfigError(f"{text}: there is no module {error.name!r} here or among what is installed") from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"{text}: {where} has no function {name!r}{_offered(vars(module))}")
+    made = function()
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"{text} returned {type(made).__name__}; it has to return a torch.nn.Module")
+    return made
+
+
+def _offered(names: Iterable[str]) -> str:
+    shown = [name for name in names if not name.startswith("_")]
+    return f"; it has {', '.join(shown[:8])}" if shown else ""
+
+
+def _of_timm(name: str, pretrained: bool) -> nn.Module:
+    try:
+        import timm
+    except ImportError as error:  # it needs torchvision, which no extra of ours brings
+        raise ConfigError(f"timm:{name} needs timm, which cannot be imported ({error}): pip install timm") from None
+    try:
+        network: nn.Module = timm.create_model(name, pretrained=pretrained)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"timm:{name}: {(str(error) or 'unknown').splitlines()[0]}") from None
+    about: Mapping[str, Any] = getattr(network, "pretrained_cfg", None) or {}
+    return _normalised(network, about.get("mean"), about.get("std"))
+
+
+def _normalised(network: nn.Module, mean: Sequence[float] | None, std: Sequence[float] | None) -> nn.Module:
+    if mean is None and std is None:
+        return network
+    if mean is None or std is None:
+        raise ConfigError("--mean and --std go together: give both or neither")
+    try:
+        return nn.Sequential(Normalize(mean, std), network)
+    except ValueError as error:
+        raise ConfigError(f"--mean, --std: {error}") from None
+
+
+def _unused(network: str | None, mean: object, std: object, why: str) -> None:
+    for option, value in (("--network", network), ("--mean", mean), ("--std", std)):
+        if value is not None:
+            raise ConfigError(f"{option} was given, but {why}; leave it out")

@@ -1,0 +1,80 @@
+"""What a person sees while a network is judged: a line a result, and a bar on a terminal."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bullettrain.evaluation.results import Result
+from bullettrain.evaluation.specs import threat_in_words
+from bullettrain.reporting import words
+from bullettrain.training.display import Evaluating, duration
+from bullettrain.training.signals import StopRequest
+
+
+class Watch:
+    """Progress of an evaluation; without a console it is silent."""
+
+    def __init__(self, console: Console | None = None, stop: StopRequest | None = None) -> None:
+        self.console, self.stop = console, stop
+        self.progress: Progress | None = None
+
+    def __enter__(self) -> Watch:
+        if self.console is not None and self.console.is_terminal:
+            self.progress = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(compact=True),
+                TextColumn("left"),
+                console=self.console,
+                expand=True,
+                transient=True,
+            )
+            self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+    def attacking(self, name: str, total: int) -> Evaluating:
+        """A bar for an attack on ``total`` images."""
+        return Evaluating(self.progress, words.attack_name(name), total, self.stop)
+
+    def done(self, result: Result, *, kept: bool) -> None:
+        """A result, new or from before, in a line; points of a curve are left to the bar where there is one."""
+        if self.console is None or (self.progress is not None and result.role == "curve"):
+            return
+        self.console.print(line(result, kept=kept), soft_wrap=True, highlight=False, markup=False)
+
+
+def line(result: Result, *, kept: bool = False) -> str:
+    """A result in a line: `PGD-20  L∞ 0.031  50.41 %  (49.43 to 51.39)  12.3 s`."""
+    parts = [title(result)]
+    if result.role == "curve":
+        parts.append(f"curve of {result.examples} images")
+    parts += [share(result.accuracy), interval(result.interval)]
+    parts += [result.precision] if result.precision != "float32" else []
+    parts.append("from before" if kept else duration(result.seconds))
+    return "  ".join(parts)
+
+
+def title(result: Result) -> str:
+    """`PGD-20  L∞ 8/255`."""
+    name = words.attack_name(result.name)
+    return f"{name}  {threat_in_words(*result.threat)}" if result.threat else name
+
+
+def share(value: float) -> str:
+    """50.41 %: two digits, since results are compared by tenths."""
+    return words.plain(words.percent(value, 2))
+
+
+def interval(ends: tuple[float, float]) -> str:
+    """(49.43 to 51.39)."""
+    return f"({100 * ends[0]:.2f} to {100 * ends[1]:.2f})"

@@ -1,0 +1,95 @@
+"""Results as rows and sentences, for the terminal and for the report alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bullettrain.evaluation.paper import paper_figure
+from bullettrain.evaluation.results import Entry, Result, worst_cases
+from bullettrain.evaluation.specs import threat_in_words
+from bullettrain.reporting.words import attack_name, listed, percent, plain, points
+from bullettrain.training.config import Config
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: an attack, one of AutoAttack's parts, or the worst case over attacks."""
+
+    kind: Literal["attack", "part", "worst"]
+    name: str
+    threat: str
+    accuracy: float
+    precision: str
+    interval: tuple[float, float] | None = None
+    paper: float | None = None
+    seconds: float | None = None
+
+
+def rows(entry: Entry, results: Sequence[Result], config: Config | None) -> list[Row]:
+    """The results, AutoAttack's parts below it, and the worst case over all on one threat."""
+    found = []
+    for result in results:
+        threat = threat_in_words(*result.threat) if result.threat else ""
+        part = f", {result.corruptions['over']} of 15" if result.corruptions.get("missing") else ""
+        paper = paper_figure(config, result.name, result.attack.get("eps"), entry.data)
+        found.append(
+            Row(
+                "attack",
+                attack_name(result.name) + part,
+                threat,
+                result.accuracy,
+                result.precision,
+                result.interval,
+                paper,
+                result.seconds,
+            )
+        )
+        if result.attack["attack"] == "autoattack":
+            parts = result.rounds[1:]
+            found += [Row("part", f"after {name}", "", left, result.precision) for name, left in parts]
+    for case in worst_cases(results):
+        threat = threat_in_words(case["norm"], case["eps"])
+        found.append(Row("worst", "worst case", threat, case["accuracy"], case["precision"], case["interval"]))
+    return found
+
+
+def difference(results: Sequence[Result]) -> str:
+    """How much bf16 differs from float32, where both were run; else nothing."""
+    exact = {str(result.attack): result for result in results if result.precision == "float32"}
+    parts = []
+    for result in results:
+        other = exact.get(str(result.attack))
+        if result.precision != "bf16" or other is None:
+            continue
+        part = f"{attack_name(result.name)} {points(result.accuracy - other.accuracy, 2)}"
+        if result.survived and other.survived and result.examples == other.examples:
+            part += f" ({int((result.mask != other.mask).sum())} of {result.examples} images)"
+        parts.append(part)
+    return f"bf16 against float32: {', '.join(parts)}" if parts else ""
+
+
+def weakest(entry: Entry, results: Sequence[Result]) -> str:
+    """The classes that the strongest attack leaves least and most of; nothing where there is no attack."""
+    attacked = [result for result in results if result.threat and result.per_class]
+    if not attacked:
+        return ""
+    result = min(attacked, key=lambda result: result.accuracy)
+    shares = [(value, name) for value, name in zip(result.per_class, entry.classes, strict=True) if value is not None]
+    if len(shares) < 2:
+        return ""
+    (low, weak), (high, strong) = min(shares), max(shares)
+    if low == high:
+        return ""
+    text = f"weakest class under {attack_name(result.name)}: {weak} {percent(low)}; strongest: {strong} {percent(high)}"
+    return plain(text)
+
+
+def mean_in_words(result: Result) -> str:
+    """`mean over 14 of 15, without frost: 73.20 %`."""
+    about = result.corruptions
+    missing = [name.replace("_", " ") for name in about["missing"]]
+    without = f", without {listed(missing)}" if missing else ""
+    text = f"mean over {about['over']} of 15{without}: {percent(result.accuracy, 2)}"
+    return plain(text + (f"; mean corruption error {percent(about['mce'], 2)}" if "mce" in about else ""))

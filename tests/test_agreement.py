@@ -1,0 +1,58 @@
+"""Other people's tools give the same robust accuracy, where they are installed; results/agreement has recorded ones."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import bullettrain as bt
+from bullettrain.data import ImageSet, load
+
+ROOT = Path(__file__).resolve().parent.parent
+POINTS = 0.003
+
+
+@pytest.fixture(scope="module")
+def agreement():
+    path = ROOT / "benchmarks" / "agreement.py"
+    if not path.is_file():
+        pytest.skip("benchmarks/ is not here")
+    spec = importlib.util.spec_from_file_location("agreement", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """All 1,797 of them: images that the network has seen will do, since only tools are compared."""
+    train, test = (load("digits", split=split) for split in ("train", "test"))
+    return ImageSet(torch.cat([train.images, test.images]), torch.cat([train.labels, test.labels]), train.classes)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.15), ("l2", 0.8)])
+@pytest.mark.parametrize("peer", ["torchattacks", "foolbox"])
+def test_pgd_agrees(agreement, robust_run, digits, peer, norm, eps):
+    pytest.importorskip(peer, reason=f"{peer} is not installed", exc_type=ImportError)
+    # From the images themselves: then the noise, of which each tool draws its own, is no excuse.
+    settings = {"norm": norm, "eps": eps, "steps": 20, "step": eps / 10, "random": False}
+    accuracy = agreement.compare(bt.load(robust_run), digits, **settings, peers=[peer])["accuracy"]
+    assert 0.2 < accuracy["bullettrain"] < 0.8  # the attack does something, and not everything
+    assert abs(accuracy["bullettrain"] - accuracy[peer]) <= POINTS
+
+
+def test_recorded_comparisons_agree():
+    files = sorted((ROOT / "results" / "agreement").glob("pgd-*.json"))
+    if not files:
+        pytest.skip("results/ is not here")
+    for file in files:
+        result = json.loads(file.read_text())
+        assert {"bullettrain", "torchattacks", "foolbox"} <= set(result["versions"])
+        assert {row["norm"] for row in result["rows"]} == {"linf", "l2"}
+        for row in result["rows"]:
+            assert row["examples"] >= 1000
+            ours = row["accuracy"]["bullettrain"]
+            assert all(abs(accuracy - ours) <= POINTS for accuracy in row["accuracy"].values()), file

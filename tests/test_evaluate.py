@@ -1,0 +1,452 @@
+"""Judging a network: what is kept, what is reused, what is concluded, and what a person sees of it."""
+
+import io
+import json
+import sys
+import types
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import nn
+
+from bullettrain.data import DataError, load
+from bullettrain.evaluation import evaluate as judging
+from bullettrain.evaluation.evaluate import Plan, evaluate
+from bullettrain.evaluation.masking import smells
+from bullettrain.evaluation.paper import paper_figure
+from bullettrain.evaluation.results import FILE, Result, Store, pack, worst_cases
+from bullettrain.evaluation.specs import PGD, Clean, Corruptions, Defaults, parse_attacks
+from bullettrain.evaluation.subject import Subject, find_subject
+from bullettrain.evaluation.watch import Watch
+from bullettrain.reporting.verdict import difference, mean_in_words
+from bullettrain.training import recipe
+from bullettrain.training.folder import RunError
+from bullettrain.training.signals import StoppedError
+from conftest import assert_same, snapshot
+
+CPU = torch.device("cpu")
+AT = Defaults("linf", 0.15)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits", split="test")
+
+
+class Eye(Watch):
+    """Looks on, and stops after so many batches."""
+
+    def __init__(self, stop_after=None):
+        super().__init__()
+        self.seen, self.batches, self.stop_after = [], 0, stop_after
+
+    def done(self, result, *, kept):
+        self.seen.append((result.name, result.role, kept))
+
+    def attacking(self, name, total):
+        bar, eye = super().attacking(name, total), self
+
+        class Counting(type(bar)):
+            def __call__(self, images):
+                eye.batches += 1
+                if eye.batches == eye.stop_after:
+                    raise StoppedError
+                super().__call__(images)
+
+        bar.__class__ = Counting
+        return bar
+
+
+def judge(subject, images, folder, texts, *, eye=None, **plan):
+    eye = eye or Eye()
+    entry, asked = evaluate(
+        subject,
+        images,
+        "digits",
+        Plan(parse_attacks(texts, AT), batch_size=100, **plan),
+        device=CPU,
+        store=Store(folder),
+        watch=eye,
+    )
+    return entry, asked, eye
+
+
+def test_results_agree_with_the_plain_functions(robust_run, digits, tmp_path):
+    from bullettrain.evaluation import clean_accuracy, robust_accuracy
+
+    subject = find_subject(str(robust_run))
+    before = snapshot(subject.network)
+    entry, asked, _ = judge(subject, digits, tmp_path, ["pgd5x2"], seed=3)
+    subject.network.requires_grad_(True)  # held for good while it is judged, and only that
+    assert_same(before, snapshot(subject.network))
+    clean, attacked = asked
+    assert clean.accuracy == clean_accuracy(subject.network, digits, device=CPU)
+    assert (clean.correct, clean.examples) == (round(clean.accuracy * 359), 359)
+    assert clean.interval[0] < clean.accuracy < clean.interval[1]
+    again = robust_accuracy(
+        subject.network, digits, eps=0.15, steps=5, step_size=0.075, restarts=2, device=CPU, batch_size=100, seed=3
+    )
+    assert attacked.accuracy == again
+    assert attacked.accuracy < clean.accuracy - 0.05
+    assert not (attacked.mask & ~clean.mask).any()
+    assert [name for name, _ in attacked.rounds] == ["clean", "restart 1", "restart 2"]
+    shares = [share for _, share in attacked.rounds]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] == attacked.accuracy
+    assert len(attacked.per_class) == 10
+    assert entry.classes == [str(d) for d in range(10)]
+
+
+def test_a_terminal_shows_a_bar_that_ends_full(robust_run, digits, tmp_path, monkeypatch):
+    from rich.console import Console
+    from rich.progress import Progress
+
+    shown, original = [], Progress.update
+
+    def update(self, bar, **values):
+        shown.append((values["completed"], values["total"]))
+        original(self, bar, **values)
+
+    monkeypatch.setattr(Progress, "update", update)
+    console = Console(force_terminal=True, width=80, file=io.StringIO())
+    with Watch(console) as watch:
+        plan = Plan(parse_attacks(["pgd2x2", "pgd3"], AT), batch_size=100, curves=AT, curve_size=40)
+        evaluate(find_subject(str(robust_run)), digits, "digits", plan, device=CPU, store=Store(tmp_path), watch=watch)
+    assert shown[3] == (359, 359)  # the clean look
+    ends = [index for index in range(4, len(shown)) if shown[index][0] == shown[index][1]]
+    assert all(done <= total for done, total in shown)
+    # PGD twice; of the curves one point is in both, and one more is without bounds.
+    assert len(ends) == 2 + len(judging.CURVE_STEPS) + len(judging.CURVE_EPS)
+    text = console.file.getvalue()
+    assert "PGD-2×2  L∞ 0.15" in text
+    assert "curve of" not in text  # the bar is enough for those
+
+
+def test_what_is_there_is_not_computed_again(robust_run, digits, tmp_path):
+    subject = find_subject(str(robust_run))
+    _, first, _ = judge(subject, digits, tmp_path, ["pgd3"])
+    _, second, eye = judge(subject, digits, tmp_path, ["pgd3", "pgd4"])
+    assert eye.seen == [("clean", "attack", True), ("pgd3", "attack", True), ("pgd4", "attack", False)]
+    assert second[:2] == first
+    assert {result.name for result in Store(tmp_path).entries[0].results} == {"clean", "pgd3", "pgd4"}
+    _, third, eye = judge(subject, digits, tmp_path, ["pgd3"], again=True)
+    assert eye.seen[1] == ("pgd3", "attack", False)
+    assert third[1].survived == first[1].survived
+
+
+CHANGES = ["weights", "images", "seed", "batch_size", "precision", "eps", "labels"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_nothing_stale_is_reused(robust_run, digits, tmp_path, change):
+    subject = find_subject(str(robust_run))
+    images = digits.subset(torch.arange(60))
+    judge(subject, images, tmp_path, ["pgd2"])
+    texts, plan = ["pgd2"], {}
+    if change == "weights":
+        subject.network.conv1.bias[0] += 1e-3
+    elif change == "images":
+        images = replace(images, images=images.images.clone())
+        images.images[30, 0, 0, 0] += 1
+    elif change == "labels":
+        images = replace(images, labels=images.labels.roll(1))
+    elif change == "eps":
+        texts = ["pgd2:eps=0.1"]
+    else:
+        plan = {"seed": {"seed": 1}, "batch_size": {"batch_size": 30}, "precision": {"precisions": ("bf16",)}}[change]
+    arguments = {"batch_size": 100, **plan}
+    eye = Eye()
+    plan = Plan(parse_attacks(texts, AT), **arguments)
+    evaluate(subject, images, "digits", plan, device=CPU, store=Store(tmp_path), watch=eye)
+    assert ("pgd2", "attack", False) in eye.seen
+    kept = [result for result in Store(tmp_path).entries[0].results if result.name == "pgd2"]
+    # Of other weights or images nothing is kept; of other circumstances the newest; other attacks stand beside.
+    assert len(kept) == (2 if change in ("eps", "precision") else 1)
+
+
+@pytest.mark.parametrize("stop", [2, 4, 5, 6, 8])
+def test_an_interrupted_evaluation_goes_on(robust_run, digits, tmp_path, stop):
+    subject = find_subject(str(robust_run))
+    _, whole, counted = judge(subject, digits, tmp_path / "whole", ["pgd3x2", "pgd4"])
+    with pytest.raises(StoppedError):
+        judge(subject, digits, tmp_path / "cut", ["pgd3x2", "pgd4"], eye=Eye(stop_after=stop))
+    (kept,) = json.loads((tmp_path / "cut" / FILE).read_text())["unfinished"].values()
+    assert kept["batches"] + 4 * len(kept["shares"]) > 0
+    if stop > 4:  # something else in between does not lose what was done
+        judge(subject, digits, tmp_path / "cut", ["pgd2"])
+    _, rest, eye = judge(subject, digits, tmp_path / "cut", ["pgd3x2", "pgd4"])
+    assert [(r.key, r.survived, r.rounds) for r in rest] == [(r.key, r.survived, r.rounds) for r in whole]
+    assert eye.batches == counted.batches - stop  # not a batch was made twice
+    assert "unfinished" not in json.loads((tmp_path / "cut" / FILE).read_text())
+
+
+def test_an_unfinished_attack_of_other_weights_is_not_gone_on_with(robust_run, digits, tmp_path):
+    subject = find_subject(str(robust_run))
+    with pytest.raises(StoppedError):
+        judge(subject, digits, tmp_path, ["pgd3x2"], eye=Eye(stop_after=6))
+    subject.network.conv1.bias[0] += 1e-3
+    _, found, _ = judge(subject, digits, tmp_path, ["pgd3x2"])
+    _, fresh, _ = judge(subject, digits, tmp_path / "fresh", ["pgd3x2"])
+    assert found[1].survived == fresh[1].survived
+
+
+def test_parts_of_a_dataset_stand_beside_the_whole(robust_run, digits, tmp_path):
+    subject = find_subject(str(robust_run))
+    judge(subject, digits, tmp_path, ["pgd2"])
+    judge(subject, digits.subset(torch.arange(50)), tmp_path, ["pgd2"])
+    assert [entry.examples for entry in Store(tmp_path).entries] == [359, 50]
+    # A run that was renamed is still the same; with other weights nothing of it is true any more.
+    judge(replace(subject, name="renamed"), digits, tmp_path, ["pgd2"])
+    assert [(entry.model, entry.examples) for entry in Store(tmp_path).entries] == [("renamed", 359), ("robust", 50)]
+    subject.network.conv1.bias[0] += 1e-3
+    judge(subject, digits, tmp_path, ["pgd2"])
+    assert [(entry.model, entry.examples) for entry in Store(tmp_path).entries] == [("renamed", 359), ("robust", 359)]
+
+
+def test_two_evaluations_in_one_folder_would_overwrite_each_other(tmp_path):
+    with Store(tmp_path / "new").alone():
+        assert (tmp_path / "new").is_dir()
+        with pytest.raises(RunError, match="another evaluation is running there"), Store(tmp_path / "new").alone():
+            pass
+    assert not (tmp_path / "new").exists()  # nothing was written
+
+
+def test_how_far_it_is_is_written_while_it_runs(robust_run, digits, tmp_path, monkeypatch):
+    """A kill leaves no time to write, so it is written before."""
+    monkeypatch.setattr(judging, "SAVE_SECONDS", -1.0)
+    written, original = [], Store.save
+
+    def save(store):
+        written.append(next((state["batches"] for state in store.unfinished.values()), None))
+        original(store)
+
+    monkeypatch.setattr(Store, "save", save)
+    with pytest.raises(StoppedError):
+        judge(find_subject(str(robust_run)), digits, tmp_path, ["pgd3x2"], eye=Eye(stop_after=7))
+    clean, attack = written[: written.index(None)], written[written.index(None) + 1 :]
+    assert clean == [1, 2, 3, 4, 0]  # after each batch, and after the round
+    assert attack == [1, 2, 3, 3]  # the last again, when it was stopped
+
+
+def test_a_file_that_is_no_evaluation_is_refused(tmp_path):
+    for text in ("{", "[]", '{"format": 9}', '{"format": 1, "evaluations": [{}]}'):
+        (tmp_path / FILE).write_text(text)
+        with pytest.raises(RunError, match="choose another --out"):
+            Store(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="is a file"):
+        Store(tmp_path / "file")
+
+
+def test_the_worst_case_is_over_attacks_on_one_threat():
+    def result(name, eps, bits, precision="float32"):
+        mask = torch.tensor(bits, dtype=torch.bool)
+        attack = {"attack": "pgd", "norm": "linf", "eps": eps}
+        share = float(mask.float().mean())
+        return Result(
+            name, attack, "attack", precision, name, 4, int(mask.sum()), share, (0, 1), 1, survived=pack(mask)
+        )
+
+    clean = Result("clean", {"attack": "clean"}, "attack", "float32", "c", 4, 4, 1.0, (0, 1), 1)
+    found = worst_cases(
+        [clean, result("a", 0.1, [1, 1, 0, 0]), result("b", 0.1, [0, 1, 1, 0]), result("c", 0.2, [0, 0, 0, 0])]
+    )
+    assert [(case["eps"], case["attacks"], case["correct"]) for case in found] == [(0.1, ["a", "b"], 1)]
+    assert found[0]["interval"][0] < 0.25 < found[0]["interval"][1]
+
+
+# ------------------------------------------------------------------------------------------------ curves, masking
+
+
+def test_curves_fall_and_show_no_masking_for_an_honest_network(robust_run, digits, tmp_path):
+    subject = find_subject(str(robust_run))
+    entry, _, _ = judge(subject, digits, tmp_path, ["clean"], curves=AT, curve_size=150)
+    curve = [result for result in entry.results if result.role == "curve"]
+    assert {result.examples for result in curve} == {150}
+    by_eps = sorted((r.attack["eps"], r.accuracy) for r in curve if r.attack.get("steps") == 20)
+    assert len(by_eps) == 9
+    assert [accuracy for _, accuracy in by_eps] == sorted((a for _, a in by_eps), reverse=True)
+    assert by_eps[-1] == (1.0, 0.0)  # without bounds nothing is left
+    assert sorted(r.attack["steps"] for r in curve if r.attack.get("eps") == 0.15) == [1, 2, 5, 10, 20, 50, 100]
+    assert entry.warnings == []
+    # Another ε: the points of the first curve have no place beside it.
+    entry, _, _ = judge(subject, digits, tmp_path, ["clean"], curves=Defaults("linf", 0.1), curve_size=50)
+    assert {result.examples for result in entry.results if result.role == "curve"} == {50}
+
+
+class Masked(nn.Module):
+    """A network whose logits have no useful gradient: the image is rounded before it is looked at."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x):
+        return self.network(x + ((x * 4).round() / 4 - x).detach() - (x - x.detach()))
+
+
+def test_a_network_without_gradients_is_noticed(robust_run, digits, tmp_path):
+    subject = Subject("masked", Masked(find_subject(str(robust_run)).network), "masked")
+    entry, _, _ = judge(subject, digits, tmp_path, ["clean"], curves=AT, curve_size=150)
+    assert any("without bounds leaves" in warning for warning in entry.warnings)
+    assert all("masked" in warning for warning in entry.warnings)
+
+
+def pgd_result(steps, eps, alive, *, restarts=1, n=1000, loss="ce"):
+    mask = torch.arange(n) < alive
+    attack = {"attack": "pgd", "steps": steps, "restarts": restarts, "loss": loss, "norm": "linf", "eps": eps}
+    attack["step"] = eps
+    share = alive / n
+    return Result("pgd", attack, "curve", "float32", "k", n, alive, share, (0, 1), 1, survived=pack(mask))
+
+
+def test_each_sign_of_masking_has_its_sentence():
+    def said(*results):
+        return smells(results, dimensions=64)
+
+    assert said(pgd_result(20, 0.1, 500), pgd_result(100, 0.1, 480), pgd_result(20, 0.2, 300)) == []
+    (text,) = said(pgd_result(10, 0.1, 400), pgd_result(20, 0.1, 450), pgd_result(100, 0.1, 470))
+    assert text.startswith("more steps break less: 40.0 % after 10 steps, but 47.0 % after 100 steps at ε = 0.1")
+    (text,) = said(pgd_result(1, 0.1, 300), pgd_result(20, 0.1, 450))
+    assert text.startswith("one step breaks more than many: 30.0 % after 1 step, but 45.0 % after 20 steps")
+    (text,) = said(pgd_result(20, 0.1, 300), pgd_result(20, 0.2, 350))
+    assert text.startswith("a larger ε breaks less: 30.0 % at ε = 0.1, but 35.0 % at ε = 0.2 with 20 steps")
+    (text,) = said(pgd_result(20, 1.0, 30))
+    assert text.startswith("an attack without bounds leaves 3.0 % after 20 steps, where it should leave 0 %")
+    assert said(pgd_result(20, 1.0, 10)) == []  # a few images can be hard to reach
+    assert said(pgd_result(1, 1.0, 700)) == []  # one step is not enough to ask that of
+    # Fewer steps with more restarts may well be stronger; another loss is another attack.
+    assert said(pgd_result(10, 0.1, 400, restarts=10), pgd_result(20, 0.1, 450)) == []
+    assert said(pgd_result(10, 0.1, 400, loss="margin"), pgd_result(20, 0.1, 450)) == []
+    # A rise within chance is none.
+    assert said(pgd_result(10, 0.1, 400), pgd_result(20, 0.1, 404)) == []
+
+
+def test_an_attack_that_cannot_reach_the_edge_is_noticed(robust_run, digits, tmp_path):
+    subject = find_subject(str(robust_run))
+    entry, _, _ = judge(subject, digits, tmp_path, ["pgd5:step=0.02", "pgd3:step=0.05"])
+    assert entry.warnings == [
+        "pgd5 moves by 5 × 0.02 at most, less than ε = 0.15: it is weaker than it sounds; give it a larger step"
+    ]
+
+
+def test_a_search_without_gradients_that_finds_more_is_noticed():
+    rounds = [("clean", 0.8), ("apgd-ce", 0.52), ("apgd-t", 0.5), ("fab-t", 0.5), ("square", 0.45)]
+    attack = {"attack": "autoattack", "norm": "linf", "eps": 8 / 255}
+    result = Result("autoattack", attack, "attack", "float32", "k", 100, 45, 0.45, (0, 1), 1, rounds=rounds)
+    (text,) = smells([result], dimensions=64)
+    assert text.startswith("Square, which uses no gradients, breaks 5.0 % more")
+    quiet = replace(result, rounds=[*rounds[:4], ("square", 0.495)])
+    assert smells([quiet], dimensions=64) == []
+
+
+# ------------------------------------------------------------------------------------------ precision, corruptions
+
+
+def test_both_precisions_and_their_difference(robust_run, digits, tmp_path):
+    subject = find_subject(str(robust_run))
+    _, asked, _ = judge(subject, digits, tmp_path, ["pgd3"], precisions=("float32", "bf16"))
+    assert [(result.name, result.precision) for result in asked] == [
+        (name, precision) for precision in ("float32", "bf16") for name in ("clean", "pgd3")
+    ]
+    text = difference(asked)
+    assert text.startswith("bf16 against float32: Clean ")
+    assert "points" in text
+    assert "of 359 images)" in text
+    assert difference(asked[:2]) == ""
+
+
+@dataclass(frozen=True)
+class Stand:
+    """What the corruption reader gives."""
+
+    accuracy: dict
+    missing: tuple
+    examples: int
+    mean: float
+    over: int
+
+
+@pytest.fixture
+def corruptions(monkeypatch, tmp_path):
+    calls = []
+    folder = tmp_path / "digits-c"
+    folder.mkdir()
+    (folder / "fog.npy").write_bytes(b"x")
+
+    def corruption_accuracy(model, folder, *, classes, device, batch_size, tick):
+        calls.append((folder.name, classes, batch_size, model.training))
+        tick(10)
+        return Stand({"fog": (0.9, 0.8, 0.7, 0.6, 0.5), "snow": (0.5,) * 5}, ("frost",), 359, 0.6, 14)
+
+    def mean_corruption_error(result, baseline):
+        if "fog" not in baseline:
+            raise DataError("the baseline has no fog")
+        return 1 - result.mean / baseline["fog"][0]
+
+    module = types.ModuleType("bullettrain.evaluation.corruptions")
+    module.CorruptionResult = lambda accuracy, missing, examples: Stand(accuracy, missing, examples, 0.0, 15)
+    module.corruption_accuracy = corruption_accuracy
+    module.mean_corruption_error = mean_corruption_error
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return folder, calls
+
+
+def test_corruptions_say_what_is_missing(robust_run, digits, tmp_path, corruptions):
+    folder, calls = corruptions
+    subject = find_subject(str(robust_run))
+    plan = {"corruptions": folder, "mce_baseline": {"fog": [0.8]}}
+    entry, asked, _ = judge(subject, digits, tmp_path, ["corruptions"], **plan)
+    result = asked[-1]
+    assert calls == [("digits-c", 10, 100, False)]
+    assert (result.accuracy, result.examples) == (0.6, 359)
+    assert result.interval[0] < 0.6 < result.interval[1]
+    assert mean_in_words(result) == ("mean over 14 of 15, without frost: 60.00 %; mean corruption error 25.00 %")
+    assert entry.worst == []
+    judge(subject, digits, tmp_path, ["corruptions"], **plan)
+    assert len(calls) == 1  # the folder is as it was
+    (folder / "snow.npy").write_bytes(b"y")
+    judge(subject, digits, tmp_path, ["corruptions"], **plan)
+    assert len(calls) == 2
+    with pytest.raises(DataError, match="has no fog"):  # said before anything is judged
+        judge(subject, digits, tmp_path, ["corruptions"], corruptions=folder, mce_baseline={"snow": [0.5]})
+    assert len(calls) == 2
+
+
+def test_autoattack_that_is_not_installed_is_named_before_anything_runs(robust_run, digits, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyautoattack", None)
+    monkeypatch.setitem(sys.modules, "autoattack", None)
+    with pytest.raises(ImportError, match=r'AutoAttack needs pyautoattack: pip install "bullettrain\[eval\]"'):
+        judge(find_subject(str(robust_run)), digits, tmp_path, ["autoattack"])
+    assert not (tmp_path / FILE).exists()
+
+
+# ------------------------------------------------------------------------------------------------- the paper, words
+
+
+def test_the_papers_figures_stand_beside_the_papers_recipes_only():
+    trades = recipe("cifar10-trades")
+    assert paper_figure(trades, "pgd20", 0.031, "cifar10") == pytest.approx(0.5635)
+    assert paper_figure(trades.baseline(), "pgd20", 0.031, "cifar10") == pytest.approx(0.5661)
+    assert paper_figure(trades.with_settings(["method.robust=0"]), "clean", None, "cifar10") == pytest.approx(0.875)
+    assert paper_figure(trades.with_settings(["seed=3", "compile=true"]), "clean", None, "cifar10") is not None
+    assert paper_figure(recipe("cifar10-mart"), "pgd20", 0.031, "cifar10") == pytest.approx(0.5874)
+    assert paper_figure(recipe("mnist-pgd").baseline(), "pgd100x20", 0.3, "mnist") == pytest.approx(0.906)
+    assert paper_figure(recipe("cifar100-augmix"), "corruptions", None, "cifar100") == pytest.approx(0.636)
+    for other in (
+        (trades, "pgd20", 8 / 255, "cifar10"),
+        (trades, "autoattack", 0.031, "cifar10"),
+        (trades, "pgd20", 0.031, "cifar100"),
+        (trades.with_settings(["epochs=10"]), "pgd20", 0.031, "cifar10"),
+        (trades.with_settings(["network.name=wrn-28-10"]), "pgd20", 0.031, "cifar10"),
+        (trades.with_settings(["method.robust=5"]), "pgd20", 0.031, "cifar10"),
+        (recipe("cifar10-trades-short"), "pgd20", 0.031, "cifar10"),
+        (None, "pgd20", 0.031, "cifar10"),
+    ):
+        assert paper_figure(*other) is None
+
+
+def test_only_what_exists_is_attacked():
+    assert [type(a) for a in parse_attacks(["clean", "corruptions", "pgd20"])] == [Clean, Corruptions, PGD]
+    assert judging.CURVE_STEPS[0] == 1

@@ -1,0 +1,266 @@
+"""Which images survive: rounds, restarts, resuming, and how sure the shares are."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from bullettrain.attacks import pgd
+from bullettrain.data import ImageSet, to_unit
+from bullettrain.evaluation import clean_accuracy, robust_accuracy
+from bullettrain.evaluation.results import pack, unpack
+from bullettrain.evaluation.rounds import pgd_rounds
+from bullettrain.evaluation.statistics import rises, wilson
+from bullettrain.evaluation.survival import Round, Survival, clean_round, survive
+from conftest import assert_same, norm_net, snapshot
+
+CPU = torch.device("cpu")
+
+
+def images(n=40, net=None):
+    """Random images; with a network, labelled by what it says of them, save every fifth."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (n, 3, 6, 6), dtype=torch.uint8, generator=generator)
+    y = torch.randint(4, (n,), generator=generator)
+    if net is not None:
+        y = net.eval()(to_unit(x)).argmax(dim=1)
+        y[::5] = (y[::5] + 1) % 4
+    return ImageSet(x, y, tuple("abcd"))
+
+
+class Sine(nn.Module):
+    def forward(self, x):
+        return (8 * x).sin()
+
+
+def shaky_net():
+    """Many small basins: whether an image is lost depends on where the attack starts."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(108, 24), Sine(), nn.BatchNorm1d(24), nn.Linear(24, 4))
+
+
+def test_later_rounds_see_only_survivors_in_full_batches():
+    seen = []
+
+    def breaks(numbers):
+        def withstood(x, y, seed):
+            seen.append((len(x), seed))
+            return ~torch.isin(x[:, 0, 0, 0].mul(255).round().long(), torch.tensor(numbers))
+
+        return withstood
+
+    data = images(10)
+    data.images[:, 0, 0, 0] = torch.arange(10)
+    state = survive(
+        [Round("one", breaks([0, 1, 2, 3, 8])), Round("two", breaks([0, 4])), Round("three", breaks([]))],
+        data,
+        device=CPU,
+        batch_size=4,
+    )
+    assert state.alive.nonzero()[:, 0].tolist() == [5, 6, 7, 9]
+    assert state.shares == [0.5, 0.4, 0.4]
+    assert [size for size, _ in seen] == [4, 4, 2, 4, 1, 4]
+    assert len({seed for _, seed in seen}) == 6  # no two batches share their noise
+
+
+def test_nothing_left_needs_no_more_rounds():
+    def never(x, y, seed):
+        raise AssertionError("an image that is lost was attacked")
+
+    rounds = [Round("all", lambda x, y, seed: torch.zeros(len(x), dtype=torch.bool)), Round("more", never)]
+    state = survive(rounds, images(5), device=CPU)
+    assert state.shares == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("stop", range(1, 9))
+def test_a_stop_after_any_batch_changes_nothing(stop):
+    net = shaky_net()
+    data = images(17, net)
+    rounds = [clean_round(net), *pgd_rounds(net, eps=0.02, steps=2, step_size=0.01, restarts=2, device=CPU)]
+    arguments = {"device": CPU, "batch_size": 3, "seed": 5}
+    whole = survive(rounds, data, **arguments)
+    assert 0 < whole.share < whole.shares[0]
+    ticks, kept = [], []
+
+    def tick(count):
+        ticks.append(count)
+        if len(ticks) == stop:
+            raise KeyboardInterrupt
+
+    def keep(state):
+        kept[:] = [(state.alive.clone(), state.pending.clone(), state.batches, list(state.shares))]
+
+    with pytest.raises(KeyboardInterrupt):
+        survive(rounds, data, tick=tick, saved=keep, **arguments)
+    again = survive(rounds, data, state=Survival(*kept[0]), **arguments)
+    assert torch.equal(again.alive, whole.alive)
+    assert again.shares == whole.shares
+
+
+def test_accuracies_are_means_of_what_survives_and_change_nothing():
+    net = shaky_net()
+    data = images(30, net)
+    net.train()
+    before = snapshot(net)
+    clean = clean_accuracy(net, data, device=CPU, batch_size=7)
+    robust = robust_accuracy(net, data, eps=0.01, steps=3, step_size=0.004, restarts=3, device=CPU, batch_size=7)
+    assert_same(before, snapshot(net))
+    net.eval()
+    right = net(to_unit(data.images)).argmax(dim=1) == data.labels
+    assert clean == int(right.sum()) / 30 == 24 / 30
+    assert 0 < robust < clean
+
+
+@pytest.mark.parametrize("loss", ["ce", "kl", "margin"])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_worst_of_the_restarts_counts(norm, loss):
+    """Against the attack written out: every restart on every image, then the worst."""
+    from bullettrain.data.base import derive_seed
+
+    net = shaky_net()
+    data = images(25, net)
+    eps = 0.01 if norm == "linf" else 0.05
+    settings = {"eps": eps, "steps": 2, "step_size": eps / 2, "norm": norm, "loss": loss}
+    x, y = to_unit(data.images), data.labels
+    alive = net(x).argmax(dim=1) == y
+    for restart in range(3):
+        rows = alive.nonzero()[:, 0]
+        x_adv = pgd(
+            net,
+            x[rows],
+            y[rows],
+            target=net(x[rows]).softmax(dim=1).detach() if loss == "kl" else None,
+            generator=torch.Generator().manual_seed(derive_seed(9, restart + 1, 0)),
+            **settings,
+        )
+        alive[rows] &= net(x_adv).argmax(dim=1) == y[rows]
+    found = robust_accuracy(net, data, restarts=3, device=CPU, seed=9, **settings)
+    assert found == int(alive.sum()) / 25
+    assert 0 < found < 20 / 25
+
+
+def test_more_restarts_never_raise_the_accuracy():
+    net = shaky_net()
+    data = images(40, net)
+    accuracies = [
+        robust_accuracy(net, data, eps=0.06, steps=1, step_size=0.001, restarts=n, device=CPU, batch_size=9)
+        for n in (1, 2, 4, 8)
+    ]
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert accuracies[0] > accuracies[-1]
+
+
+def test_what_is_left_is_an_upper_bound_that_ends_at_zero():
+    net = shaky_net()
+    data = images(20, net)
+    rounds = [clean_round(net), *pgd_rounds(net, eps=0.02, steps=1, step_size=0.02, restarts=2, device=CPU)]
+    done, left = [0], [Survival.fresh(20).left(3, 6)]
+
+    def tick(count):
+        done[0] += count
+
+    def saved(state):
+        left.append(state.left(3, 6))
+
+    state = survive(rounds, data, device=CPU, batch_size=6, tick=tick, saved=saved)
+    assert left == sorted(left, reverse=True)
+    assert left[0] == 60 >= done[0]
+    assert state.left(3, 6) == 0
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_equals_scipys(counts):
+    from scipy.stats import binomtest
+
+    correct, total = counts
+    expected = binomtest(correct, total).proportion_ci(0.95, method="wilson")
+    assert wilson(correct, total) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_wilson_needs_examples():
+    with pytest.raises(ValueError, match="at least one"):
+        wilson(0, 0)
+
+
+def test_a_rise_is_told_from_chance():
+    before = torch.zeros(1000, dtype=torch.bool)
+    before[:500] = True
+    after = before.clone()
+    assert not rises(before, after)
+    after[500:510] = True  # ten more, none less: 1 %, and beyond chance
+    assert rises(before, after)
+    assert not rises(after, before)
+    noisy = before.clone()
+    noisy[480:500], noisy[500:525] = False, True  # 25 gained, 20 lost
+    assert not rises(before, noisy)
+    few = before.clone()
+    few[500:504] = True
+    assert not rises(before, few)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=70))
+def test_masks_survive_being_written(bits):
+    mask = torch.tensor(bits)
+    assert torch.equal(unpack(pack(mask), len(bits)), mask)
+    with pytest.raises(ValueError, match="bytes"):
+        unpack(pack(mask), len(bits) + 8)
+
+
+def test_accuracy_in_each_class():
+    from bullettrain.evaluation.results import result_of
+    from bullettrain.evaluation.specs import Clean
+
+    labels = torch.tensor([0, 0, 0, 1, 3, 3])
+    alive = torch.tensor([True, False, True, False, True, True])
+    result = result_of(
+        Clean(),
+        Survival(alive, alive, 0, [alive.float().mean().item()]),
+        labels,
+        4,
+        role="attack",
+        precision="float32",
+        key="k",
+        seconds=1.0,
+        rounds=["clean"],
+    )
+    assert result.per_class == [pytest.approx(2 / 3), 0.0, None, 1.0]
+    assert (result.correct, result.examples) == (4, 6)
+    assert result.accuracy == pytest.approx(4 / 6)
+    assert torch.equal(result.mask, alive)
+    assert not math.isnan(np.mean(result.interval))
+
+
+def test_a_network_in_half_precision_gives_float32_logits_and_close_ones():
+    from bullettrain.evaluation.network import Judged
+
+    net = norm_net().eval()
+    x = to_unit(images(8).images)
+    exact, half = Judged(net, half=False)(x), Judged(net, half=True)(x)
+    assert exact.dtype == half.dtype == torch.float32
+    assert torch.equal(exact, net(x))
+    assert not torch.equal(exact, half)
+    assert torch.allclose(exact, half, atol=0.05)
+
+
+def test_float32_is_float32_while_a_network_is_judged():
+    from bullettrain.evaluation.network import arithmetic
+
+    def switches():
+        convolutions, products = torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.allow_tf32
+        return torch.backends.cudnn.allow_tf32, convolutions == "tf32", products, torch.get_float32_matmul_precision()
+
+    before = switches()
+    with arithmetic("float32"):
+        assert switches() == (False, False, False, "highest")
+        with arithmetic("tf32"):
+            assert switches() == (True, True, True, "high")
+        assert switches() == (False, False, False, "highest")
+    assert switches() == before
+
+
+def test_a_network_without_batch_norm_too():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(108, 4))
+    assert 0 <= robust_accuracy(net, images(12), eps=0.1, steps=2, step_size=0.1, device=CPU) <= 1
