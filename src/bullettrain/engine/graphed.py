@@ -12,8 +12,9 @@ from torch import Tensor
 class Graphs:
     """A runner that captures each piece at its first use and replays it after.
 
-    Before a capture the piece is run twice as it is, for what compiles, tunes or allocates at first use; what that
-    changed is put back. A piece that cannot be captured is run as it is from then on, as is everything after it.
+    Before a capture the piece is run as it is, for what compiles, tunes or allocates at first use (twice for the
+    first piece of a kind, once for another size of it); what that changed is put back. A piece that cannot be
+    captured is run as it is from then on, as is everything after it.
 
     Args:
         state: every tensor that pieces change and that has to survive a warm-up.
@@ -41,7 +42,7 @@ class Graphs:
         if key not in self.graphs:
             began = time.perf_counter()
             try:
-                self.graphs[key] = self._capture(function)
+                self.graphs[key] = self._capture(function, warm_ups=1 if self._seen(key) else 2)
             except Exception as error:
                 self.reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 _free_generator()
@@ -57,12 +58,16 @@ class Graphs:
         self.graphs.clear()
         self.pool = torch.cuda.graph_pool_handle()
 
-    def _capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _seen(self, key: Hashable) -> bool:
+        """Whether a piece of this kind has been captured before, in another size."""
+        return any(_kind(other) == _kind(key) for other in self.graphs)
+
+    def _capture(self, function: Callable[[], None], warm_ups: int) -> torch.cuda.CUDAGraph:
         state = self.state()
         saved = [tensor.detach().clone() for tensor in state]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        for _ in range(2):
+        for _ in range(warm_ups):
             try:
                 with torch.cuda.stream(stream):
                     function()
@@ -76,6 +81,10 @@ class Graphs:
         with torch.cuda.graph(graph, pool=self.pool):
             function()
         return graph
+
+
+def _kind(key: Hashable) -> Hashable:
+    return key[0] if isinstance(key, tuple) else key
 
 
 def _free_generator() -> None:
