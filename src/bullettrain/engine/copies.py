@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from torch import Tensor, nn
@@ -164,8 +165,8 @@ class _JointNorm(nn.Module):
 class _Normalise(torch.autograd.Function):
     """Batch norm of two batches that lie one after the other, with its gradient in closed form.
 
-    Sums over each row come first, (n, C), then those over the rows of a batch, (2, C): one pass over the images
-    for both, and kernels that a compiler fuses with what is around them. Values are taken from ``centre``, the
+    Sums over parts of each row come first, (n, C, P), then those over the rows of a batch, (2, C): one pass over the
+    images for both, and kernels that a compiler fuses with what is around them. Values are taken from ``centre``, the
     running mean, so that squares do not cancel.
     """
 
@@ -216,13 +217,19 @@ def _from(centre: Tensor, x: Tensor) -> Tensor:
 
 
 def _by_row(values: Tensor) -> Tensor:
-    """(n, C) sums of (n, C, …)."""
-    return values.sum(dim=tuple(range(2, values.ndim))) if values.ndim > 2 else values
+    """(n, C, P) sums of (n, C, …) over P parts of each row: where channels are few, one part would not fill a GPU."""
+    if values.ndim == 2:
+        return values[:, :, None]
+    if values.ndim != 4:
+        return values.flatten(2).sum(dim=2, keepdim=True)
+    height = values.shape[2]
+    parts = math.gcd(height, max(1, 256 // values.shape[1]))
+    return values.unflatten(2, (parts, height // parts)).sum(dim=(3, 4))
 
 
 def _by_batch(member: Tensor, rows: Tensor) -> Tensor:
-    """(2, C) sums of (n, C)."""
-    return (member[:, :, None] * rows[:, None, :]).sum(dim=0)
+    """(2, C) sums of (n, C, P)."""
+    return (member[:, :, None, None] * rows[:, None]).sum(dim=(0, 3))
 
 
 def _spread(member: Tensor, of_batch: Tensor, x: Tensor) -> Tensor:
