@@ -222,9 +222,9 @@ def _by_row(values: Tensor) -> Tensor:
         return values[:, :, None]
     if values.ndim != 4:
         return values.flatten(2).sum(dim=2, keepdim=True)
-    height = values.shape[2]
-    parts = math.gcd(height, max(1, 256 // values.shape[1]))
-    return values.unflatten(2, (parts, height // parts)).sum(dim=(3, 4))
+    n, channels, height, width = values.shape
+    parts = math.gcd(height, max(1, 256 // channels))
+    return values.view(n, channels, parts, height // parts, width).sum(dim=(3, 4))
 
 
 def _by_batch(member: Tensor, rows: Tensor) -> Tensor:
