@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing
 import yaml
 from PIL import Image
@@ -517,11 +516,11 @@ def spawned(rank, port, folder, settings):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
     os.environ["WORLD_SIZE"] = "2"
     torch.set_num_threads(1)
-    from bullettrain.training.setup import find_place
+    from bullettrain.training.setup import find_place, part
 
     place = find_place("cpu")
     runs.train(small("optimizer.name=sgd", *settings), Path(folder), place)
-    dist.destroy_process_group()
+    part()
 
 
 # SGD: Adam turns the rounding of a gradient near 0 into a whole step.

@@ -11,6 +11,7 @@ from torch import nn
 
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
+from bullettrain.training.setup import part
 from conftest import batch, norm_net, tiny_net
 
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART, "augmix": bt.AugMix}
@@ -86,7 +87,8 @@ def worker(rank, port, folder):
         results[order] = run(model, make("trades", StepBudget(3, 1)), parts)
     results["norm"] = [p.grad.clone() for p in norms.parameters()]
     torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    del model, norms  # they hold the group
+    part()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch.distributed as dist
 import typer
 import yaml
 from rich.console import Console
@@ -23,7 +22,7 @@ from bullettrain.training.recipes import recipe as find_recipe
 from bullettrain.training.run import Result, compare, comparison, resume_command
 from bullettrain.training.run import train as run_training
 from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import Place, find_place
+from bullettrain.training.setup import Place, find_place, part
 
 
 def train(
@@ -90,9 +89,7 @@ def train(
     again += ["--keep-going"] if keep_going else []
     again += ["--compare"] if compare_both else []
     _train(console, config, folder, place, data_dir, resume, keep_going, compare_both, again)
-    if dist.is_available() and dist.is_initialized():
-        dist.barrier()  # nobody leaves while the first one still writes
-        dist.destroy_process_group()
+    part()  # nobody leaves while the first one still writes
 
 
 def _train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 from dataclasses import dataclass
@@ -62,6 +63,20 @@ def find_place(device: str | None) -> Place:
     if not dist.is_initialized():
         dist.init_process_group("nccl" if found.type == "cuda" else "gloo", timeout=timedelta(hours=1))
     return Place(found, dist.get_rank(), world)
+
+
+def part() -> None:
+    """Leave the other processes, if there are any, once all of them are done.
+
+    What still holds the group (a wrapped network, in a cycle of references) is collected first: gloo's threads must
+    end before the interpreter does, or it aborts now and then.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    dist.barrier()
+    gc.collect()
+    dist.destroy_process_group()
+    gc.collect()
 
 
 def load_data(config: Config, root: Path | None) -> tuple[ImageSet, ImageSet, ImageSet]:
