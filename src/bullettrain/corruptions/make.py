@@ -21,6 +21,7 @@ from bullettrain.corruptions.files import LABELS, Array, image_file, open_images
 from bullettrain.corruptions.filters import SIDE
 from bullettrain.corruptions.table import CORRUPTIONS, SEVERITIES, corrupt
 from bullettrain.data.base import DataError, ImageSet
+from bullettrain.lock import alone
 
 Progress = Callable[[str, int, int], None]
 """Told a corruption's name, how many of its images are made, and of how many: of all, once its file is there."""
@@ -56,7 +57,10 @@ def make(
         raise DataError(f"images are {'×'.join(map(str, images.shape[1:]))}: corruptions are made of {SIDE}×{SIDE}×3.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder), ExitStack() as stack:
+        with (
+            alone(folder, DataError(f"{folder} is in use: another process is making corruptions there.")),
+            ExitStack() as stack,
+        ):
             _put_labels(folder, data.labels.numpy())
             todo = _lacking(folder, names, seed, len(data))
             for name in todo:
@@ -158,25 +162,6 @@ def _record_seed(folder: Path, name: str, seed: int) -> None:
     beside = folder / f".{SEEDS}.new"
     beside.write_text(json.dumps({**_seeds(folder), name: seed}, indent=2) + "\n", encoding="utf-8")
     os.replace(beside, folder / SEEDS)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder: a second process that makes files in it is refused."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: no such lock
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"{folder} is in use: another process is making corruptions there.") from None
-        yield
-    finally:
-        os.close(handle)
 
 
 # ----------------------------------------------------------------------------------------------- the processes

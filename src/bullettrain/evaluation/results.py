@@ -6,7 +6,6 @@ import base64
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 from bullettrain.evaluation.specs import Attack, as_dict
 from bullettrain.evaluation.statistics import wilson
 from bullettrain.evaluation.survival import Survival
+from bullettrain.lock import alone
 from bullettrain.training.folder import RunError, RunFolder
 
 FILE = "evaluation.json"
@@ -169,22 +169,11 @@ class Store:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the folder: a second evaluation that would write the same file is refused."""
-        try:
-            import fcntl
-        except ImportError:  # Windows: no such lock
-            yield
-            return
         self._make_folder()
-        holder = os.open(self.folder, os.O_RDONLY)
         try:
-            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(holder)
-            raise RunError(f"{self.folder} is in use: another evaluation is running there") from None
-        try:
-            yield
+            with alone(self.folder, RunError(f"{self.folder} is in use: another evaluation is running there")):
+                yield
         finally:
-            os.close(holder)
             with contextlib.suppress(OSError):
                 self.folder.rmdir()  # only where nothing was written
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import bullettrain
 from bullettrain.extras import extra
+from bullettrain.lock import alone
 from bullettrain.training.config import Config
 from bullettrain.training.settings import ConfigError
 
@@ -77,20 +78,9 @@ class RunFolder:
         except (yaml.YAMLError, UnicodeDecodeError, AttributeError, ConfigError, TypeError) as error:
             raise RunError(f"{self.path / 'config.yaml'} cannot be read: {_one_line(error)}") from None
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> contextlib.AbstractContextManager[None]:
         """Hold the folder: a second process that trains in it is refused."""
-        try:
-            import fcntl
-        except ImportError:  # Windows: no such lock
-            yield
-            return
-        with (self.path / "config.yaml").open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise RunError(f"{self.path} is in use: another process is training there") from None
-            yield
+        return alone(self.path / "config.yaml", RunError(f"{self.path} is in use: another process is training there"))
 
     # -------------------------------------------------------------------------------------------- metrics
 
