@@ -142,6 +142,54 @@ def test_captured_augmix_steps_are_the_plain_ones(budget, compile):
         assert torch.allclose(a, b, atol=1e-9), key
 
 
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("fresh", [0, 1])
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_captured_groups_are_groups_run_at_once(name, fresh, compile):
+    """Groups of three with a short last one, buckets, weight decay and clipping; a lone example at the end."""
+    nets = [WideResNet(10, 1).to(CUDA, torch.float64).to(memory_format=torch.channels_last)]
+    nets.append(copy.deepcopy(nets[0]))
+    settings = {"group": 3, "bucket": 4, "fresh": fresh, "joint": True}
+    optimizers = [
+        torch.optim.SGD(net.parameters(), lr=torch.tensor(LR, device=CUDA), momentum=0.9, weight_decay=1e-3, fused=True)
+        for net in nets
+    ]
+    trains = [make(name, (4, 2, 0)) for _ in nets]
+    materialize(optimizers[0])
+
+    def update(net, optimizer):
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+
+    graphs = Graphs(lambda: [*engine.tensors(), *optimizer_tensors(optimizers[0])])
+    engine = GroupEngine(
+        trains[0],
+        nets[0],
+        lambda: update(nets[0], optimizers[0]),
+        settings=GroupSettings(captured=True, compile=compile, **settings),
+        runner=graphs,
+    )
+    plain = GroupEngine(
+        trains[1],
+        nets[1],
+        lambda: update(nets[1], optimizers[1]),
+        settings=GroupSettings(captured=True, **settings),
+    )
+    for turn in range(6):
+        sizes = ((24, 24, 24), (24, 24, 7), (24, 1))[turn % 3]
+        group = [
+            tuple(t.double() if t.is_floating_point() else t for t in on_gpu(m, 10 * turn + i))
+            for i, m in enumerate(sizes)
+        ]
+        for a, b in zip(engine.step(group), plain.step(group), strict=True):
+            assert torch.equal(a.steps, b.steps)
+            assert a.loss.item() == pytest.approx(b.loss.item(), rel=1e-9)
+            assert a.work == b.work
+    assert graphs.reason is None
+    for (key, a), b in zip(nets[0].state_dict().items(), nets[1].state_dict().values(), strict=True):
+        assert torch.allclose(a, b, atol=1e-9), key
+
+
 def test_no_graph_is_captured_after_the_sizes_have_been_seen():
     net = WideResNet(10, 1).to(CUDA)
     engine, graphs = captured(make("trades", (4, 2, 0)), net, 0.0, group=2, bucket=8)

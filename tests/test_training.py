@@ -24,6 +24,8 @@ from bullettrain.training import run as runs
 from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
 from bullettrain.training.folder import RunError, RunFolder, read_weights
 from bullettrain.training.loop import Trainer
+from bullettrain.training.optim import load_optimizer, make_optimizer
+from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, load_data
 from bullettrain.training.tally import Counts
 
@@ -542,6 +544,31 @@ def test_two_processes_train_what_one_trains(tmp_path, settings):
     assert [r["loss"] for r in a] == pytest.approx([r["loss"] for r in b], rel=1e-3)
     assert [r["robust_fraction"] for r in a] == pytest.approx([r["robust_fraction"] for r in b], abs=0.01)
     assert one.end["work"] == pytest.approx(kinds(tmp_path / "two", "end")[0]["work"], rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_an_optimiser_goes_on_from_another_devices_state(name):
+    """A state saved where steps were captured: counts and rates in tensors, flags of its own."""
+    net = torch.nn.Linear(3, 2)
+    config = recipe("digits").with_settings([f"optimizer.name={name}"]).optimizer
+    optimizer, again = make_optimizer(net, config), make_optimizer(net, config)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        group.update(lr=torch.tensor(0.01), fused=name == "sgd", **({"capturable": True} if name == "adam" else {}))
+    load_optimizer(again, state)
+    again.step()
+    optimizer.step()
+    assert all(isinstance(group["lr"], float) and not group.get("capturable") for group in again.param_groups)
+    for a, b in zip(again.state.values(), optimizer.state.values(), strict=True):
+        assert all(torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])) for key in a)
+
+
+def test_a_fresh_that_does_not_fit_is_said_in_a_line(tmp_path):
+    with pytest.raises(ConfigError, match="fresh is 5"):
+        runs.train(small("attack_group=2", "fresh=5"), tmp_path / "run", CPU)
 
 
 def test_the_reported_accuracy_is_that_of_the_saved_weights(tmp_path):

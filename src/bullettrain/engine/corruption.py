@@ -144,7 +144,8 @@ class Views:
         raise NotImplementedError
 
     def lay_out(self, memory: Memory, order: Tensor, held: Tensor | None) -> None:
-        """The rows stay where they are."""
+        """Examples without views stand for themselves."""
+        memory.prime[:, : len(order)] = memory.x[: len(order)]
 
     def pieces(self, memory: Memory, plan: Plan, fresh: int) -> Iterator[Piece]:
         """The views of all rows that get any."""

@@ -29,10 +29,6 @@ class Graphs:
         self.reason: str | None = None
         """Why capturing was given up, if it was."""
         self.pool = torch.cuda.graph_pool_handle()
-        # The halves of an update run on two streams on purpose; torch would warn of it once.
-        quiet = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
-        if quiet is not None:
-            quiet(False)
 
     def __call__(self, key: Hashable, function: Callable[[], None]) -> None:
         """Run a piece: replay its graph, or make one."""

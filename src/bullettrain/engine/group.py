@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bullettrain.allocation import StepBudget, Work
 from bullettrain.augmix import ViewMaker
-from bullettrain.checks import check_batch, check_count
+from bullettrain.checks import check_batch, check_count, check_labels, check_norms, check_range
 from bullettrain.engine.copies import Joint
 from bullettrain.engine.corruption import Attack, Views
 from bullettrain.engine.learner import Learner, dynamic
@@ -23,7 +23,7 @@ from bullettrain.engine.memory import Memory, take
 from bullettrain.engine.plan import Plan, allot, arrange
 from bullettrain.engine.step import BulletTrain, StepOutput
 from bullettrain.mining import Category, SeparationWithModel
-from bullettrain.objectives import AdversarialObjective, AugMix
+from bullettrain.objectives import MART, PGDAT, TRADES, AdversarialObjective, AugMix
 from bullettrain.precision import wide
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -109,7 +109,11 @@ class GroupEngine:
         self.learner = Learner(network, half=half, compile=compile, joint=settings.joint)
         self.loss, self.record = self.objective.loss, self._record
         if compile:
-            self.loss, self.record = torch.compile(self.loss), torch.compile(self.record)
+            self.loss = torch.compile(self.loss)
+        if compile and next(network.parameters()).is_cuda:
+            # Not on a CPU: torch 2.13 loses what compiled code writes to a 0-d float64 tensor there, as F_R is one.
+            self.record = torch.compile(self.record)
+        self.reset: Callable[[], None] | None = getattr(runner, "reset", None)
         self.memory: Memory | None = None
         self.kept: dict[int, Tensor] = {}
 
@@ -121,7 +125,10 @@ class GroupEngine:
     # ------------------------------------------------------------------------------------------ the group
 
     def step(self, batches: Sequence[Batch]) -> list[StepOutput]:
-        """Train on up to k mini-batches. The outputs are of the last of them valid until the next group."""
+        """Train on up to k mini-batches.
+
+        The outputs' tensors are valid until the next group; z and z' are those of the last mini-batch only.
+        """
         for x, y, _ in batches:
             check_batch(x, y)
         sizes = tuple(len(y) for _, y, _ in batches)
@@ -220,7 +227,7 @@ class GroupEngine:
         z_prime = moved if z is None else self.objective.fill_in(z, moved, touched)
         assert z_prime is not None
         given = [None if values is None else dynamic(values) for values in (z, None if t == m else touched)]
-        loss = self.loss(given[0], dynamic(z_prime), dynamic(y), given[1])
+        loss = self.loss(given[0], dynamic(z_prime, z_prime.ndim - 2), dynamic(y), given[1])
         loss.backward()  # type: ignore[no-untyped-call]
         self.learner.give_back()
         self.update()
@@ -267,15 +274,22 @@ class GroupEngine:
             self.corruption.allocate(memory)
             self.kept.clear()
             self.train.robust_fraction.to(x.device)
-            reset = getattr(self.run, "reset", None)
-            if reset is not None:
-                reset()
+            self._check(batches, memory.z.shape[1])
+            if self.reset is not None:
+                self.reset()
         at = 0
         for x, y, start in batches:
             part = slice(at, at + len(y))
             memory.x[part], memory.y[part], memory.start[part] = x, y, start
             at += len(y)
         return memory
+
+    def _check(self, batches: Sequence[Batch], classes: int) -> None:
+        """What the plain step looks at once in a while; here it waits for the device, so only with new buffers."""
+        check_norms(self.network)
+        for x, y, _ in batches:
+            check_range(x, self.objective.bounds)
+            check_labels(y, classes)
 
     # --------------------------------------------------------------------------------------------- helpers
 
@@ -317,13 +331,17 @@ def why_not(train: BulletTrain) -> str | None:
     if isinstance(objective, AugMix):
         if not isinstance(objective.views, ViewMaker):
             return "its views are made by a function of its own"
+        if isinstance(budget, StepBudget) and budget.boundary > 1:
+            return "AugMix has one step"
         if objective.has_clean_term and objective.selection == "eval":
             return "it selects by eval-mode logits"
     elif not isinstance(objective, AdversarialObjective):
         return "its objective is no attack"
     elif objective.attack_mode != "eval":
         return "its attack runs in training mode"
-    if not isinstance(budget, StepBudget) or not budget.boundary >= budget.robust >= budget.outlier:
+    if type(objective) not in (PGDAT, TRADES, MART, AugMix):
+        return f"{type(objective).__name__} may corrupt in a way of its own"
+    if type(budget) is not StepBudget or not budget.boundary >= budget.robust >= budget.outlier:
         return "its step counts are not in the order boundary ≥ robust ≥ outlier"
     if isinstance(train.separation, SeparationWithModel):
         return "its separation looks at the network"

@@ -33,7 +33,8 @@ class Learner:
         with frozen(self.network), torch.no_grad(), self._precision():
             classes = int(self.network(x[:1]).shape[1])
         if self.joint is None and self.wants_joint and Joint.suits(self.network, x):
-            self.joint = Joint(self.network, self.half)
+            with training(self.network):  # its parts keep these modes
+                self.joint = Joint(self.network, self.half)
             # Without splitting: it makes two kernels of each sum over a few hundred rows.
             self.joined = compiled(self.joint, split_reductions=False) if self.compile else self.joint
         return classes
@@ -95,8 +96,8 @@ def compiled(module: nn.Module, **options: bool) -> nn.Module:
     return torch.compile(module, options=dict(options) or None)  # type: ignore[return-value]
 
 
-def dynamic(x: Tensor) -> Tensor:
+def dynamic(x: Tensor, dim: int = 0) -> Tensor:
     """Tell the compiler that the batch's size varies; without compilation this does nothing."""
     if x.is_cuda:
-        torch._dynamo.maybe_mark_dynamic(x, 0)
+        torch._dynamo.maybe_mark_dynamic(x, dim)
     return x

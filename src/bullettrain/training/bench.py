@@ -196,11 +196,11 @@ def _time(
         torch.cuda.reset_peak_memory_stats(device)
     units = _units(trainer)
     turns = max(1, steps // trainer.stepper.unit)
-    began = time.perf_counter()
-    for _ in range(max(3, turns // 2)):  # also captures the sizes that occur
+    began, warm_ups = time.perf_counter(), max(3, turns // 2)
+    for _ in range(warm_ups):  # also captures the sizes that occur
         trainer._take(next(units))
     _wait(device)
-    first = time.perf_counter() - began
+    first, warmed = time.perf_counter() - began, warm_ups * trainer.stepper.unit
     trainer.tally.read(False)
     per_step = []
     for _ in range(repeats):
@@ -228,7 +228,7 @@ def _time(
         examples_per_second=m / seconds,
         tflops=figures["work"] * m * forward_flops(trainer) / seconds / 1e12,
         memory_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
-        capture_seconds=graphs.seconds if graphs is not None else max(first - seconds * turns, 0.0),
+        capture_seconds=graphs.seconds if graphs is not None else max(first - seconds * warmed, 0.0),
         work=figures["work"],
         **{name: figures[name] for name in ("outlier", "boundary", "robust")},
     )

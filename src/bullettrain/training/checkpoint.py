@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.training.folder import RunError
+from bullettrain.training.optim import load_optimizer
 from bullettrain.training.steppers import GroupStepper
 from bullettrain.training.tally import Counts
 
@@ -59,7 +60,7 @@ def restore(trainer: Trainer, weights: Mapping[str, Tensor], state: Mapping[str,
         if state["data"] != trainer.fingerprint:
             raise RunError(f"{trainer.folder.path} cannot be resumed: its data has changed since")
         trainer.network.load_state_dict(weights)
-        trainer.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(trainer.optimizer, state["optimizer"])
         if isinstance(trainer.stepper, GroupStepper):
             trainer.stepper.loaded()
         trainer.engine.load_state_dict(state["engine"])

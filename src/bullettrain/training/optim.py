@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,6 +32,21 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: boo
     return torch.optim.SGD(
         groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=capturable or None
     )
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Continue from a saved state, which may be another device's: how steps are carried out stays as it is here."""
+    before = [dict(group) for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, own in zip(optimizer.param_groups, before, strict=True):
+        group.update({key: own[key] for key in ("capturable", "fused", "foreach") if key in own})
+        device = group["params"][0].device
+        rate = float(group["lr"])
+        group["lr"] = torch.tensor(rate, device=device) if torch.is_tensor(own["lr"]) else rate
+        for parameter in group["params"]:  # Adam counts its steps on the device only where they are captured
+            step = optimizer.state.get(parameter, {}).get("step")
+            if torch.is_tensor(step):
+                optimizer.state[parameter]["step"] = step.to(device if own.get("capturable") else "cpu")
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

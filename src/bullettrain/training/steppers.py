@@ -15,6 +15,7 @@ from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
 from bullettrain.engine.group import Batch, GroupEngine, GroupSettings, at_once, why_not
 from bullettrain.training.config import Config
 from bullettrain.training.optim import make_optimizer, set_rate
+from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place
 from bullettrain.training.tally import Tally
 
@@ -132,14 +133,9 @@ class GroupStepper:
 
     def loaded(self) -> None:
         """The optimiser's and the average's state were loaded: put them where a capture wants them."""
-        self._averaging = True
-        if self.graphs is None:
-            return
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(p.device)
-                break
-        self.graphs.reset()
+        self._averaging = self.average is not None and int(self.average.n_averaged) > 0
+        if self.graphs is not None:
+            self.graphs.reset()
 
     def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
         """One attack on all of ``batches``, then one update from each."""
@@ -167,7 +163,7 @@ class GroupStepper:
             self.average.update_parameters(self.network)  # the first update copies
             self._averaging = True
         else:
-            self.graphs("average", self._average)
+            self.group.run("average", self._average)
 
     _averaging = False
 
@@ -175,11 +171,16 @@ class GroupStepper:
         assert self.average is not None
         mine = [t for t in (*self.average.module.parameters(), *self.average.module.buffers()) if t.is_floating_point()]
         theirs = [t for t in (*self.network.parameters(), *self.network.buffers()) if t.is_floating_point()]
-        ema = get_ema_multi_avg_fn(self.config.training.average)  # type: ignore[no-untyped-call]
+        decay = self.config.training.average
+        ema = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         ema(mine, theirs, None)
+        for mean, count in zip(self.average.module.buffers(), self.network.buffers(), strict=True):
+            if not mean.is_floating_point():
+                mean.copy_(mean * decay + count * (1 - decay))
+        self.average.n_averaged.add_(1)
 
     def _state(self) -> list[Tensor]:
-        average = [] if self.average is None else [*self.average.module.parameters(), *self.average.module.buffers()]
+        average = [] if self.average is None else [*self.average.parameters(), *self.average.buffers()]
         return [*self.group.tensors(), *optimizer_tensors(self.optimizer), self.tally.sums, *average]
 
 
@@ -213,8 +214,11 @@ def choose(
         say(f"mini-batches are attacked one by one: {obstacle or why_not(engine)}")
     optimizer = make_optimizer(network, config.optimizer, capturable=captured)
     if captured or grouped:
-        stepper = GroupStepper(
-            engine, network, optimizer, average, tally, config, half=half, captured=captured, say=say
-        )
+        try:
+            stepper = GroupStepper(
+                engine, network, optimizer, average, tally, config, half=half, captured=captured, say=say
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         return stepper, optimizer
     return PlainStepper(engine, model, network, optimizer, average, tally, config, place, half), optimizer
