@@ -12,9 +12,11 @@ from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.attacks import LOSSES, pgd
 from bullettrain.attacks.losses import gradient_at_logits
 from bullettrain.engine.copies import Joint, Shadow
+from bullettrain.engine.graphed import materialize, optimizer_tensors
 from bullettrain.engine.group import GroupEngine, GroupSettings
 from bullettrain.engine.plan import Plan, allot, arrange, coarse
 from conftest import batch, norm_net, tiny_net
+from emulated import Emulated
 
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
 BUDGETS = [(4, 2, 0), (4, 0, 0), (4, 2, 1), (3, 3, 3), (3, 2, 2), (0, 0, 0)]
@@ -284,6 +286,60 @@ def test_larger_buckets_differ_only_for_those_moved_up():
     assert torch.allclose(rounded.x_prime[same], exact.x_prime[same], atol=1e-12)
     assert torch.equal(rounded.category[same], exact.category[same])
     assert rounded.work.total > exact.work.total
+
+
+# -------------------------------------------------------------------------------------------- as if captured
+
+
+@settings(max_examples=12)
+@given(
+    name=st.sampled_from([*sorted(OBJECTIVES), "augmix"]),
+    counts=st.sampled_from(BUDGETS[:-1]),
+    sizes=st.lists(st.lists(st.sampled_from([1, 2, 7, 12]), min_size=1, max_size=3), min_size=2, max_size=4),
+    bucket=st.integers(1, 4),
+    fresh=st.integers(0, 1),
+    joint=st.booleans(),
+    half=st.booleans(),
+)
+def test_replayed_pieces_are_pieces_run_at_once(name, counts, sizes, bucket, fresh, joint, half):
+    """As a CUDA graph would: what is left to Python, to the host or to memory that graphs share shows here."""
+    if name == "augmix":
+        counts, fresh = ((1, 0, 0) if min(counts) == 0 else (1, 1, 1)), 0
+    if 0 < next((n for n in (counts[2], counts[1]) if n), counts[0]) < fresh:
+        fresh = 0
+    dtype, results = torch.float32 if half else torch.float64, []
+    for emulated in (False, True):
+        torch.manual_seed(0)
+        net = norm_net().to(dtype)
+        objective = bt.AugMix() if name == "augmix" else OBJECTIVES[name](eps=0.05)
+        train = BulletTrain(objective, budget=StepBudget(*counts))
+        train.robust_fraction.load_state_dict({"value": 0.4, "gamma": 0.8, "momentum": 0.9})
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+        materialize(optimizer)
+        settings_ = GroupSettings(group=3, bucket=bucket, fresh=fresh, joint=joint, half=half, captured=True)
+        group = GroupEngine(train, net, optimizer.step, settings=settings_)
+        if emulated:
+            group.run = Emulated(lambda g=group, o=optimizer: [*g.tensors(), *optimizer_tensors(o)])
+            group.reset = group.run.reset
+        seen = []
+        for turn, part in enumerate(sizes):
+            batches = []
+            for i, m in enumerate(part):
+                (x, y, start), seed = learnable(norm_net().double(), [10 * turn + i], m=m)[0], 10 * turn + i
+                if name == "augmix":
+                    start = objective.draw(m, x.device, torch.Generator().manual_seed(seed))
+                    batches.append((x.to(dtype), y, start))
+                else:
+                    batches.append((x.to(dtype), y, start.to(dtype)))
+            with pytest.MonkeyPatch.context() as patch:  # views as a GPU makes them, of all rows and without looking
+                patch.setattr("bullettrain.augmix._apply", lambda change, images, to, _: change(images, to))
+                outs = group.step(batches)
+            for out in outs:
+                seen += [out.loss.clone(), out.steps.clone(), out.category.clone(), out.x_prime.clone()]
+                seen.append(torch.tensor(out.work.total))
+        results.append([*seen, *(t.detach().clone() for t in net.state_dict().values()), train.robust_fraction.value])
+    for a, b in zip(*results, strict=True):
+        assert torch.allclose(a, b, atol=1e-12 if not half else 1e-6)
 
 
 # ----------------------------------------------------------------------------------- two batches in one forward

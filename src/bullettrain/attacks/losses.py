@@ -48,7 +48,7 @@ def gradient_at_logits(loss: AttackLoss) -> AttackLoss:
     An attack needs nothing else of its loss, and the closed form is two kernels instead of some twenty.
     """
     if loss is ce:
-        return lambda logits, labels, target: logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1])
+        return _ce_gradient
     if loss is kl:
         return _kl_gradient
 
@@ -59,6 +59,11 @@ def gradient_at_logits(loss: AttackLoss) -> AttackLoss:
         return gradient
 
     return by_autograd
+
+
+def _ce_gradient(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
+    true = labels[:, None] == torch.arange(logits.shape[1], device=logits.device)
+    return logits.softmax(dim=1) - true.to(logits.dtype)
 
 
 def _kl_gradient(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:

@@ -1,0 +1,73 @@
+"""What a captured CUDA graph does, on a CPU: a piece is recorded once, operation by operation, and replayed.
+
+A replay repeats the operations on the memory that they used when they were recorded, and nothing else: no Python, no
+host read. Before each replay everything that any recording holds besides the engine's state is overwritten, for graphs
+share their memory. So whatever a piece leaves to Python, to the host, or to memory of its own shows.
+"""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"}
+
+
+class Recording(TorchDispatchMode):
+    """The operations of one piece, with where in memory they read and write."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name in READS:
+            raise RuntimeError(f"{func} reads back while a graph is captured")
+        out = func(*args, **(kwargs or {}))
+        self.operations.append((func, *tree_map(place, (args, kwargs or {}, out))))
+        return out
+
+
+class Emulated:
+    """A runner for the group engine that records and replays."""
+
+    def __init__(self, state):
+        self.state, self.recordings = state, {}
+
+    def reset(self):
+        self.recordings.clear()
+
+    def __call__(self, key, function):
+        if key not in self.recordings:
+            state = self.state()
+            saved = [tensor.detach().clone() for tensor in state]
+            recording = Recording()
+            for context in (torch.enable_grad(), recording):  # a warm-up, then the recording; neither counts
+                with context:
+                    function()
+                with torch.no_grad():
+                    for tensor, value in zip(state, saved, strict=True):
+                        tensor.copy_(value)
+            self.recordings[key] = recording.operations
+        with torch.no_grad():
+            for operations in self.recordings.values():
+                for _, args, kwargs, out in operations:
+                    for made in fresh(args, kwargs, out):
+                        made.fill_(float("nan") if made.is_floating_point() else 0)
+            for func, args, kwargs, out in self.recordings[key]:
+                again = func(*args, **kwargs)
+                for made, value in zip(tree_leaves(out), tree_leaves(again), strict=True):
+                    if any(made is one for one in fresh(args, kwargs, out)):
+                        made.copy_(value)
+
+
+def place(value):
+    """A tensor as a place in memory, without its history."""
+    if not torch.is_tensor(value):
+        return value
+    return torch.as_strided(value.detach(), value.size(), value.stride(), value.storage_offset())
+
+
+def fresh(args, kwargs, out):
+    """The outputs of an operation that lie in memory of their own."""
+    given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)}
+    return [t for t in tree_leaves(out) if torch.is_tensor(t) and t.untyped_storage().data_ptr() not in given]
