@@ -106,10 +106,10 @@ class GroupEngine:
         self.learner: nn.Module = _compiled(network) if settings.compile else network
         self.joint: Joint | None = None  # where the network allows it, which the first batch shows
         self.joined: nn.Module | None = None
-        norm, eps, bounds = self.objective.norm, self.objective.eps, self.objective.bounds
+        norm, reach, bounds = self.objective.norm, self.objective.reach, self.objective.bounds
 
         def move(images: Tensor, gradient: Tensor, clean: Tensor, size: Tensor) -> Tensor:
-            return norm.project(images + size * norm.direction(gradient), clean, eps, bounds)
+            return norm.project(images + size * norm.direction(gradient), clean, reach, bounds)
 
         loss = self.objective.attack_loss
         self.ascent = gradient_at_logits(loss_named(loss) if isinstance(loss, str) else loss)
@@ -400,6 +400,8 @@ def why_not(train: BulletTrain) -> str | None:
     budget = train.budget
     if not isinstance(train.objective, AdversarialObjective):
         return "its objective is no attack"
+    if train.objective.not_captured:
+        return train.objective.not_captured
     if train.objective.attack_mode != "eval":
         return "its attack runs in training mode"
     if not isinstance(budget, StepBudget) or not budget.boundary >= budget.robust >= budget.outlier:

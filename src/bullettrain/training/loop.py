@@ -13,7 +13,6 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from bullettrain.attacks import random_noise
 from bullettrain.checks import DivergedError
 from bullettrain.data import Augment, ImageSet, Loader
 from bullettrain.data.base import derive_seed
@@ -227,8 +226,8 @@ class Trainer:
         whole = torch.empty_like(x)
         if self.place.together:
             whole = x.new_empty((self.loader.joint_size(index), *x.shape[1:]))
-        noise = random_noise(objective.random_start, objective.norm, whole, objective.eps, self.noise)
-        return x + (noise[self.loader.share(index)] if self.place.together else noise)
+        noise = objective.noise(whole, self.noise)
+        return objective.begin(x, noise[self.loader.share(index)] if self.place.together else noise)
 
     # ------------------------------------------------------------------------------------------ in between
 
