@@ -55,6 +55,8 @@ class Trainer:
             raise ConfigError(
                 f"training.batch_size is {config.training.batch_size} for {place.world} processes; each needs an image"
             )
+        if config.method.carry and place.together:
+            raise ConfigError("method.carry (Free) is for one process: each would carry a perturbation of its own")
         training = config.training
         if training.threads:
             torch.set_num_threads(training.threads)
@@ -85,9 +87,11 @@ class Trainer:
             rank=place.rank,
             world=place.world,
             channels_last=training.channels_last,
+            replays=training.replays,
         )
         # A last batch with fewer images than processes would leave some without any: it is left out.
-        self.batches = len(self.loader) - (self.loader.joint_size(len(self.loader) - 1) < place.world)
+        left_out = self.loader.joint_size(len(self.loader) - 1) < place.world
+        self.batches = len(self.loader) - left_out * training.replays
         self.half = training.precision == "bf16" or (training.precision == "auto" and _has_bf16(place.device))
         self.at = Position()
         self.tally = Tally(place.device)
