@@ -277,11 +277,12 @@ class Trainer:
         }
 
     def _warn(self, problem: str | None) -> None:
-        if problem is None or problem in self._warned:
+        kind = (problem or "").partition(":")[0]  # its figures may change; once is enough
+        if problem is None or kind in self._warned:
             return
         if not self.keep_going:
             raise CollapseError(problem)
-        self._warned.add(problem)
+        self._warned.add(kind)
         self.recorder.log({"kind": "warning", "step": self.at.step, "message": problem})
         self.display.message(f"[bold red]warning[/] {problem}")
 
