@@ -64,22 +64,21 @@ class Free(PGDAT):
         *,
         start: Tensor | None = None,
     ) -> Tensor:
-        """x + δ (m, …) in bounds, with the graph by which the backward moves δ. ``start`` is not needed."""
+        """x + δ (m, …) in bounds; a backward that comes as far moves δ. ``start`` is not needed."""
         if not bool((steps == 1).all()):
             raise ValueError("Free was given other than one step for everyone; use free_budget()")
-        carried = self._rows(x)
-        delta = carried.clone().requires_grad_()
-        size = per_example(step_sizes.to(x.device), x)
+        carried, size = self._rows(x), per_example(step_sizes.to(x.device), x)
+        moved, (low, high) = x.detach() + carried, self.bounds
+        x_prime = moved.clamp(low, high).requires_grad_()
 
         def move(gradient: Tensor) -> None:
-            # A gradient that overflowed in float16 moves nothing: NaN would stay in δ for good.
-            direction = self.norm.direction(gradient.where(gradient.isfinite(), 0.0))
-            carried.copy_(
-                self.norm.project(carried + size * direction, torch.zeros_like(x), self.eps, (-math.inf, math.inf))
-            )
+            # Where x + δ was clipped, δ has no effect; and NaN of an overflow in float16 would stay in δ for good.
+            heard = (moved >= low) & (moved <= high) & gradient.isfinite()
+            stepped = carried + size * self.norm.direction(gradient.where(heard, 0.0))
+            carried.copy_(self.norm.project(stepped, torch.zeros_like(x), self.eps, (-math.inf, math.inf)))
 
-        delta.register_hook(move)  # type: ignore[no-untyped-call]
-        return (x + delta).clamp(*self.bounds)
+        x_prime.register_hook(move)  # type: ignore[no-untyped-call]
+        return x_prime
 
     def _rows(self, x: Tensor) -> Tensor:
         """The part of δ that belongs to a batch x (m, …), as a view; 0 where there was none."""

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bullettrain.allocation import Cost, StepBudget
-from bullettrain.attacks import Attack, Norm, bare
+from bullettrain.attacks import Attack, Norm
 from bullettrain.attacks.climb import Move, Value, WholeNetwork
 from bullettrain.attacks.norms import length, per_example
-from bullettrain.attacks.state import Mode, underflows
+from bullettrain.attacks.state import Mode, uncompiled, underflows
 from bullettrain.checks import check_positive
 from bullettrain.engine import BulletTrain
 from bullettrain.objectives import PGDAT
@@ -89,7 +89,7 @@ class GradAlign(PGDAT):
         assert at_x is not None
         at = (self.begin(x, self.noise(x, self.generator)) if start is None else start).detach().requires_grad_()
         # The wrapper of several workers has seen this step's first forward, and syncs the gradients of this one.
-        value = F.cross_entropy(wide(forward(bare(model), at)), y, reduction="sum")
+        value = F.cross_entropy(wide(forward(uncompiled(model), at)), y, reduction="sum")
         (near_x,) = torch.autograd.grad(value * 1024 if underflows(x.device) else value, at, create_graph=True)
         cosine = (_unit(at_x) * _unit(near_x)).flatten(1).sum(dim=1)
         told = (length(at_x) > 0) & (length(near_x) > 0)

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from bullettrain.allocation import StepBudget
 from bullettrain.attacks.climb import Move, Value
-from bullettrain.attacks.state import forward_some
+from bullettrain.attacks.state import forward_some, uncompiled
 from bullettrain.checks import check_count
 from bullettrain.engine import BulletTrain
 from bullettrain.objectives import AdversarialObjective
@@ -45,7 +47,7 @@ class FirstLayer:
 
     def __call__(self, net: nn.Module, images: Tensor, value: Value, move: Move) -> Tensor:
         """Moved ``images`` (n, …)."""
-        net = getattr(net, "_orig_mod", net)  # compiled code would not call the hooks of its parts
+        net = uncompiled(net)
         with self._holding(net) as held:
             logits, whole = self._counted(lambda: forward_some(net, images.detach()))
         if not held:
@@ -86,11 +88,22 @@ class FirstLayer:
         """Its result and, as long as the first layer's share is not known, its floating-point operations."""
         if self.share is not None:
             return function(), 0.0
-        from torch.utils.flop_counter import FlopCounterMode  # takes a while to import
-
-        with FlopCounterMode(display=False) as counter:
+        with _Operations() as operations:  # type: ignore[no-untyped-call]
             result = function()
-        return result, float(counter.get_total_flops())
+        return result, operations.count
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts floating-point operations. Torch's own counter also follows modules, by hooks that disturb a gradient."""
+
+    count = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.count += formula(*args, **(kwargs or {}), out_val=out)
+        return out
 
 
 class _ReachedError(Exception):
