@@ -84,6 +84,13 @@ def test_the_objective_that_was_given_stays_as_it_was():
     assert (train.objective.beta, train.objective.eps) == (given.beta, EPS)
 
 
+@pytest.mark.parametrize("make", [baselines.fast, baselines.n_fgsm, baselines.yopo])
+@pytest.mark.parametrize("objective", [bt.TRADES, bt.AugMix(), GradAlign(), Free()])
+def test_what_has_no_attack_to_change_is_refused(make, objective):
+    with pytest.raises(TypeError, match="give PGDAT, TRADES or MART"):
+        make(objective)
+
+
 # ----------------------------------------------------------------------------------------------- N-FGSM
 
 
@@ -274,6 +281,8 @@ def test_tiny_gradients_still_have_a_direction():
 
 def test_grad_align_wants_the_same_steps_for_everyone():
     net, (x, y) = tiny_net(), small_batch()
+    with pytest.raises(ValueError, match="start has the shape"):
+        baselines.grad_align(GradAlign(eps=EPS)).step(net, x, y, start=x[:3])
     for budget in (bt.StepBudget(1, 0), bt.StepBudget.uniform(0)):
         with pytest.raises(ValueError, match="the same for all"):
             BulletTrain(GradAlign(eps=EPS), budget=budget).step(net, x, y)

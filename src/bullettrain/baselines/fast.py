@@ -31,9 +31,18 @@ def fast(objective: AdversarialObjective, *, steps: int = 1) -> BulletTrain:
         objective: PGDAT, TRADES or MART with its settings.
         steps: N; the paper compares with 1 to 5.
     """
-    return BulletTrain(objective.attacked_by(FAST), budget=fast_budget(steps))
+    return BulletTrain(attacked(objective, FAST), budget=fast_budget(steps))
 
 
 def n_fgsm(objective: AdversarialObjective) -> BulletTrain:
     """N-FGSM: noise of ±2ε, one step of ε from there, no projection; its authors have it on PGDAT."""
-    return BulletTrain(objective.attacked_by(N_FGSM), budget=n_fgsm_budget())
+    return BulletTrain(attacked(objective, N_FGSM), budget=n_fgsm_budget())
+
+
+def attacked(objective: AdversarialObjective, attack: Attack) -> AdversarialObjective:
+    """The same objective with another attack, unless its corruption is its own."""
+    own = getattr(type(objective), "corrupt", None)
+    if own is not AdversarialObjective.corrupt:
+        name = getattr(objective, "__name__", type(objective).__name__)
+        raise TypeError(f"the objective is {name}; give PGDAT, TRADES or MART, e.g. TRADES(eps=8/255)")
+    return objective.attacked_by(attack)

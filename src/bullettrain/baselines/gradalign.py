@@ -87,6 +87,8 @@ class GradAlign(PGDAT):
         """λ·(1 − cos) in the mean over the examples both of whose gradients are not 0."""
         at_x, self._first.gradient = self._first.gradient, None
         assert at_x is not None
+        if start is not None and start.shape != x.shape:
+            raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
         at = (self.begin(x, self.noise(x, self.generator)) if start is None else start).detach().requires_grad_()
         # The wrapper of several workers has seen this step's first forward, and syncs the gradients of this one.
         value = F.cross_entropy(wide(forward(uncompiled(model), at)), y, reduction="sum")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from bullettrain.allocation import StepBudget
+from bullettrain.attacks import Attack
 from bullettrain.attacks.climb import Move, Value
 from bullettrain.attacks.state import forward_some, uncompiled
+from bullettrain.baselines.fast import attacked
 from bullettrain.checks import check_count
 from bullettrain.engine import BulletTrain
 from bullettrain.objectives import AdversarialObjective
@@ -148,5 +149,5 @@ def yopo(objective: AdversarialObjective, *, passes: int = 2, updates: int = 5) 
         passes: m.
         updates: n.
     """
-    attack = replace(objective.attack, climb=FirstLayer(updates))
-    return BulletTrain(objective.attacked_by(attack), budget=yopo_budget(objective.eps, passes, updates))
+    changed = attacked(objective, Attack(climb=FirstLayer(updates)))
+    return BulletTrain(changed, budget=yopo_budget(objective.eps, passes, updates))
