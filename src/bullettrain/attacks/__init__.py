@@ -1,9 +1,9 @@
 """Attacks: projected gradient ascent over ragged step counts, in L∞ and L2."""
 
-from bullettrain.attacks.climb import Attack, Climb, RandomStart
+from bullettrain.attacks.climb import Climb
 from bullettrain.attacks.losses import LOSSES, AttackLoss
 from bullettrain.attacks.norms import L2, NORMS, Linf, Norm
-from bullettrain.attacks.pgd import pgd, random_noise, starting_point
+from bullettrain.attacks.pgd import Attack, RandomStart, pgd, random_noise, starting_point
 from bullettrain.attacks.state import bare, frozen
 
 __all__ = [

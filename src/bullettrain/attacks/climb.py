@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks.state import forward_some
-from bullettrain.checks import check_positive
 
 Value = Callable[[Tensor], Tensor]
 """``value(logits (n, K)) -> 0-d``: the attack's loss summed over the examples, to be made large."""
 
 Move = Callable[[Tensor, Tensor], Tensor]
 """``move(images (n, …), gradient (n, …)) -> (n, …)``: along the gradient by the step size, then back into the ball."""
-
-RandomStart = Literal["uniform", "normal", "clipped", "zero"]
-"""Where an attack starts: uniform in the ball; x + 0.001·N(0,1); uniform, clipped to valid pixels; x itself."""
 
 
 class Climb(Protocol):
@@ -52,23 +47,3 @@ class WholeNetwork:
 
 
 WHOLE_NETWORK = WholeNetwork()
-
-
-@dataclass(frozen=True)
-class Attack:
-    """How an objective's attack starts and moves, where it is not the objective's own way.
-
-    Args:
-        start: see :data:`RandomStart`; None: the objective's own.
-        radius: of a uniform start, in units of eps.
-        project: bring each step back into the ball of eps. False: into valid pixels only.
-        climb: how a step is taken.
-    """
-
-    start: RandomStart | None = None
-    radius: float = 1.0
-    project: bool = True
-    climb: Climb = WHOLE_NETWORK
-
-    def __post_init__(self) -> None:
-        check_positive(self.radius, "radius")

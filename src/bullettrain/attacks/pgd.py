@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from bullettrain.attacks.climb import WHOLE_NETWORK, Climb, RandomStart
+from bullettrain.attacks.climb import WHOLE_NETWORK, Climb
 from bullettrain.attacks.losses import AttackLoss, loss_named
 from bullettrain.attacks.norms import Norm, norm_named, per_example
 from bullettrain.attacks.state import Mode, bare, frozen, underflows
@@ -20,6 +22,9 @@ from bullettrain.checks import (
     check_range,
 )
 from bullettrain.precision import wide
+
+RandomStart = Literal["uniform", "normal", "clipped", "zero"]
+"""Where an attack starts: uniform in the ball; x + 0.001·N(0,1); uniform, clipped to valid pixels; x itself."""
 
 
 def pgd(
@@ -170,3 +175,23 @@ def starting_point(kind: RandomStart, x: Tensor, noise: Tensor, bounds: tuple[fl
     """Where an attack starts, (m, …): ``x`` and its noise."""
     start = x + noise
     return start.clamp(*bounds) if kind == "clipped" else start
+
+
+@dataclass(frozen=True)
+class Attack:
+    """How an objective's attack starts and moves, where it is not the objective's own way.
+
+    Args:
+        start: see :data:`RandomStart`; None: the objective's own.
+        radius: of a uniform start, in units of eps.
+        project: bring each step back into the ball of eps. False: into valid pixels only.
+        climb: how a step is taken.
+    """
+
+    start: RandomStart | None = None
+    radius: float = 1.0
+    project: bool = True
+    climb: Climb = WHOLE_NETWORK
+
+    def __post_init__(self) -> None:
+        check_positive(self.radius, "radius")
