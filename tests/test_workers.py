@@ -10,11 +10,16 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import bullettrain as bt
-from bullettrain import BulletTrain, StepBudget
+from bullettrain import BulletTrain, StepBudget, baselines
 from bullettrain.training.setup import part
 from conftest import batch, norm_net, tiny_net
 
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART, "augmix": bt.AugMix}
+BASELINES = {
+    "yopo": lambda: baselines.yopo(bt.TRADES(eps=0.05)),
+    "grad-align": lambda: baselines.grad_align(baselines.GradAlign(eps=0.05)),
+    "free": lambda: baselines.free(baselines.Free(eps=0.05)),
+}
 SIZES = (5, 8)  # unequal shares of the joint batch
 
 
@@ -64,6 +69,9 @@ def worker(rank, port, folder):
         budget = StepBudget(1, 0) if name == "augmix" else StepBudget(3, 1)
         model = nn.parallel.DistributedDataParallel(tiny_net())
         results[name] = run(model, make(name, budget), [tuple(t[share] for t in part) for part in joint_batches()])
+    for name, train in BASELINES.items():
+        model = nn.parallel.DistributedDataParallel(tiny_net())
+        results[name] = run(model, train(), [tuple(t[share] for t in part) for part in joint_batches()])
     # With batch norm the buffers are broadcast at each wrapped forward; both losses' graphs must survive that.
     # One rank has nothing to attack: no worker may wait for another's attack.
     norms = nn.parallel.DistributedDataParallel(norm_net())
@@ -121,6 +129,16 @@ def test_two_workers_take_the_joint_batchs_step(two, name):
         assert torch.equal(torch.cat([first[2], second[2]]), single[2])  # quantile over the joint batch
         assert (first[0] + second[0]) / 2 == pytest.approx(single[0], abs=1e-12)
         assert first[3] == second[3] == pytest.approx(single[3], abs=1e-15)
+        for g, g1, g2 in zip(single[1], first[1], second[1], strict=True):
+            assert torch.equal(g1, g2)
+            assert torch.allclose(g, g1, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_two_workers_take_a_baselines_step(two, name):
+    alone = run(tiny_net(), BASELINES[name](), joint_batches())
+    for single, first, second in zip(alone, two[0][name], two[1][name], strict=True):
+        assert (first[0] + second[0]) / 2 == pytest.approx(single[0], abs=1e-12)
         for g, g1, g2 in zip(single[1], first[1], second[1], strict=True):
             assert torch.equal(g1, g2)
             assert torch.allclose(g, g1, atol=1e-12)

@@ -165,7 +165,7 @@ class Cost:
     """Clean forward that the attack needs (TRADES)."""
     shared: bool = False
     """Whether the forward that selects is also the attack's target."""
-    step: int = 2
+    step: float = 2
     """One attack step: forward, and backward to the input."""
     clean: int = 3
     """Update on the clean example; 0 where the loss has no clean term."""
@@ -173,6 +173,8 @@ class Cost:
     """Update on the corrupted example (AugMix: its two views)."""
     untouched: int = 0
     """The same for an example that got no steps: 0 where its clean logits stand in."""
+    penalty: int = 0
+    """A term of the loss that has to see the network itself (GradAlign)."""
 
     def work(self, *, steps: float, touched: float, examples: int = 1, selects: bool = True) -> Work:
         """Passes for ``examples`` of which ``touched`` got ``steps`` altogether.
@@ -184,7 +186,9 @@ class Cost:
             examples=examples,
             selection=self.selection * examples if selects else 0,
             attack=(self.target * examples if aimed else 0) + self.step * steps,
-            update=self.clean * examples + self.corrupted * touched + self.untouched * (examples - touched),
+            update=(self.clean + self.penalty) * examples
+            + self.corrupted * touched
+            + self.untouched * (examples - touched),
         )
 
     def speedup(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from bullettrain.attacks.climb import WHOLE_NETWORK, Climb
 from bullettrain.attacks.losses import AttackLoss, loss_named
 from bullettrain.attacks.norms import Norm, norm_named, per_example
-from bullettrain.attacks.state import Mode, bare, forward_some, frozen, underflows
+from bullettrain.attacks.state import Mode, bare, frozen, underflows
 from bullettrain.checks import (
     check_batch,
     check_bounds,
@@ -20,7 +23,8 @@ from bullettrain.checks import (
 )
 from bullettrain.precision import wide
 
-RandomStart = Literal["uniform", "normal"]
+RandomStart = Literal["uniform", "normal", "clipped", "zero"]
+"""Where an attack starts: uniform in the ball; x + 0.001·N(0,1); uniform, clipped to valid pixels; x itself."""
 
 
 def pgd(
@@ -39,6 +43,8 @@ def pgd(
     generator: torch.Generator | None = None,
     bounds: tuple[float, float] = (0.0, 1.0),
     mode: Mode = "eval",
+    project: bool = True,
+    climb: Climb = WHOLE_NETWORK,
     check: bool = True,
 ) -> Tensor:
     """Corrupt each example by as many ascent steps as it is given.
@@ -56,12 +62,15 @@ def pgd(
         norm: "linf" or "l2".
         loss: "ce", "kl" or "margin", or a function of (logits, labels, target) that returns (n,).
         target: (m, K) probabilities for "kl"; not tracked.
-        random_start: "uniform" in the ball, "normal" (x + 0.001·N(0,1), as TRADES and MART do), or None.
+        random_start: "uniform" in the ball, "normal" (x + 0.001·N(0,1), as TRADES and MART do), "clipped"
+            (uniform, then clipped to ``bounds``), or None, which is "zero": from x itself.
         start: (m, …) points to start from instead; given as they are.
         generator: source of the noise. Noise is drawn for the whole batch, so that an example's noise does
             not depend on how many steps the others get.
         bounds: valid range of pixels.
         mode: of the network during the attack.
+        project: bring each step back into the ball. False: into ``bounds`` only.
+        climb: how one step is taken; the usual one goes through the whole network.
         check: refuse an ``x`` outside ``bounds``, for which there is no valid answer; waits for the device.
 
     Returns:
@@ -81,7 +90,8 @@ def pgd(
     if not any(counts):
         return x.clone()
     if start is None:
-        start = x if random_start is None else x + random_noise(random_start, norm, x, eps, generator)
+        kind = random_start or "zero"
+        start = starting_point(kind, x, random_noise(kind, norm, x, eps, generator), low_high)
     elif start.shape != x.shape:
         raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
 
@@ -96,20 +106,23 @@ def pgd(
     sizes = step_size if torch.is_tensor(step_size) else torch.full((), step_size, dtype=x.dtype, device=x.device)
     size = per_example(attacked.take(sizes.to(x.device).expand(len(x))), x)
 
-    net = bare(model)
+    net, radius = bare(model), eps if project else math.inf
     with frozen(net, mode), torch.enable_grad():
         n = len(steps_left)
+
+        def value(logits: Tensor) -> Tensor:
+            check_logits_shape(logits, n)
+            total = ascend(wide(logits), labels[:n], None if goal is None else goal[:n]).sum()
+            # A power of two changes no direction; float16 would round small gradients to 0 without it.
+            return total * 1024 if underflows(x.device) else total
+
+        def move(images: Tensor, gradient: Tensor) -> Tensor:
+            return norm.project(images + size[:n] * norm.direction(gradient), clean[:n], radius, low_high)
+
         for t in range(steps_left[0]):
             while steps_left[n - 1] <= t:
                 n -= 1
-            images = x_adv[:n].detach().requires_grad_()
-            logits = forward_some(net, images)
-            check_logits_shape(logits, n)
-            value = ascend(wide(logits), labels[:n], None if goal is None else goal[:n]).sum()
-            # A power of two changes no direction; float16 would round small gradients to 0 without it.
-            (gradient,) = torch.autograd.grad(value * 1024 if underflows(x.device) else value, images)
-            stepped = images.detach() + size[:n] * norm.direction(gradient)
-            x_adv[:n] = norm.project(stepped, clean[:n], eps, low_high)
+            x_adv[:n] = climb(net, x_adv[:n], value, move)
     return attacked.put(x_adv, x)
 
 
@@ -149,8 +162,36 @@ def random_noise(
     kind: RandomStart, norm: Norm, x: Tensor, eps: float, generator: torch.Generator | None = None
 ) -> Tensor:
     """What a random start adds to ``x`` (m, …)."""
-    if kind == "uniform":
+    if kind in ("uniform", "clipped"):
         return norm.noise(x, eps, generator)
     if kind == "normal":
         return 0.001 * torch.empty_like(x).normal_(generator=generator)
-    raise ValueError(f"there is no random start {kind!r}; there are 'uniform', 'normal' and None")
+    if kind == "zero":
+        return torch.zeros_like(x)
+    raise ValueError(f"there is no random start {kind!r}; there are 'uniform', 'normal', 'clipped', 'zero' and None")
+
+
+def starting_point(kind: RandomStart, x: Tensor, noise: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """Where an attack starts, (m, …): ``x`` and its noise."""
+    start = x + noise
+    return start.clamp(*bounds) if kind == "clipped" else start
+
+
+@dataclass(frozen=True)
+class Attack:
+    """How an objective's attack starts and moves, where it is not the objective's own way.
+
+    Args:
+        start: see :data:`RandomStart`; None: the objective's own.
+        radius: of a uniform start, in units of eps.
+        project: bring each step back into the ball of eps. False: into valid pixels only.
+        climb: how a step is taken.
+    """
+
+    start: RandomStart | None = None
+    radius: float = 1.0
+    project: bool = True
+    climb: Climb = WHOLE_NETWORK
+
+    def __post_init__(self) -> None:
+        check_positive(self.radius, "radius")

@@ -109,6 +109,13 @@ def bare(model: nn.Module) -> nn.Module:
     return model
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The plain module inside all wrappers: compiled code calls no hooks of its parts, and has no second gradient."""
+    inner = bare(model)
+    plain: nn.Module = getattr(inner, "_orig_mod", inner)
+    return plain
+
+
 def underflows(device: torch.device) -> bool:
     """Whether autocast runs in float16 here, whose small gradients round to 0."""
     return torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.float16

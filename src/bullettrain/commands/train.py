@@ -17,6 +17,8 @@ from bullettrain.training.collapse import CollapseError
 from bullettrain.training.config import Config
 from bullettrain.training.display import duration, percent
 from bullettrain.training.folder import RunFolder
+from bullettrain.training.methods import METHODS, with_method
+from bullettrain.training.methods import one_line as method_line
 from bullettrain.training.recipes import RECIPES, one_line
 from bullettrain.training.recipes import recipe as find_recipe
 from bullettrain.training.run import Result, compare, comparison, resume_command
@@ -40,6 +42,10 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out was stopped.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="Train by a baseline instead: fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8."),
+    ] = None,
     baseline: Annotated[
         bool, typer.Option("--baseline", help="The full number of steps for everyone: no BulletTrain.")
     ] = False,
@@ -64,6 +70,8 @@ def train(
 
       bullettrain train cifar10-trades-short --set epochs=10 --set eps=4/255
 
+      bullettrain train cifar10-trades-short --method fast
+
       bullettrain train digits --set data.name=folder:my-images --set data.image_size=32
 
       torchrun --nproc-per-node 2 -m bullettrain train cifar10-trades
@@ -72,7 +80,14 @@ def train(
     if list_recipes:
         _list(console)
         return
-    config = find_recipe(recipe).with_settings(settings or [])
+    config = find_recipe(recipe)
+    if method is not None:
+        if baseline or compare_both:
+            raise ConfigError(
+                f"--method {method} gives everyone the same steps; leave out --baseline and --compare, or --method"
+            )
+        config = with_method(config, method)
+    config = config.with_settings(settings or [])
     options = {"seed": seed, "accumulate": accumulate, "compile": compile_network or None}
     config = config.replace_section("training", **{key: value for key, value in options.items() if value is not None})
     if baseline and compare_both:
@@ -83,7 +98,7 @@ def train(
         print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), end="")
         return
     place = find_place(device)
-    name = recipe + ("-compare" if compare_both else "-baseline" if baseline else "")
+    name = recipe + (f"-{method}" if method else "") + ("-compare" if compare_both else "-baseline" if baseline else "")
     folder = out or _default_folder(name, resume=resume, nested="bullettrain" if compare_both else "")
     again = ["--device", device] if device else []
     again += ["--keep-going"] if keep_going else []
@@ -153,6 +168,8 @@ def _list(console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     for name in RECIPES:
         table.add_row(f"[bold]{name}[/]", escape(one_line(name)))
+    for name in METHODS:
+        table.add_row(f"--method [bold]{name}[/]", escape(method_line(name)))
     console.print(table)
 
 

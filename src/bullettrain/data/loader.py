@@ -23,8 +23,8 @@ class Loader:
 
     batch_size is the joint batch over all `world` processes; process `rank` gets its contiguous share of
     each, near-equal in size (and empty, where a last batch is smaller than the world, so that every process
-    takes the same number of steps). resident=None puts the images on the device when they take up at most
-    40 % of its free memory.
+    takes the same number of steps). Each batch comes `replays` times in a row. resident=None puts the images
+    on the device when they take up at most 40 % of its free memory.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Loader:
         resident: bool | None = None,
         dtype: torch.dtype = torch.float32,
         channels_last: bool = False,
+        replays: int = 1,
     ) -> None:
         if batch_size < 1:
             raise DataError(f"batch_size={batch_size}: a batch has at least one image.")
@@ -52,22 +53,29 @@ class Loader:
                 f"{len(data)} images make no full batch of {batch_size}:"
                 " choose a smaller batch size, or keep the last batch (drop_last=False)."
             )
+        if replays < 1:
+            raise DataError(f"replays={replays}: a batch comes at least once.")
         self.device = torch.device(device)
         self.resident = _fits(data, self.device) if resident is None else resident
         self.data = data.to(self.device if self.resident else "cpu")
         self.batch_size, self.seed, self.augment = batch_size, seed, augment
         self.shuffle, self.drop_last, self.rank, self.world = shuffle, drop_last, rank, world
-        self.dtype, self.channels_last = dtype, channels_last
+        self.dtype, self.channels_last, self.replays = dtype, channels_last, replays
 
     def __len__(self) -> int:
-        """Batches an epoch, the same for every rank."""
+        """Batches an epoch, replays included, the same for every rank."""
+        return self._distinct * self.replays
+
+    @property
+    def _distinct(self) -> int:
+        """Batches an epoch, each counted once."""
         if self.drop_last:
             return len(self.data) // self.batch_size
         return -(-len(self.data) // self.batch_size)
 
     def joint_size(self, index: int) -> int:
         """How many images batch `index` has over all processes."""
-        return min(self.batch_size, len(self.data) - index * self.batch_size)
+        return self._size(index // self.replays)
 
     def order(self, epoch: int) -> Tensor:
         """The order the images come in, int64 (n,), drawn on the device."""
@@ -90,17 +98,27 @@ class Loader:
 
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator(self.device)
-        for index, (x, y) in enumerate(self._rows(epoch, start), start):
+        first, played = divmod(start, self.replays)
+        for index, (x, y) in enumerate(self._rows(epoch, first), first):
             if self.augment is not None:
                 generator.manual_seed(derive_seed(self.seed, epoch, index))
                 # Drawn for the joint batch and then cut, so that the number of processes changes no image.
-                draws = self.augment.draw(self.joint_size(index), generator)
-                x = self.augment.apply(x, draws[self.share(index)])
-            yield to_unit(x, self.dtype, self.channels_last), y
+                draws = self.augment.draw(self._size(index), generator)
+                x = self.augment.apply(x, draws[self._share(index)])
+            batch = to_unit(x, self.dtype, self.channels_last), y
+            for _ in range(played, self.replays):
+                yield batch
+            played = 0
 
     def share(self, index: int) -> slice:
         """The part of joint batch `index` that falls to this rank."""
-        size = self.joint_size(index)
+        return self._share(index // self.replays)
+
+    def _size(self, distinct: int) -> int:
+        return min(self.batch_size, len(self.data) - distinct * self.batch_size)
+
+    def _share(self, distinct: int) -> slice:
+        size = self._size(distinct)
         return slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
 
     def _rows(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -108,8 +126,8 @@ class Loader:
         order = self.order(epoch)
         if not self.resident:
             order = order.cpu()  # once an epoch, the only wait for the device
-        starts = [index * self.batch_size for index in range(len(self))]
-        shares = [order[at : at + self.batch_size][self.share(i)] for i, at in enumerate(starts)][start:]
+        starts = [index * self.batch_size for index in range(self._distinct)]
+        shares = [order[at : at + self.batch_size][self._share(i)] for i, at in enumerate(starts)][start:]
         if self.resident:
             for rows in shares:
                 yield self.data.images.index_select(0, rows), self.data.labels.index_select(0, rows)

@@ -36,10 +36,10 @@ class Attack:
         self.shadow = Shadow(network, half)
         self.attacked: nn.Module = compiled(self.shadow) if compile else self.shadow
         self.compile = compile
-        norm, eps, bounds = objective.norm, objective.eps, objective.bounds
+        norm, reach, bounds = objective.norm, objective.reach, objective.bounds
 
         def move(images: Tensor, gradient: Tensor, clean: Tensor, size: Tensor) -> Tensor:
-            return norm.project(images + size * norm.direction(gradient), clean, eps, bounds)
+            return norm.project(images + size * norm.direction(gradient), clean, reach, bounds)
 
         loss = objective.attack_loss
         self.aims = loss == "kl"

@@ -337,6 +337,8 @@ def why_not(train: BulletTrain) -> str | None:
             return "it selects by eval-mode logits"
     elif not isinstance(objective, AdversarialObjective):
         return "its objective is no attack"
+    elif objective.not_captured:
+        return objective.not_captured
     elif objective.attack_mode != "eval":
         return "its attack runs in training mode"
     if type(objective) not in (PGDAT, TRADES, MART, AugMix):

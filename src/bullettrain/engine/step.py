@@ -140,7 +140,9 @@ class BulletTrain:
         z_prime = objective.corrupted_logits(model, x_prime, z, counts)  # no steps: z again
         touched = counts.nonzero()[:, 0]
         some = None if len(touched) == len(y) else touched.to(y.device, non_blocking=True)
-        loss = objective.loss(z, z_prime, y, some) * workers.loss_weight
+        loss = objective.loss(z, z_prime, y, some)
+        penalty = objective.penalty(model, x, y, start)  # a term that few objectives have
+        loss = (loss if penalty is None else loss + penalty) * workers.loss_weight
         self.robust_fraction.update(z_prime, y, group=workers.group)  # F_R
         return StepOutput(
             loss=loss,
@@ -148,7 +150,7 @@ class BulletTrain:
             steps=steps,
             svar=svar,
             work=self._work(len(y), int(counts.sum()), len(touched), selects),
-            x_prime=x_prime,
+            x_prime=x_prime.detach(),
             z=None if z is None else z.detach(),
             z_prime=z_prime.detach(),
         )
@@ -200,10 +202,15 @@ class BulletTrain:
             hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """F_R and the number of steps taken, as plain numbers."""
-        return {"robust_fraction": self.robust_fraction.state_dict(), "steps_taken": self.steps_taken}
+        """F_R and the number of steps taken, as plain numbers, and what the objective carries."""
+        return {
+            "robust_fraction": self.robust_fraction.state_dict(),
+            "steps_taken": self.steps_taken,
+            "objective": self.objective.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
         self.robust_fraction.load_state_dict(state["robust_fraction"])
         self.steps_taken = check_count(state["steps_taken"], "steps_taken")
+        self.objective.load_state_dict(state.get("objective", {}))

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bullettrain.allocation import Cost
-from bullettrain.attacks import AttackLoss, Norm, bare, frozen, pgd
+from bullettrain.attacks import (
+    Attack,
+    AttackLoss,
+    Norm,
+    RandomStart,
+    bare,
+    frozen,
+    pgd,
+    random_noise,
+    starting_point,
+)
 from bullettrain.attacks.norms import norm_named
-from bullettrain.attacks.pgd import RandomStart
 from bullettrain.attacks.state import Mode, check_mode, forward_some, training
 from bullettrain.checks import check_bounds, check_logits_shape, check_positive
+
+Adversarial = TypeVar("Adversarial", bound="AdversarialObjective")
 
 
 class Objective(ABC):
@@ -37,6 +52,11 @@ class Objective(ABC):
     @abstractmethod
     def cost(self) -> Cost:
         """Passes an example that each part costs."""
+
+    @property
+    def not_captured(self) -> str | None:
+        """Why its steps cannot be captured as CUDA graphs, where they cannot."""
+        return None
 
     def selection_logits(self, model: nn.Module, x: Tensor) -> Tensor:
         """s (m, K) = h(x), which select; with their graph where they are the loss's own."""
@@ -91,6 +111,22 @@ class Objective(ABC):
                 is computed for these only: where z' is z there is none.
         """
 
+    def penalty(self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None) -> Tensor | None:
+        """A term of the loss that has to see the network itself, 0-d; None: there is none.
+
+        Args: as in :meth:`corrupt`, of which ``start`` is the same.
+        """
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it carries from step to step; most carry nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        if state:
+            raise ValueError(f"the checkpoint carries {', '.join(state)}, which {type(self).__name__} does not")
+
     @staticmethod
     def _logits_held(model: nn.Module, x: Tensor, mode: Mode) -> Tensor:
         net = bare(model)
@@ -110,6 +146,7 @@ class AdversarialObjective(Objective):
         attack_mode: mode of the network during the attack; the TRADES and MART authors have it in eval mode.
         selection: see :class:`Objective`; None: the objective's own choice.
         generator: source of the attack's noise.
+        attack: how it starts and moves, where not as the objective's authors have it; the baselines need that.
     """
 
     attack_loss: str | AttackLoss = "ce"
@@ -125,12 +162,43 @@ class AdversarialObjective(Objective):
         attack_mode: Mode = "eval",
         selection: Mode | None = None,
         generator: torch.Generator | None = None,
+        attack: Attack = Attack(),  # noqa: B008 (frozen)
     ) -> None:
         super().__init__(self.own_selection if selection is None else selection)
         self.eps, self.bounds = check_positive(eps, "eps"), check_bounds(bounds)
         self.norm = norm_named(norm) if isinstance(norm, str) else norm
         self.attack_mode: Mode = check_mode(attack_mode, "attack_mode")
         self.generator = generator
+        self.attack = attack
+
+    def attacked_by(self: Adversarial, attack: Attack) -> Adversarial:
+        """The same objective with another attack."""
+        other = copy.copy(self)
+        other.attack = attack
+        return other
+
+    @property
+    def start(self) -> RandomStart:
+        """Where the attack starts."""
+        return self.attack.start or self.random_start
+
+    @property
+    def reach(self) -> float:
+        """How far x' may be from x: eps, or without limit."""
+        return self.eps if self.attack.project else math.inf
+
+    @property
+    def not_captured(self) -> str | None:
+        """Why its steps cannot be captured as CUDA graphs, where they cannot."""
+        return self.attack.climb.not_captured
+
+    def noise(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """What chance adds to a batch before its attack, shaped as ``like`` (m, …)."""
+        return random_noise(self.start, self.norm, like, self.attack.radius * self.eps, generator)
+
+    def begin(self, x: Tensor, noise: Tensor) -> Tensor:
+        """Where the attack on ``x`` (m, …) starts, given :meth:`noise`: what :meth:`corrupt` takes as ``start``."""
+        return starting_point(self.start, x, noise, self.bounds)
 
     def corrupt(
         self,
@@ -144,6 +212,8 @@ class AdversarialObjective(Objective):
         start: Tensor | None = None,
     ) -> Tensor:
         """x' by PGD, (m, …)."""
+        if start is None and steps.any():
+            start = self.begin(x.detach(), self.noise(x, self.generator))
         return pgd(
             model,
             x,
@@ -154,11 +224,11 @@ class AdversarialObjective(Objective):
             norm=self.norm,
             loss=self.attack_loss,
             target=self.attack_target(model, x, s) if steps.any() else None,
-            random_start=self.random_start,
             start=start,
-            generator=self.generator,
             bounds=self.bounds,
             mode=self.attack_mode,
+            project=self.attack.project,
+            climb=self.attack.climb,
             check=False,  # the engine looks at x once in a while
         )
 
@@ -185,9 +255,16 @@ class RegularizedObjective(AdversarialObjective):
         attack_mode: Mode = "eval",
         selection: Mode | None = None,
         generator: torch.Generator | None = None,
+        attack: Attack = Attack(),  # noqa: B008 (frozen)
     ) -> None:
         super().__init__(
-            eps=eps, norm=norm, bounds=bounds, attack_mode=attack_mode, selection=selection, generator=generator
+            eps=eps,
+            norm=norm,
+            bounds=bounds,
+            attack_mode=attack_mode,
+            selection=selection,
+            generator=generator,
+            attack=attack,
         )
         self.beta = check_positive(beta, "beta")
 

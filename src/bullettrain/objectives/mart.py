@@ -28,7 +28,7 @@ class MART(RegularizedObjective):
     @property
     def cost(self) -> Cost:
         """2N + 6 plain; 2Σ + 3·(2 − s) with mining."""
-        return Cost(selection=1 if self.selection == "eval" else 0)
+        return Cost(selection=1 if self.selection == "eval" else 0, step=self.attack.climb.passes)
 
     def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:
         """BCE(z', y) + β·KL(softmax z ‖ softmax z')·(1 − p_y(z)); neither KL target nor weight is detached."""

@@ -26,7 +26,7 @@ class PGDAT(AdversarialObjective):
     @property
     def cost(self) -> Cost:
         """2N + 3 plain; 1 + 2Σ + 3 with mining."""
-        return Cost(selection=1, clean=0, corrupted=3, untouched=3)
+        return Cost(selection=1, step=self.attack.climb.passes, clean=0, corrupted=3, untouched=3)
 
     def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:
         """CE(z', y); ``z`` may be None."""

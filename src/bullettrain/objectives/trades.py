@@ -25,7 +25,8 @@ class TRADES(RegularizedObjective):
     @property
     def cost(self) -> Cost:
         """1 + 2N + 6 plain; 1 + 2Σ + 3·(2 − s) with mining."""
-        return Cost(selection=1 if self.selection == "eval" else 0, target=1, shared=self._target_selects)
+        selection, step = 1 if self.selection == "eval" else 0, self.attack.climb.passes
+        return Cost(selection=selection, target=1, shared=self._target_selects, step=step)
 
     @property
     def _target_selects(self) -> bool:

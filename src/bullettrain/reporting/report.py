@@ -17,7 +17,7 @@ from bullettrain.extras import extra
 from bullettrain.reporting import figures, images, summary
 from bullettrain.reporting.judged import judgement, read_judged
 from bullettrain.reporting.run import Comparison, Run, read_comparison, read_run
-from bullettrain.reporting.words import METHODS, number, settings, short
+from bullettrain.reporting.words import method_name, number, settings, short
 
 
 def write_report(folder: Path) -> Path:
@@ -118,10 +118,7 @@ def _present(*plates: figures.Plate | None) -> list[figures.Plate]:
 
 def _facts(run: Run) -> list[str]:
     """The run in a few words: method, network, data, device."""
-    objective = str(run.section("method").get("objective") or "")
-    method = METHODS.get(objective, objective)
-    if run.makes_views and run.section("method").get("jsd") is False:
-        method += " − JSD"
+    method = method_name(run.section("method"))
     facts = [f"{method} with BulletTrain" if method and not run.plain else method]
     for section in ("network", "data"):
         words = [value for value in run.section(section).values() if isinstance(value, str)]

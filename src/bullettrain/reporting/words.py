@@ -15,6 +15,25 @@ PAPER_BOUNDARY = {"cifar10-trades": 0.28, "cifar10-mart": 0.30, "cifar10-augmix"
 """F_B that the paper reports for the settings of these recipes."""
 
 
+def method_name(method: Mapping[Any, Any]) -> str:
+    """What was trained, from the section ``method`` of a configuration: TRADES, FAST on TRADES, YOPO-2-5 on TRADES."""
+    objective = str(method.get("objective") or "")
+    name, steps = METHODS.get(objective, objective), method.get("boundary")
+    if method.get("carry"):
+        return "Free"
+    if method.get("align"):
+        return "GradAlign"
+    if method.get("first_layer"):
+        return f"YOPO-{steps}-{method['first_layer']} on {name}"
+    if method.get("project") is False:
+        return "N-FGSM" if objective == "pgd-at" else f"N-FGSM on {name}"
+    if method.get("start") == "clipped":
+        return f"FAST on {name}" if steps == 1 else f"multi-step FAST, N = {steps}, on {name}"
+    if objective == "augmix" and method.get("jsd") is False:
+        return f"{name} − JSD"
+    return name
+
+
 def percent(fraction: float, digits: int = 1) -> str:
     """0.815 as ``81.5 %``."""
     return f"{100 * fraction:.{digits}f}{THIN}%" if math.isfinite(fraction) else DASH

@@ -6,8 +6,9 @@ import math
 
 from bullettrain.training.tally import Counts
 
-ABOVE_CHANCE, NEAR_ZERO = 0.35, 0.05
-"""Accuracy on the training attack, above chance, that counts as high; and on the PGD-10 probe as none at all."""
+ABOVE_CHANCE, NEAR_ZERO, KEPT = 0.35, 0.05, 0.2
+"""Accuracy on the training attack, above chance, that counts as high; on the PGD-10 probe as none at all; and the part
+of the former that the probe has to keep. Sound runs keep two fifths and more at every epoch."""
 ENOUGH = 1000
 """Examples without a single correct one before a run is given up: fewer can be chance."""
 
@@ -43,7 +44,9 @@ class WrongStreak:
 
 def look_at_epoch(robust_accuracy: float, probe: float | None, *, classes: int) -> str | None:
     """Catastrophic overfitting: safe from the training attack, helpless against ten steps of PGD."""
-    if probe is not None and robust_accuracy >= 1 / classes + ABOVE_CHANCE and probe <= NEAR_ZERO:
+    if probe is None or robust_accuracy < 1 / classes + ABOVE_CHANCE:
+        return None
+    if probe <= max(NEAR_ZERO, KEPT * robust_accuracy):
         return (
             f"catastrophic overfitting: {100 * robust_accuracy:.0f} % of the training attacks fail, but PGD-10 breaks "
             f"all but {100 * probe:.0f} % of a probe; train against a stronger attack (method.boundary, step_size)"

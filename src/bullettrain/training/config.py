@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import bullettrain as bt
 from bullettrain.allocation import StepBudget
-from bullettrain.attacks.norms import NORMS
+from bullettrain.attacks import NORMS, Attack
 from bullettrain.augmix import ViewMaker
-from bullettrain.training.settings import ConfigError, nearest, parse
+from bullettrain.baselines import FirstLayer, Free, GradAlign
+from bullettrain.training.settings import ConfigError, as_setting, nearest, parse
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,18 @@ class MethodConfig:
     score: Literal["svar", "cross-entropy", "margin", "gradient-norm", "random"] = "svar"
     separation: Literal["quantile", "oracle"] = "quantile"
     """oracle: the true classes by ten PGD steps, for studies."""
+    start: Literal["uniform", "normal", "clipped", "zero"] | None = None
+    """Where the attack starts; clipped: uniform, then clipped to valid pixels. None: the objective's own."""
+    start_radius: float = 1.0
+    """Radius of a uniform start, in units of eps."""
+    project: bool = True
+    """Whether attacked images are brought back into the ball; false: into valid pixels only."""
+    first_layer: int = 0
+    """YOPO: moves through the first layer alone after each step, that is each full pass; 0: none, plain steps."""
+    align: float = 0.0
+    """GradAlign: weight of the term that aligns gradients; 0: none."""
+    carry: bool = False
+    """Free: the perturbation is carried over and moved by the updates' own backward; training.replays goes with it."""
     jsd: bool = True
     """AugMix: whether views are held together by the JSD; false: cross-entropy on one view of every example."""
     severity: float = 3.0
@@ -96,24 +109,53 @@ class MethodConfig:
     def make_objective(self) -> bt.Objective:
         """The objective with its settings."""
         if self.objective == "augmix":
-            for key in ("boundary", "robust", "outlier"):
-                if getattr(self, key) > 1:
-                    raise ConfigError(f"method.{key} is {getattr(self, key)}; AugMix's step is both views, so 1 or 0")
-            if not self.jsd and self.budget().uniform_steps is None:
-                raise ConfigError(
-                    "method.jsd is false, which is one view of every example: nothing is mined, "
-                    f"so add --set robust={self.boundary} --set outlier={self.boundary}"
-                )
-            return bt.AugMix(views=self.view_maker(), beta=12.0 if self.beta is None else self.beta, jsd=self.jsd)
-        for key in ("jsd", "severity", "width", "depth", "all_ops"):
-            if getattr(self, key) != getattr(MethodConfig, key):
-                raise ConfigError(f"method.{key} is set, but {self.objective} makes no AugMix views; leave it out")
+            return self._make_augmix()
+        self._refuse(("jsd", "severity", "width", "depth", "all_ops"), f"{self.objective} makes no AugMix views")
         if self.objective == "pgd-at":
-            if self.beta is not None:
-                raise ConfigError("method.beta is set, but pgd-at has no beta; leave it null")
-            return bt.PGDAT(eps=self.eps, norm=self.norm)
+            self._refuse(("beta",), "pgd-at has no beta")
+            return self._make_pgd_at()
+        self._refuse(("align", "carry"), f"that goes with pgd-at, not with {self.objective}")
         kind = bt.TRADES if self.objective == "trades" else bt.MART
-        return kind(eps=self.eps, norm=self.norm, beta=6.0 if self.beta is None else self.beta)
+        beta = 6.0 if self.beta is None else self.beta
+        return kind(eps=self.eps, norm=self.norm, beta=beta, attack=self._attack())
+
+    def _make_pgd_at(self) -> bt.Objective:
+        attack = ("start", "start_radius", "project", "first_layer")
+        if self.carry:
+            self._refuse((*attack, "align"), "method.carry (Free) has no attack of its own")
+            if self.budget().uniform_steps != 1:
+                raise ConfigError("method.carry (Free) is one step for everyone; set boundary=1, robust=1, outlier=1")
+            return Free(eps=self.eps, norm=self.norm)
+        if self.align:
+            self._refuse(attack, "method.align (GradAlign) attacks from x itself")
+            if not self.budget().uniform_steps:
+                raise ConfigError("method.align (GradAlign) wants the same steps for everyone, e.g. one each")
+            return GradAlign(weight=self.align, eps=self.eps, norm=self.norm)
+        return bt.PGDAT(eps=self.eps, norm=self.norm, attack=self._attack())
+
+    def _make_augmix(self) -> bt.AugMix:
+        attack = ("start", "start_radius", "project", "first_layer", "align", "carry")
+        self._refuse(attack, "AugMix has no attack")
+        for key in ("boundary", "robust", "outlier"):
+            if getattr(self, key) > 1:
+                raise ConfigError(f"method.{key} is {getattr(self, key)}; AugMix's step is both views, so 1 or 0")
+        if not self.jsd and self.budget().uniform_steps is None:
+            raise ConfigError(
+                "method.jsd is false, which is one view of every example: nothing is mined, "
+                f"so add --set robust={self.boundary} --set outlier={self.boundary}"
+            )
+        return bt.AugMix(views=self.view_maker(), beta=12.0 if self.beta is None else self.beta, jsd=self.jsd)
+
+    def _refuse(self, keys: tuple[str, ...], why: str) -> None:
+        """Settings that would have no effect are mistakes."""
+        for key in keys:
+            if getattr(self, key) != getattr(MethodConfig, key):
+                default = as_setting(getattr(MethodConfig, key))
+                raise ConfigError(f"method.{key} is set, but {why}; leave it {default}")
+
+    def _attack(self) -> Attack:
+        plain = Attack(start=self.start, radius=self.start_radius, project=self.project)
+        return dataclasses.replace(plain, climb=FirstLayer(self.first_layer)) if self.first_layer else plain
 
     def view_maker(self) -> ViewMaker:
         """What AugMix views are made of."""
@@ -191,6 +233,8 @@ class TrainingConfig:
     """With graphs, numbers of attacked examples are rounded up to a multiple of this."""
     accumulate: int = 1
     """Mini-batches to one update of the weights."""
+    replays: int = 1
+    """Times in a row that each mini-batch is trained on; Free: 8, with an eighth of the epochs."""
     precision: Literal["auto", "float32", "bf16"] = "float32"
     """auto: bf16 autocast on GPUs that have it, else float32."""
     channels_last: bool = False
@@ -224,6 +268,9 @@ LIMITS: dict[str, tuple[float, float]] = {
     "data.train_size": (0, math.inf),
     "data.test_size": (0, math.inf),
     "data.crop": (0, math.inf),
+    "method.start_radius": (TINY, 1e30),
+    "method.first_layer": (0, 1e6),
+    "method.align": (0, 1e30),
     "optimizer.lr": (TINY, 1e30),
     "optimizer.momentum": (0, 0.999999),
     "optimizer.weight_decay": (0, 1e30),
@@ -238,6 +285,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "training.fresh": (0, 1e6),
     "training.bucket": (1, 1e6),
     "training.accumulate": (1, 1e6),
+    "training.replays": (1, 1e6),
     "training.average": (0, 0.9999999),
     "training.threads": (0, 1e4),
     "training.log_every": (1, 1e9),
@@ -279,6 +327,8 @@ class Config:
             )
         if self.optimizer.nesterov and not self.optimizer.momentum:
             raise ConfigError("optimizer.nesterov is set without momentum; set optimizer.momentum, e.g. to 0.9")
+        if self.method.carry and self.training.accumulate > 1:
+            raise ConfigError("method.carry (Free) moves with every update; training.accumulate has to be 1")
         try:
             self.method.engine()
         except ConfigError:

@@ -13,7 +13,6 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from bullettrain.attacks import random_noise
 from bullettrain.checks import DivergedError
 from bullettrain.data import Augment, ImageSet, Loader
 from bullettrain.data.base import derive_seed
@@ -56,6 +55,8 @@ class Trainer:
             raise ConfigError(
                 f"training.batch_size is {config.training.batch_size} for {place.world} processes; each needs an image"
             )
+        if config.method.carry and place.together:
+            raise ConfigError("method.carry (Free) is for one process: each would carry a perturbation of its own")
         training = config.training
         if training.threads:
             torch.set_num_threads(training.threads)
@@ -86,9 +87,11 @@ class Trainer:
             rank=place.rank,
             world=place.world,
             channels_last=training.channels_last,
+            replays=training.replays,
         )
         # A last batch with fewer images than processes would leave some without any: it is left out.
-        self.batches = len(self.loader) - (self.loader.joint_size(len(self.loader) - 1) < place.world)
+        left_out = self.loader.joint_size(len(self.loader) - 1) < place.world
+        self.batches = len(self.loader) - left_out * training.replays
         self.half = training.precision == "bf16" or (training.precision == "auto" and _has_bf16(place.device))
         self.at = Position()
         self.tally = Tally(place.device)
@@ -227,8 +230,8 @@ class Trainer:
         whole = torch.empty_like(x)
         if self.place.together:
             whole = x.new_empty((self.loader.joint_size(index), *x.shape[1:]))
-        noise = random_noise(objective.random_start, objective.norm, whole, objective.eps, self.noise)
-        return x + (noise[self.loader.share(index)] if self.place.together else noise)
+        noise = objective.noise(whole, self.noise)
+        return objective.begin(x, noise[self.loader.share(index)] if self.place.together else noise)
 
     # ------------------------------------------------------------------------------------------ in between
 
@@ -274,11 +277,12 @@ class Trainer:
         }
 
     def _warn(self, problem: str | None) -> None:
-        if problem is None or problem in self._warned:
+        kind = (problem or "").partition(":")[0]  # its figures may change; once is enough
+        if problem is None or kind in self._warned:
             return
         if not self.keep_going:
             raise CollapseError(problem)
-        self._warned.add(problem)
+        self._warned.add(kind)
         self.recorder.log({"kind": "warning", "step": self.at.step, "message": problem})
         self.display.message(f"[bold red]warning[/] {problem}")
 

@@ -40,7 +40,8 @@ def nearest(name: str, names: Sequence[str]) -> str:
 
 def parse(text: str, hint: Any, name: str) -> Any:
     """``text`` as the type that the setting has."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)  # a Literal makes the latter
+    options = typing.get_args(hint) if union else (hint,)
     if text.lower() in ("null", "none", "") and type(None) in options:
         return None
     kind = next(option for option in options if option is not type(None))

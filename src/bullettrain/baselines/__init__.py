@@ -1,0 +1,31 @@
+"""What a user might train with instead: each a few settings, or a small piece, of the same engine.
+
+Every function returns a :class:`~bullettrain.engine.BulletTrain` for one's own loop:
+
+    train = baselines.fast(bt.TRADES(beta=6.0, eps=8 / 255))
+
+docs/baselines.md says what each of them does, what it costs and when it fails.
+"""
+
+from bullettrain.baselines.fast import FAST, N_FGSM, fast, fast_budget, n_fgsm, n_fgsm_budget
+from bullettrain.baselines.free import Free, free, free_budget
+from bullettrain.baselines.gradalign import GradAlign, grad_align, grad_align_budget
+from bullettrain.baselines.yopo import FirstLayer, yopo, yopo_budget
+
+__all__ = [
+    "FAST",
+    "N_FGSM",
+    "FirstLayer",
+    "Free",
+    "GradAlign",
+    "fast",
+    "fast_budget",
+    "free",
+    "free_budget",
+    "grad_align",
+    "grad_align_budget",
+    "n_fgsm",
+    "n_fgsm_budget",
+    "yopo",
+    "yopo_budget",
+]

@@ -1,0 +1,111 @@
+"""Free adversarial training: the backward that teaches the weights also moves the perturbation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bullettrain.allocation import Cost, StepBudget
+from bullettrain.attacks import Attack, Norm
+from bullettrain.attacks.norms import per_example
+from bullettrain.engine import BulletTrain
+from bullettrain.objectives import PGDAT
+
+
+class Free(PGDAT):
+    """Shafahi et al.: CE(h(x + δ), y), where δ ← δ + ε·sign of the gradient that the weights' own backward gives.
+
+    There is no attack: a step is one forward and one backward. δ is carried from step to step, row by row of the
+    batch, also to the next batch; each batch is to be replayed m times in a row, for epochs ÷ m:
+
+        train = baselines.free(baselines.Free(eps=8 / 255))
+        for x, y in loader:
+            for _ in range(8):
+                out = train.step(model, x, y)
+                out.loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    ``out.loss.backward()`` moves δ; a step without it leaves δ as it was. ``train.state_dict()`` carries δ.
+
+    Args:
+        eps: radius of the ball.
+        norm: "linf" or "l2".
+        bounds: valid range of pixels.
+    """
+
+    def __init__(
+        self, *, eps: float = 8 / 255, norm: str | Norm = "linf", bounds: tuple[float, float] = (0.0, 1.0)
+    ) -> None:
+        super().__init__(eps=eps, norm=norm, bounds=bounds, attack=Attack(start="zero"))
+        self.delta: Tensor | None = None
+        """(M, …) of the largest batch so far; row i is that of every batch's example i."""
+
+    @property
+    def cost(self) -> Cost:
+        """3 a replay, as ordinary training: what moves δ is part of the same backward."""
+        return Cost(selection=1, step=0, clean=0, corrupted=3, untouched=3)
+
+    @property
+    def not_captured(self) -> str | None:
+        """The update's own backward moves δ."""
+        return "its perturbation moves with the update's own backward"
+
+    def corrupt(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        s: Tensor | None,
+        steps: Tensor,
+        step_sizes: Tensor,
+        *,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        """x + δ (m, …) in bounds; a backward that comes as far moves δ. ``start`` is not needed."""
+        if not bool((steps == 1).all()):
+            raise ValueError("Free was given other than one step for everyone; use free_budget()")
+        carried, size = self._rows(x), per_example(step_sizes.to(x.device), x)
+        moved, (low, high) = x.detach() + carried, self.bounds
+        x_prime = moved.clamp(low, high).requires_grad_()
+
+        def move(gradient: Tensor) -> None:
+            # Where x + δ was clipped, δ has no effect; and NaN of an overflow in float16 would stay in δ for good.
+            heard = (moved >= low) & (moved <= high) & gradient.isfinite()
+            stepped = carried + size * self.norm.direction(gradient.where(heard, 0.0))
+            carried.copy_(self.norm.project(stepped, torch.zeros_like(x), self.eps, (-math.inf, math.inf)))
+
+        x_prime.register_hook(move)  # type: ignore[no-untyped-call]
+        return x_prime
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """The part of δ that belongs to a batch x (m, …), as a view; 0 where there was none."""
+        old = self.delta
+        if old is None or old.shape[1:] != x.shape[1:]:
+            self.delta = torch.zeros_like(x)
+        elif len(old) < len(x):
+            self.delta = torch.cat([old.to(x), torch.zeros_like(x[len(old) :])])
+        else:
+            self.delta = old.to(x)  # the same tensor where device and type are
+        return self.delta[: len(x)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """δ."""
+        return {"delta": None if self.delta is None else self.delta.detach().cpu().clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        delta = state.get("delta")
+        self.delta = None if delta is None else delta.clone()
+
+
+def free_budget() -> StepBudget:
+    """One move of ε with each update."""
+    return StepBudget.uniform(1, scale=1.0)
+
+
+def free(objective: Free) -> BulletTrain:
+    """Free with its one move of ε an update, for everyone. Replaying each batch is up to the loop."""
+    return BulletTrain(objective, budget=free_budget())

@@ -1,0 +1,128 @@
+"""GradAlign: one FGSM step, and a term that keeps the loss near each example as linear as that step takes it to be."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bullettrain.allocation import Cost, StepBudget
+from bullettrain.attacks import Attack, Norm
+from bullettrain.attacks.climb import Move, Value, WholeNetwork
+from bullettrain.attacks.norms import length, per_example
+from bullettrain.attacks.state import Mode, uncompiled, underflows
+from bullettrain.checks import check_positive
+from bullettrain.engine import BulletTrain
+from bullettrain.objectives import PGDAT
+from bullettrain.objectives.base import forward
+from bullettrain.precision import wide
+
+
+class GradAlign(PGDAT):
+    """Andriushchenko and Flammarion: CE(z', y) + λ·(1 − cos(∇x L(x), ∇x L(x+η))), η uniform in the ball.
+
+    The attack starts from x, so that its first gradient is ∇x L(x); as in the authors' code that one is held fixed,
+    and the network learns through the other. Both are of the network in training mode.
+
+    Args:
+        weight: λ; 0.2 at eps = 8/255, and more for larger eps.
+        Others: see :class:`AdversarialObjective`.
+    """
+
+    def __init__(
+        self,
+        *,
+        weight: float = 0.2,
+        eps: float = 8 / 255,
+        norm: str | Norm = "linf",
+        bounds: tuple[float, float] = (0.0, 1.0),
+        attack_mode: Mode = "train",
+        selection: Mode | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.weight = check_positive(weight, "weight")
+        self._first = _FirstGradient()
+        super().__init__(
+            eps=eps,
+            norm=norm,
+            bounds=bounds,
+            attack_mode=attack_mode,
+            selection=selection,
+            generator=generator,
+            attack=Attack(start="zero", climb=self._first),
+        )
+
+    @property
+    def cost(self) -> Cost:
+        """11 with one step: a gradient at x+η is a forward and a backward, and learning through it two of each more."""
+        return Cost(selection=1, clean=0, corrupted=3, untouched=3, penalty=6)
+
+    @property
+    def not_captured(self) -> str | None:
+        """Its loss holds a gradient of the network."""
+        return "its loss holds a gradient of the network"
+
+    def noise(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """η (m, …), uniform in the ball."""
+        return self.norm.noise(like, self.eps, generator)
+
+    def corrupt(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        s: Tensor | None,
+        steps: Tensor,
+        step_sizes: Tensor,
+        *,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        """x' by PGD from x itself. ``start`` is x+η, where :meth:`penalty` looks."""
+        if not bool((steps == steps[0]).all()) or not bool(steps[0]):
+            raise ValueError("GradAlign was given other steps for other examples, or none; it wants the same for all")
+        self._first.gradient = None
+        return super().corrupt(model, x, y, s, steps, step_sizes, start=x)
+
+    def penalty(self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None) -> Tensor:
+        """λ·(1 − cos) in the mean over the examples both of whose gradients are not 0."""
+        at_x, self._first.gradient = self._first.gradient, None
+        assert at_x is not None
+        if start is not None and start.shape != x.shape:
+            raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
+        at = (self.begin(x, self.noise(x, self.generator)) if start is None else start).detach().requires_grad_()
+        # The wrapper of several workers has seen this step's first forward, and syncs the gradients of this one.
+        value = F.cross_entropy(wide(forward(uncompiled(model), at)), y, reduction="sum")
+        (near_x,) = torch.autograd.grad(value * 1024 if underflows(x.device) else value, at, create_graph=True)
+        cosine = (_unit(at_x) * _unit(near_x)).flatten(1).sum(dim=1)
+        told = (length(at_x) > 0) & (length(near_x) > 0)
+        return self.weight * torch.where(told, 1 - cosine, 0.0).sum() / told.sum().clamp_min(1)
+
+
+def _unit(gradient: Tensor) -> Tensor:
+    """Each example's gradient (m, …) at length 1, however small it is; 0 stays 0."""
+    lengths = length(gradient)
+    return gradient / per_example(torch.where(lengths > 0, lengths, 1.0), gradient)
+
+
+class _FirstGradient(WholeNetwork):
+    """The usual step, which keeps the first gradient (m, …) of an attack."""
+
+    gradient: Tensor | None = None
+
+    def __call__(self, net: nn.Module, images: Tensor, value: Value, move: Move) -> Tensor:
+        def keep(at: Tensor, gradient: Tensor) -> Tensor:
+            if self.gradient is None:
+                self.gradient = gradient
+            return move(at, gradient)
+
+        return super().__call__(net, images, value, keep)
+
+
+def grad_align_budget() -> StepBudget:
+    """One step of ε."""
+    return StepBudget.uniform(1, scale=1.0)
+
+
+def grad_align(objective: GradAlign) -> BulletTrain:
+    """GradAlign with its one step of ε for everyone."""
+    return BulletTrain(objective, budget=grad_align_budget())

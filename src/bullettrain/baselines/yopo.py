@@ -1,0 +1,153 @@
+"""YOPO-m-n: between full passes the attack moves on through the first layer alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from bullettrain.allocation import StepBudget
+from bullettrain.attacks import Attack
+from bullettrain.attacks.climb import Move, Value
+from bullettrain.attacks.state import forward_some, uncompiled
+from bullettrain.baselines.fast import attacked
+from bullettrain.checks import check_count
+from bullettrain.engine import BulletTrain
+from bullettrain.objectives import AdversarialObjective
+
+
+class FirstLayer:
+    """A step of YOPO: one pass over the network, then ``updates`` moves through its first layer.
+
+    The pass gives p, the gradient at the first layer's output. With p held fixed, the gradient at the input is that
+    layer's alone: each of the moves costs a forward and a backward of one layer.
+
+    Args:
+        updates: n, moves after each pass.
+        layer: name of the module in the network; None: the first convolution or linear layer that is called.
+    """
+
+    not_captured: str | None = "its attack goes through the first layer alone"
+
+    def __init__(self, updates: int, layer: str | None = None) -> None:
+        if check_count(updates, "updates") == 0:
+            raise ValueError("updates is 0; YOPO-m-n wants n ≥ 1 moves after each pass")
+        self.updates, self.layer = updates, layer
+        self.share: float | None = None
+        """The first layer's part of a forward pass, in operations; known after the first step."""
+
+    @property
+    def passes(self) -> float:
+        """Forward, and backward as far as the first layer; then both of that layer for each of the moves."""
+        return 2 + (2 * self.updates - 1) * (self.share or 0.0)
+
+    def __call__(self, net: nn.Module, images: Tensor, value: Value, move: Move) -> Tensor:
+        """Moved ``images`` (n, …)."""
+        net = uncompiled(net)
+        with self._holding(net) as held:
+            logits, whole = self._counted(lambda: forward_some(net, images.detach()))
+        if not held:
+            raise ValueError("YOPO found no convolution or linear layer that was called; say which with layer=")
+        layer, output = held[0]
+        (p,) = torch.autograd.grad(value(logits), output)
+        for _ in range(self.updates):
+            at = images.detach().requires_grad_()
+            first, part = self._counted(lambda at=at: front(net, layer, at))  # type: ignore[misc]
+            (gradient,) = torch.autograd.grad(first, at, p)
+            images = move(at.detach(), gradient)
+            if self.share is None:
+                self.share = part / whole if whole else 0.0
+        return images
+
+    @contextmanager
+    def _holding(self, net: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
+        """Cut the graph at the first layer: what is listed is that layer and its output, a leaf that has a gradient."""
+        held: list[tuple[nn.Module, Tensor]] = []
+
+        def hold(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            if held:
+                return None
+            held.append((module, output.detach().requires_grad_()))
+            return held[0][1]
+
+        layers = _weighty(net) if self.layer is None else [net.get_submodule(self.layer)]
+        hooks = [layer.register_forward_hook(hold) for layer in layers]
+        # A forward that is tried again begins anew.
+        hooks.append(net.register_forward_pre_hook(lambda module, args: held.clear()))
+        try:
+            yield held
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _counted(self, function: Callable[[], Tensor]) -> tuple[Tensor, float]:
+        """Its result and, as long as the first layer's share is not known, its floating-point operations."""
+        if self.share is not None:
+            return function(), 0.0
+        with _Operations() as operations:  # type: ignore[no-untyped-call]
+            result = function()
+        return result, operations.count
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts floating-point operations. Torch's own counter also follows modules, by hooks that disturb a gradient."""
+
+    count = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.count += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+class _ReachedError(Exception):
+    """The first layer has its output: nothing after it is run."""
+
+    def __init__(self, output: Tensor) -> None:
+        self.output = output
+
+
+def front(net: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
+    """The output of ``layer`` for x (n, …), with its graph: the network's forward as far as there."""
+
+    def stop(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        raise _ReachedError(output)
+
+    hook = layer.register_forward_hook(stop)
+    try:
+        net(x)
+    except _ReachedError as reached:
+        return reached.output
+    finally:
+        hook.remove()
+    raise RuntimeError("the first layer was called before, and is not now; name another one with layer=")
+
+
+def _weighty(net: nn.Module) -> list[nn.Module]:
+    """The modules with a weight matrix or kernel of their own: not norms, not containers."""
+    return [module for module in net.modules() if any(p.ndim > 1 for p in module.parameters(recurse=False))]
+
+
+def yopo_budget(eps: float, passes: int = 2, updates: int = 5) -> StepBudget:
+    """``passes`` for everyone; moves as large as those of an attack with passes·updates steps."""
+    step = StepBudget.uniform(passes * updates).boundary_step(eps)
+    return StepBudget.uniform(passes, step_size=step or None)
+
+
+def yopo(objective: AdversarialObjective, *, passes: int = 2, updates: int = 5) -> BulletTrain:
+    """YOPO-m-n: the objective with ``passes`` (m) full passes for everyone and ``updates`` (n) moves after each.
+
+    Args:
+        objective: TRADES in the paper; PGDAT and MART work the same.
+        passes: m.
+        updates: n.
+    """
+    changed = attacked(objective, Attack(climb=FirstLayer(updates)))
+    return BulletTrain(changed, budget=yopo_budget(objective.eps, passes, updates))

@@ -1,0 +1,306 @@
+"""Baselines from the command line: `--method` as settings, replays, resuming, and FAST's collapse."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bullettrain as bt
+from bullettrain import baselines
+from bullettrain.data import Augment, DataError, ImageSet, Loader
+from bullettrain.reporting.words import method_name
+from bullettrain.training import Config, recipe
+from bullettrain.training import run as runs
+from bullettrain.training.collapse import CollapseError
+from bullettrain.training.folder import RunFolder
+from bullettrain.training.loop import Trainer
+from bullettrain.training.methods import METHODS, one_line, with_method
+from bullettrain.training.settings import ConfigError
+from bullettrain.training.setup import Place, load_data
+from bullettrain.training.steppers import choose
+
+CPU = Place(torch.device("cpu"))
+NAMES = ["fast", "fast-3", "n-fgsm", "yopo-2-5", "grad-align", "free-4"]
+
+
+def small(method: str, *settings: str) -> Config:
+    """The digits recipe by a baseline, cut down to a second."""
+    cuts = ("epochs=2", "data.train_size=300", "data.test_size=100", "data.validation=60", "training.batch_size=50")
+    rest = ("training.probe=20", "evaluation.steps=5", "average=0.9", "log_every=2")
+    return with_method(recipe("digits"), method).with_settings([*cuts, *rest, *settings])
+
+
+def kinds(folder: Path, kind: str) -> list[dict]:
+    return [record for record in RunFolder(folder).records() if record["kind"] == kind]
+
+
+# --------------------------------------------------------------------------------------------- settings
+
+
+def test_what_each_method_sets():
+    trades, pgd = recipe("cifar10-trades"), recipe("cifar10-pgd")
+    fast = with_method(trades, "fast").method
+    assert (fast.objective, fast.beta, fast.eps) == ("trades", 6.0, 0.031)
+    assert fast.budget().uniform_steps == 1
+    assert fast.budget().boundary_step(0.031) == pytest.approx(1.25 * 0.031)
+    several = with_method(recipe("cifar10-mart"), "fast-4").method
+    assert (several.objective, several.budget().uniform_steps) == ("mart", 4)
+    assert several.budget().boundary_step(0.031) == pytest.approx(1.7 * 0.031 / 4)
+    yopo = with_method(trades, "yopo-2-5").method
+    assert (yopo.budget().uniform_steps, yopo.first_layer, yopo.objective) == (2, 5, "trades")
+    assert yopo.budget().boundary_step(0.031) == 0.007
+    assert with_method(trades, "yopo") == with_method(trades, "yopo-2-5")
+    noisy = with_method(trades, "n-fgsm").method
+    assert (noisy.objective, noisy.beta, noisy.start_radius, noisy.project) == ("pgd-at", None, 2.0, False)
+    assert noisy.budget().boundary_step(0.031) == pytest.approx(0.031)
+    aligned = with_method(pgd, "grad-align").method
+    assert (aligned.align, aligned.budget().boundary_step(0.031)) == (0.2, pytest.approx(0.031))
+    free = with_method(trades, "free")
+    assert (free.training.replays, free.training.epochs, free.schedule.milestones) == (8, 10, (10,))
+    assert free == with_method(trades, "free-8")
+    assert with_method(recipe("mnist-pgd"), "fast").method.separation == "quantile"
+    assert with_method(with_method(trades, "yopo"), "fast") == with_method(trades, "fast")  # nothing is left over
+
+
+def test_methods_are_the_engines_of_the_library():
+    made = {
+        "fast": baselines.fast(bt.TRADES(eps=0.15)),
+        "n-fgsm": baselines.n_fgsm(bt.PGDAT(eps=0.15)),
+        "yopo-2-5": baselines.yopo(bt.TRADES(eps=0.15)),
+        "grad-align": baselines.grad_align(baselines.GradAlign(eps=0.15)),
+        "free-8": baselines.free(baselines.Free(eps=0.15)),
+    }
+    for name, engine in made.items():
+        ours = with_method(recipe("digits"), name).method.engine()
+        assert type(ours.objective) is type(engine.objective)
+        mine, theirs = ours.objective.attack, engine.objective.attack
+        assert (mine.start, mine.radius, mine.project) == (theirs.start, theirs.radius, theirs.project)
+        assert getattr(mine.climb, "updates", None) == getattr(theirs.climb, "updates", None)
+        assert ours.budget.boundary_step(0.15) == engine.budget.boundary_step(0.15)
+        assert ours.budget.uniform_steps == engine.budget.uniform_steps
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_baselines_config_survives_yaml_and_settings(name):
+    config = with_method(recipe("cifar10-trades-short"), name)
+    assert Config.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
+    words = runs.resume_command(config, Path("out")).split()
+    changed = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    assert recipe("cifar10-trades-short").with_settings(changed) == config
+
+
+def test_every_method_has_a_line_and_a_card():
+    cards = (Path(__file__).parent.parent / "docs" / "baselines.md").read_text()
+    for name in METHODS:
+        assert 20 < len(one_line(name)) < 100
+        assert f"--method {name}" in cards
+
+
+def test_names_in_reports():
+    named = {name: method_name(with_method(recipe("digits"), name).to_dict()["method"]) for name in NAMES}
+    assert list(named.values()) == [
+        "FAST on TRADES",
+        "multi-step FAST, N = 3, on TRADES",
+        "N-FGSM",
+        "YOPO-2-5 on TRADES",
+        "GradAlign",
+        "Free",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("fats", [], "did you mean 'fast'"),
+        ("yopo-2", [], "there is no method 'yopo-2'"),
+        ("fast-0", [], "at least 1"),
+        ("free-0", [], "at least 1"),
+        ("yopo-2-0", [], "at least 1"),
+        ("free", ["accumulate=2"], "accumulate has to be 1"),
+        ("free", ["boundary=3"], "one step for everyone"),
+        ("free", ["start=uniform"], "no attack of its own"),
+        ("free", ["objective=trades"], "goes with pgd-at"),
+        ("grad-align", ["objective=mart"], "goes with pgd-at"),
+        ("grad-align", ["robust=0", "outlier=0"], "the same steps for everyone"),
+        ("grad-align", ["start=uniform"], "attacks from x itself"),
+        ("fast", ["start=somewhere"], "uniform, normal, clipped, zero"),
+        ("fast", ["start_radius=0"], "method.start_radius is 0"),
+        ("fast", ["replays=0"], "training.replays is 0"),
+        ("yopo", ["first_layer=-1"], "method.first_layer is -1"),
+    ],
+)
+def test_mistakes_are_one_line(method, settings, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        with_method(recipe("digits"), method).with_settings(settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_augmix_has_no_attack_to_change():
+    with pytest.raises(ConfigError, match="AugMix, which has no attack"):
+        with_method(recipe("digits-augmix"), "fast")
+    with pytest.raises(ConfigError, match=r"method\.start is set, but AugMix has no attack; leave it null"):
+        recipe("digits-augmix").with_settings(["start=uniform"])
+
+
+def test_the_command_shows_what_a_method_sets(monkeypatch, capsys):
+    from bullettrain.cli import main
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["bullettrain", "train", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code, capsys.readouterr()
+
+    code, shown = run("digits", "--method", "free-4", "--set", "beta=null", "--show")
+    assert code == 0
+    config = yaml.safe_load(shown.out)
+    assert (config["training"]["replays"], config["training"]["epochs"], config["method"]["carry"]) == (4, 10, True)
+    for other in ("--compare", "--baseline"):
+        code, said = run("digits", "--method", "fast", other)
+        assert code == 2
+        assert "the same steps" in said.err
+        assert said.err.count("\n") == 1
+
+
+# ---------------------------------------------------------------------------------------------- replays
+
+
+def images(n: int) -> ImageSet:
+    pixels = torch.randint(0, 256, (n, 1, 5, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return ImageSet(pixels, torch.arange(n) % 3, ("a", "b", "c"))
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 23), st.integers(1, 8), st.integers(1, 4), st.integers(1, 3), st.data())
+def test_a_replayed_loader_gives_each_batch_so_often_from_any_start(n, size, replays, world, data):
+    rank = data.draw(st.integers(0, world - 1))
+    options = {"batch_size": size, "seed": 3, "augment": Augment(2, True), "rank": rank, "world": world}
+    once, again = Loader(images(n), **options), Loader(images(n), replays=replays, **options)
+    assert len(again) == replays * len(once)
+    wanted = [batch for batch in once.epoch(1) for _ in range(replays)]
+    start = data.draw(st.integers(0, len(again)))
+    got = list(again.epoch(1, start))
+    assert len(got) == len(again) - start
+    for (x, y), (u, v) in zip(got, wanted[start:], strict=True):
+        assert torch.equal(x, u)
+        assert torch.equal(y, v)
+    for index in range(len(again)):
+        assert again.joint_size(index) == once.joint_size(index // replays)
+        assert again.share(index) == once.share(index // replays)
+
+
+def test_a_batch_comes_at_least_once():
+    with pytest.raises(DataError, match="at least once"):
+        Loader(images(4), batch_size=2, seed=0, replays=0)
+
+
+# ------------------------------------------------------------------------------------------------- runs
+
+PASSES = {"fast": 9, "fast-3": 13, "n-fgsm": 5, "grad-align": 11, "free-4": 3}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_runs_to_its_report(tmp_path, name):
+    result = runs.train(small(name), tmp_path / "run", CPU)
+    assert result.finished
+    replays = 4 if name == "free-4" else 1
+    assert kinds(tmp_path / "run", "epoch")[-1]["step"] == 2 * 5 * replays
+    work = result.end["work"]
+    if name == "yopo-2-5":  # the first layer of this network is 8 % of it
+        assert 11 + 2 * 9 * 0.07 < work < 11 + 2 * 9 * 0.09
+    else:
+        assert work == PASSES[name]
+    assert method_name(small(name).to_dict()["method"]) in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_chance_is_the_places_own(tmp_path):
+    """Noise depends on seed, epoch and batch: two runs of one config end in the same weights."""
+    for folder in ("a", "b"):
+        torch.manual_seed(ord(folder))
+        runs.train(small("grad-align", "epochs=1"), tmp_path / folder, CPU)
+    first, second = ((tmp_path / folder / "last.safetensors").read_bytes() for folder in ("a", "b"))
+    assert first == second
+
+
+def doomed(folder, at):
+    original, calls = bt.BulletTrain.step, [0]
+
+    def step(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    bt.BulletTrain.step = step
+    runs.train(small("free-4", "save_minutes=0"), folder, CPU)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of Free that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert runs.train(small("free-4", "save_minutes=0"), folder, CPU).finished
+    return folder
+
+
+@pytest.mark.parametrize("at", [3, 16, 24])
+def test_free_killed_within_its_replays_ends_bit_for_bit(tmp_path, whole, at):
+    """With a checkpoint after every step: δ, the batch and the replay it was at are all in it."""
+    process = multiprocessing.get_context("fork").Process(target=doomed, args=(tmp_path / "run", at))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
+    assert state["engine"]["objective"]["delta"].abs().max() > 0
+    assert state["position"]["index"] % 4
+    assert runs.train(small("free-4", "save_minutes=0"), tmp_path / "run", CPU, resume=True).finished
+    for name in ("last", "best", "averaged"):
+        straight, resumed = ((folder / f"{name}.safetensors").read_bytes() for folder in (whole, tmp_path / "run"))
+        assert straight == resumed, name
+
+
+def test_free_is_for_one_process(tmp_path):
+    config = small("free-4")
+    two = Place(torch.device("cpu"), rank=0, world=2)
+    with pytest.raises(ConfigError, match="for one process"):
+        Trainer(config, RunFolder(tmp_path / "run"), two, load_data(config, None))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("yopo-2-5", "first layer"), ("grad-align", "gradient of"), ("free-4", "backward"), ("fast", "CUDA")],
+)
+def test_the_captured_engine_says_in_a_line_why_it_is_not_used(tmp_path, name, reason):
+    config = small(name, "engine=graphs")
+    said = []
+    trainer = Trainer(config, RunFolder(tmp_path / "run"), CPU, load_data(config, None))
+    choose(
+        trainer.engine, trainer.model, trainer.network, None, trainer.tally, config, CPU, half=False, say=said.append
+    )
+    assert len(said) == 1
+    assert said[0].startswith("CUDA graphs are off")
+    assert reason in said[0]
+
+
+# --------------------------------------------------------------------------------------------- collapse
+
+
+def test_fast_collapses_and_the_run_says_so(tmp_path):
+    """Large eps, one step: the network learns to be safe from that step alone."""
+    config = with_method(recipe("digits"), "fast")
+    config = config.with_settings(["objective=mart", "eps=0.4", "data.validation=0", "average=0"])
+    with pytest.raises(CollapseError, match="catastrophic overfitting"):
+        runs.train(config, tmp_path / "run", CPU)
+    last = kinds(tmp_path / "run", "epoch")[-1]
+    assert last["robust_accuracy"] > 0.45  # of its own attack
+    assert last["probe_robust"] < 0.1  # of PGD-10
+    assert kinds(tmp_path / "run", "end")[0]["reason"].startswith("collapsed: catastrophic overfitting")
+    assert len(kinds(tmp_path / "run", "warning")) == 1
+    assert "catastrophic overfitting" in (tmp_path / "run" / "report.html").read_text()
