@@ -139,7 +139,7 @@ def _task(
         config,
         out,
         attacks,
-        study.ranks,
+        study.ranks and not row.plain,
         scale.size if size is None else size,
         _corruptions(config, data_dir) if "corruptions" in attacks else None,
         data_dir,

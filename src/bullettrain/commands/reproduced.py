@@ -46,9 +46,11 @@ def show(console: Console, results: Results) -> None:
             break
     console.print(table)
     for row in results.rows.values():
-        status = results.status(row)
-        if status and not (status == "not run yet" and len(results.rows) > MANY):
+        status = results.status(row) if row.ready else f"needs {row.method}, which is not there yet"
+        if status and status != "not run yet":
             console.print(f"{escape(row.title)}: {escape(status)}", highlight=False, soft_wrap=True, style="dim")
+    for note in results.notes():
+        console.print(escape(note), highlight=False, soft_wrap=True, style="dim")
     if results.claims():
         _show_claims(console, results)
     if not results.scale.like_paper:

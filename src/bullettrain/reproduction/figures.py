@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 300
+PLACES = ((7, 3), (7, -10), (-7, 3), (-7, -10), (7, 14), (7, -21), (-7, 14), (-7, -21), (7, 25), (7, -32))
+"""Where a word may stand beside its point, best first, in points."""
 NAMES = {"N_B": "$N_B$", "N_O": "$N_O$", "N_R": "$N_R$"}
 
 
@@ -121,7 +123,7 @@ def _sweep(results: Results, symbol: str, stem: str) -> list[Picture]:
         for name in results.rows
         if name.startswith(stem) and (values := results.values(name, ("theoretical", "clean", "pgd20"))) is not None
     ]
-    if not found:
+    if len(found) < 2:
         return []
     found.sort(key=lambda point: point[1][0].mean)
     figure, (axes,) = _canvas()
@@ -131,21 +133,16 @@ def _sweep(results: Results, symbol: str, stem: str) -> list[Picture]:
         y = [values[index].mean for _, values in found]
         spread = [values[index].std or 0.0 for _, values in found]
         look: dict[str, Any] = {"linestyle": style, "color": COLOURS[colour], "marker": "o", "markersize": 4}
-        axes.errorbar(
-            x,
-            y,
-            spread,
-            capsize=2,
-            label=_attack(results, metric).lower() if index == 1 else _attack(results, metric),
-            **look,
-        )
+        label = "clean" if metric == "clean" else _attack(results, metric)
+        axes.errorbar(x, y, spread, capsize=2, linewidth=1.5, label=label, **look)
         base = results.value("trades", metric)
         if base is not None:
             axes.axhline(base.mean, color=COLOURS[colour], linewidth=0.8, linestyle=(0, (1, 2)))
         for (value, _), at, height in zip(found, x, y, strict=True):
             axes.annotate(value, (at, height), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8.5)
     axes.set(xlabel="theoretical speed-up", ylabel="accuracy, %")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.1f}×")
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.margins(x=0.08, y=0.12)
     _legend(axes)
     text = f"Accuracy against the theoretical speed-up over {symbol}, which stands at each point; dotted: TRADES"
@@ -201,7 +198,7 @@ def ranks(results: Results) -> list[Picture]:
     found = [
         (row.title.rpartition(" by ")[2], [value.mean for value in values])
         for row in results.rows.values()
-        if (values := results.values(row.name, ("rank", "rank_correct", "pgd20"))) is not None
+        if not row.plain and (values := results.values(row.name, ("rank", "rank_correct", "pgd20"))) is not None
     ]
     if not found:
         return []
@@ -212,7 +209,7 @@ def ranks(results: Results) -> list[Picture]:
     left.set_yticks(at, [name for name, _ in found])
     left.axvline(0, color=COLOURS["soft"], linewidth=0.8)
     left.set(xlabel="rank correlation with the oracle")
-    _legend(left)
+    _legend(left, loc="lower right")
     right.barh(at, [means[2] for _, means in found], 0.5, color=COLOURS["accent"])
     right.set_yticks(at, [""] * len(found))
     for place, (_, (*_, accuracy)) in zip(at, found, strict=True):
@@ -243,15 +240,16 @@ def plane(results: Results) -> list[Picture]:
             points.append((at, judged, row))
     if not points or attack is None:
         return []
-    figure, (axes,) = _canvas(1.35, 1.25)
+    figure, (axes,) = _canvas(1.45, 1.25)
+    kinds = {"full attack for all": ("s", "soft"), "BulletTrain": ("o", "accent"), "other": ("^", "boundary")}
+    drawn: dict[str, Any] = {}
+    words = []
     for at, judged, row in points:
-        mined = row.method is None and not row.plain
-        colour = COLOURS["accent" if mined else "soft" if row.plain else "boundary"]
-        marker = "o" if mined else "s" if row.plain else "^"
-        axes.errorbar(at, judged.mean, judged.std, color=colour, marker=marker, markersize=6, capsize=2)
-        axes.annotate(
-            row.title, (at, judged.mean), xytext=(7, 4), textcoords="offset points", color=colour, fontsize=8.5
-        )
+        kind = "other" if row.method is not None else "full attack for all" if row.plain else "BulletTrain"
+        marker, colour = kinds[kind]
+        look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 6, "linestyle": "none"}
+        drawn[kind] = axes.errorbar(at, judged.mean, judged.std, capsize=2, **look)
+        words.append((at, judged.mean, row.title, COLOURS["boundary-ink" if kind == "other" else colour]))
     base = {row.name: (at, judged.mean) for at, judged, row in points}
     for at, judged, row in points:
         if row.baseline in base and row.method is None:  # what mining changes, as a line from its baseline
@@ -261,17 +259,41 @@ def plane(results: Results) -> list[Picture]:
             )
     unit = "training, minutes" if cost == "minutes" else "training, counted passes an example"
     axes.set(xlabel=unit, ylabel=f"{_attack(results, attack)} accuracy, %")
-    axes.margins(x=0.3, y=0.15)
+    axes.margins(x=0.25, y=0.2)
     axes.set_xlim(left=0)
-    return [Picture("", "What each method reaches, over what its training costs; circles: BulletTrain.", figure)]
+    axes.legend(list(drawn.values()), list(drawn), frameon=False, fontsize=9, loc="lower right")
+    _label(figure, axes, words)
+    text = "What each method reaches, over what its training costs; dashes lead from a baseline to BulletTrain on it"
+    return [Picture("", f"{text}.", figure)]
 
 
 def _attack(results: Results, metric: str) -> str:
     return attack_name(results.metric(metric))
 
 
-def _legend(axes: Axes) -> None:
-    axes.legend(frameon=False, fontsize=9)
+def _legend(axes: Axes, loc: Literal["best", "lower right"] = "best") -> None:
+    axes.legend(frameon=False, fontsize=9, loc=loc, handlelength=3)
+
+
+def _label(figure: Figure, axes: Axes, points: list[tuple[float, float, str, str]]) -> None:
+    """Words beside points (x, y, text, colour), each at the first of some places where it covers no other."""
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()
+    taken = [axes.transData.transform((x, y)) for x, y, _, _ in points]
+    boxes = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in taken]
+    for x, y, text, colour in sorted(points, key=lambda point: -point[1]):
+        for across, up in PLACES:
+            side = "left" if across > 0 else "right"
+            note = axes.annotate(
+                text, (x, y), xytext=(across, up), textcoords="offset points", ha=side, color=colour, fontsize=8.5
+            )
+            box = note.get_window_extent()
+            if not any(box.overlaps(other) for other in boxes):
+                break
+            if (across, up) != PLACES[-1]:
+                note.remove()
+        boxes.append(box)
 
 
 DRAWN: dict[str, Callable[[Results], list[Picture]]] = {

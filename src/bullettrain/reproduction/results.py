@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from bullettrain.reporting.words import listed
 from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.rows import attack_name
 from bullettrain.reproduction.scales import Scale
@@ -170,15 +171,20 @@ class Results:
         return min(found, key=order.index) if found else None
 
     def status(self, row: Row) -> str:
-        """What is to be said of a row beside its figures."""
-        if not row.ready:
-            return f"{row.method} is not there yet"
+        """What is to be said of a row beside its figures: that there are none, or that it collapsed."""
         runs = self.runs[row.name]
         if not runs:
             return "not run yet"
-        said = list(dict.fromkeys(warning.split(":")[0].split(";")[0] for run in runs for warning in run.warnings))
-        said += dict.fromkeys(run.note for run in runs if run.note)
-        return "; ".join(said)
+        said = (warning.partition(":")[0].partition(";")[0] for run in runs for warning in run.warnings)
+        return "; ".join(dict.fromkeys(said))
+
+    def notes(self) -> list[str]:
+        """What was written into records by hand, each once, with the rows that it is about."""
+        about: dict[str, list[str]] = {}
+        for name, runs in self.runs.items():
+            for note in dict.fromkeys(run.note for run in runs if run.note):
+                about.setdefault(note, []).append(self.rows[name].title)
+        return [f"{listed(titles)}: {note}." for note, titles in about.items()]
 
 
 def _names(config: Config, records: Mapping[str, Record], seeds: int | None) -> list[str]:
@@ -194,7 +200,8 @@ def _names(config: Config, records: Mapping[str, Record], seeds: int | None) -> 
 def _cost(run: Record, metric: str) -> float | None:
     if metric == "wall":
         return run.seconds if run.jobs == 1 else None
-    return run.work if metric == "work" else run.sequential
+    # All passes of the run, not those of an example: methods may see examples more often, or for fewer epochs.
+    return run.work * run.examples if metric == "work" else run.sequential
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -301,8 +301,8 @@ def _shares_claims(scale: Scale) -> tuple[Claim, ...]:
         Claim("The share of robust examples grows", tuple(Check((row,), "robust_rise", "≥", 0) for row in rows)),
         Claim("The share of outliers falls", tuple(Check((row,), "outlier_fall", "≥", 0) for row in rows)),
         Claim(
-            "Boundary examples are the smallest class at the end",
-            tuple(Check((row,), "boundary_least", "≥", 0) for row in rows),
+            "On MNIST, boundary examples are the smallest class at the end",
+            (Check(("mnist-oracle",), "boundary_least", "≥", 0),),
         ),
     )
 
@@ -404,9 +404,9 @@ def _uncertainty_claims(scale: Scale) -> tuple[Claim, ...]:
 def _plane(scale: Scale) -> tuple[Row, ...]:
     pgd_at = ("objective=pgd-at", "beta=null")
     return (
-        TRADES,
-        TRADES_NR2,
-        TRADES_NR0,
+        Row("trades", "TRADES", "trades", plain=True),
+        Row("bt-nr2", "TRADES + BT", "trades", baseline="trades"),
+        Row("bt-nr0", "TRADES + BT, N_R=0", "trades", ("robust=0",), baseline="trades"),
         Row("mart", "MART", "mart", plain=True),
         Row("mart-bt", "MART + BT", "mart", baseline="mart"),
         Row("pgd-at", "PGD-AT", "trades", pgd_at, plain=True),

@@ -18,6 +18,7 @@ HEADINGS = {
     **{"robust_rise": "robust, rise", "outlier_fall": "outlier, fall", "boundary_least": "boundary below next"},
     "svar_order": "in order %",
 }
+CHANGES = ("robust_rise", "outlier_fall", "boundary_least")
 MARKS = {Verdict.HOLDS: "✓", Verdict.PART: "≈", Verdict.FAILS: "✗", Verdict.OPEN: "·"}
 CLASSES = {Verdict.HOLDS: "holds", Verdict.PART: "part", Verdict.FAILS: "fails", Verdict.OPEN: "open"}
 LEGEND = (
@@ -42,6 +43,8 @@ class Column:
     heading: str
     paper: bool
     """Whether the paper has it for any row."""
+    difference: bool
+    """Whether ours less the paper's is shown too."""
     baseline: bool
     """Whether what a row gains on its own baseline is shown beside it."""
 
@@ -61,6 +64,7 @@ def columns(results: Results) -> list[Column]:
                 metric,
                 heading(results, metric),
                 any(metric in row.paper for row in results.rows.values()),
+                metric not in RATIOS and any(metric in row.paper for row in results.rows.values()),
                 accuracy and any(row.baseline in results.rows for row in results.rows.values()),
             )
         )
@@ -122,13 +126,14 @@ def found_in_words(results: Results, judged: Judged) -> str:
     """`PGD-20: −0.49, paper at least −0.26`, of one check."""
     check = judged.check
     name = heading(results, check.metric).removesuffix(" %").removesuffix(" ×")
-    unit = "×" if check.metric in RATIOS else "" if check.metric in RANKS else " points" if check.against else " %"
+    points = check.against or check.metric in CHANGES
+    unit = "×" if check.metric in RATIOS else "" if check.metric in RANKS else " points" if points else " %"
     bound = {"≥": "at least ", "≤": "at most ", "≈": "within "}[check.relation]
-    asked = signed(check.offset) if check.against and check.relation != "≈" else f"{check.offset:.2f}"
+    asked = signed(check.offset) if check.against and check.relation != "≈" else number(check.offset)
     row = results.rows[check.rows[0]].title if len(check.rows) == 1 else f"best of {len(check.rows)}"
     if judged.found is None:
         return f"{row}, {name}: not measured yet"
-    found = signed(judged.found) if check.against else f"{judged.found:.2f}"
+    found = signed(judged.found) if points else number(judged.found)
     return f"{row}, {name}: {found}{unit} (asked: {bound}{asked})"
 
 
@@ -139,8 +144,8 @@ def markdown(results: Results, figures: list[str]) -> str:
     if results.settings:
         lines += [f"With {', '.join(f'`{setting}`' for setting in results.settings)} on top.", ""]
     lines += [table(results), "", LEGEND]
-    lines += ["", study.about] if study.about else []
-    lines += [*claims(results)]
+    lines += [text for note in (study.about, *results.notes()) if note for text in ("", note)]
+    lines += claims(results)
     lines += [text for name in figures for text in ("", f"![{study.title}]({name}.png)")]
     return "\n".join(lines) + "\n"
 
@@ -151,7 +156,8 @@ def table(results: Results) -> str:
     heads, sides = ["row"], ["---"]
     for column in shown:
         heads.append(column.heading)
-        heads += ["paper", "Δ"] if column.paper else []
+        heads += ["paper"] if column.paper else []
+        heads += ["Δ"] if column.difference else []
         heads += ["against baseline (paper)"] if column.baseline else []
     heads.append("")
     sides += ["---:"] * (len(heads) - 2) + ["---"]
@@ -160,7 +166,8 @@ def table(results: Results) -> str:
         cells = [row.title]
         for column in shown:
             cells.append(_marked(ours(results, row, column.metric), plain=column.baseline))
-            cells += [paper(row, column.metric), difference(results, row, column.metric)] if column.paper else []
+            cells += [paper(row, column.metric)] if column.paper else []
+            cells += [difference(results, row, column.metric)] if column.difference else []
             cells += [_marked(gain(results, row, column.metric))] if column.baseline else []
         cells.append(results.status(row))
         lines.append("| " + " | ".join(cells) + " |")
@@ -195,8 +202,8 @@ def html(results: Results, figures: list[tuple[str, str]]) -> str:
         for column in shown:
             mine = ours(results, row, column.metric)
             cells.append(Cell(mine.text) if column.baseline else mine)
-            if column.paper:
-                cells += [Cell(paper(row, column.metric)), Cell(difference(results, row, column.metric))]
+            cells += [Cell(paper(row, column.metric))] if column.paper else []
+            cells += [Cell(difference(results, row, column.metric))] if column.difference else []
             cells += [gain(results, row, column.metric)] if column.baseline else []
         rows.append(
             {"title": row.title, "cells": cells, "status": results.status(row), "run": bool(results.runs[row.name])}
