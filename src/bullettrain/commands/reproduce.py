@@ -146,6 +146,7 @@ def _task(
         device,
         scale.report,
         jobs,
+        row.name if seed == 0 else f"{row.name}, seed {seed}",
     )
 
 
@@ -173,7 +174,8 @@ def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, li
 
     def begun(task: Task) -> None:
         count["begun"] += 1
-        console.print(f"[bold]{count['begun']}/{len(left)}[/]  {escape(task.name)}", highlight=False, soft_wrap=True)
+        number = f"{count['begun']}/{len(left)}"
+        console.print(f"[bold]{number}  {escape(task.label)}[/]  {escape(task.name)}", highlight=False, soft_wrap=True)
 
     def ended(outcome: Outcome) -> None:
         count["ended"] += 1

@@ -54,7 +54,7 @@ def show(console: Console, results: Results) -> None:
     if results.claims():
         _show_claims(console, results)
     if not results.scale.like_paper:
-        console.print("digits, two epochs: it runs, and the figures mean nothing", highlight=False, style="dim")
+        console.print("scale smoke: it runs, and the figures mean nothing", highlight=False, style="dim")
 
 
 def _show_claims(console: Console, results: Results) -> None:
@@ -120,8 +120,8 @@ def forecast(
     """What would run, and for how long."""
     table = Table(title=escape(f"{title}, on {estimator.place.device}"), title_justify="left", box=None, pad_edge=False)
     table.title_style = "bold"
-    for heading in ("run", "state", "training", "judging"):
-        table.add_column(heading, justify="left" if heading in ("run", "state") else "right", overflow="fold")
+    for heading in ("row", "state", "training", "judging"):
+        table.add_column(heading, justify="left" if heading in ("row", "state") else "right", overflow="fold")
     total = 0.0
     for task in tasks:
         epochs = task.epochs_done
@@ -129,13 +129,14 @@ def forecast(
         training, judging = (0.0, 0.0) if task.done else estimator.seconds(task)
         total += training + judging
         times = ["", ""] if task.done else [duration(training), duration(judging)]
-        table.add_row(escape(task.name), state, *times)
+        table.add_row(escape(task.label), state, *times)
     console.print(table)
     lines = [f"{row.title}: needs {row.method}, which is not there yet" for row in absent]
     lines.append(f"altogether about {duration(total)}, one run after another")
     if jobs > 1:
         lines.append(f"{jobs} at once share the device: how much sooner they are done is not measured")
-    for (network, data), speed in estimator.known.items():
-        lines.append(f"{network} on {data}: {speed.passes:,.0f} passes a second, from {speed.source}")
+    for (network, data, mined), speed in estimator.known.items():
+        what = f"{network} on {data}{', BulletTrain' if mined else ''}"
+        lines.append(f"{what}: {speed.passes:,.0f} passes a second, from {speed.source}")
     lines.append("training: counted passes at the paper's shares, without compilation; judging: a rough guess")
     console.print("\n".join(lines), highlight=False, markup=False)

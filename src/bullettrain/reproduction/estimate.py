@@ -38,6 +38,10 @@ FLOAT32 = 3.0
 """How much slower networks are judged than trained on a GPU: float32 without graphs. A guess."""
 
 
+Key = tuple[str, str, bool]
+"""Network, dataset, and whether examples are told apart: with BulletTrain, passes are of smaller batches."""
+
+
 @dataclass(frozen=True)
 class Speed:
     """Passes of one image a second, and where that comes from."""
@@ -52,7 +56,7 @@ class Estimator:
 
     place: Place
     records: Mapping[str, Record] = field(default_factory=dict)
-    known: dict[tuple[str, str], Speed] = field(default_factory=dict)
+    known: dict[Key, Speed] = field(default_factory=dict)
 
     def seconds(self, task: Task) -> tuple[float, float]:
         """Training and judging that are left, each in seconds of a device that does nothing else."""
@@ -69,7 +73,7 @@ class Estimator:
 
     def speed(self, config: Config) -> Speed:
         """Of the config's network on its data: of runs here, else as recorded for this device, else measured now."""
-        key = config.network.name, config.data.name
+        key = config.network.name, config.data.name, config.method.budget().uniform_steps is None
         if key not in self.known:
             name = environment(self.place.device)["device"]
             self.known[key] = _of_runs(self.records.values(), key, name) or _of_bench(key, name) or self._now(config)
@@ -100,7 +104,7 @@ def passes(config: Config) -> float:
     """Counted passes an example that the config is expected to take: at the paper's shares where it mines."""
     objective, budget = config.method.make_objective(), config.method.budget()
     if budget.uniform_steps is not None:
-        return float(objective.cost.work(steps=budget.boundary, touched=1, selects=False).total)
+        return float(objective.cost.work(steps=budget.boundary, touched=min(budget.boundary, 1), selects=False).total)
     parts = [(share, getattr(budget, name)) for name, share in MINED.items()]
     work = objective.cost.work(steps=sum(s * n for s, n in parts), touched=sum(s for s, n in parts if n))
     oracle = OracleSeparation(eps=1.0).passes_per_example if config.method.separation == "oracle" else 0
@@ -117,25 +121,28 @@ def _judging(attack: str, config: Config) -> float:
     return 75.0 if attack == "corruptions" else 1.0
 
 
-def _of_runs(records: Iterable[Record], key: tuple[str, str], device: str) -> Speed | None:
+def _of_runs(records: Iterable[Record], key: Key, device: str) -> Speed | None:
     rates = [
         record.work * record.examples / record.seconds
         for record in records
-        if (record.config["network"]["name"], record.config["data"]["name"]) == key
+        if (record.config["network"]["name"], record.config["data"]["name"], record.mined) == key
         and record.environment.get("device") == device
         and record.jobs == 1
         and record.seconds
     ]
-    return Speed(sorted(rates)[len(rates) // 2], f"{len(rates)} finished runs here") if rates else None
+    source = f"{len(rates)} finished run{'s' * (len(rates) != 1)} here"
+    return Speed(sorted(rates)[len(rates) // 2], source) if rates else None
 
 
-def _of_bench(key: tuple[str, str], device: str) -> Speed | None:
-    """The fastest engine on record for the network on this device."""
+def _of_bench(key: Key, device: str) -> Speed | None:
+    """The last engine on record for the network on this device, which is the fastest."""
+    *what, mined = key
     for file in sorted(BENCH.glob("*.json")):
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         config = content["config"]
-        if (config["network"]["name"], config["data"]["name"], content["environment"]["device"]) == (*key, device):
-            row = content["rows"][-1]
+        there = config["network"]["name"], config["data"]["name"], content["environment"]["device"]
+        if there == (*what, device):
+            row = [row for row in content["rows"] if row["method"] == ("bullettrain" if mined else "baseline")][-1]
             return Speed(row["work"] * row["examples_per_second"], f"results/bench/{file.name}")
     return None
 

@@ -60,8 +60,9 @@ class _Pool:
                         for process, _ in self.at_work.values():
                             process.terminate()  # SIGTERM: a run finishes its step, saves and says so
             finally:
-                for process, _ in self.at_work.values():
+                for pipe, (process, _) in self.at_work.items():
                     process.terminate()
+                    pipe.close()  # what waits for a next task gets none
                 for process, _ in self.at_work.values():
                     process.join()
         return stop.signal
@@ -92,12 +93,13 @@ class _Pool:
         assert task is not None
         try:
             answer = pipe.recv()
-        except (EOFError, ConnectionResetError):  # it died: out of memory, or killed
+        except (EOFError, ConnectionResetError):
             process.join()
             del self.at_work[pipe]
-            self.ended(Outcome(task.name, problem=f"its process ended with status {process.exitcode}"))
-            if going_on and self.left:
-                self._start()
+            if going_on:  # it died: out of memory, or killed
+                self.ended(Outcome(task.name, problem=f"its process ended with status {process.exitcode}"))
+                if self.left:
+                    self._start()
             return
         if isinstance(answer, Exception):
             raise answer  # the user's mistake: no other run would do better
@@ -109,8 +111,10 @@ class _Pool:
 
 def _work(pipe: Connection) -> None:
     """A process of the pool: tasks in, outcomes out."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # Ctrl-C reaches the first process alone, which hands it on once
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with contextlib.suppress(KeyboardInterrupt, EOFError):
+    with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):
         while (task := pipe.recv()) is not None:
             pipe.send(_answer(task))
 

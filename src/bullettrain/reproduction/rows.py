@@ -48,6 +48,8 @@ class Task:
     device: str | None = None
     report: bool = True
     jobs: int = 1
+    label: str = ""
+    """The rows that it is of, for a person."""
 
     @property
     def name(self) -> str:
@@ -81,10 +83,7 @@ class Task:
 
     @property
     def epochs_done(self) -> int:
-        """Epochs that are trained already."""
-        record = self.record()
-        if record is not None and record.finished:
-            return record.epochs
+        """Epochs that are trained already, and can be gone on from."""
         records = RunFolder(self.folder).records()
         return max((int(r["epoch"]) for r in records if r.get("kind") == "epoch"), default=0)
 
@@ -112,9 +111,9 @@ def perform(task: Task, console: Console | None = None) -> Outcome:
     folder = RunFolder(task.folder)
     # How it is computed may differ from when it was begun (another device): what is learnt does not.
     config = folder.config() if folder.exists else task.config
-    kept = task.record()
+    kept = task.record() if folder.exists else None  # figures of another training have no place beside this one's
     try:
-        if kept is None or not kept.finished or not folder.exists:
+        if kept is None or not kept.finished:
             _most_jobs(task)
             result = train(
                 config,
@@ -144,9 +143,11 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
     jobs = kept.jobs if kept is not None and kept.finished else _most_jobs(task)
     record = record_of(task.folder, jobs=jobs, measures=kept.measures if kept else None)
     if kept is not None:
-        record.figures = {**kept.figures, **record.figures}
+        record.figures, record.note = {**kept.figures, **record.figures}, kept.note
     record.write(task.out / RECORDS)  # what training alone gave is worth keeping already
     missing = task.missing(record)
+    if not missing and not task.ranks:
+        return
     spot = task.corruptions is None and "corruptions" in missing
     attacks = [attack for attack in missing if not (spot and attack == "corruptions")]
     test = load_data(config, task.data_dir)[2] if missing else None
@@ -171,7 +172,7 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
     if task.ranks and "ranked" not in measures:
         images = load(config.data.name, split="train", root=task.data_dir, image_size=config.data.image_size)
         measures |= {**score_ranks(network, images, config.method, device=device), "ranked": 1.0}
-    final = record_of(task.folder, jobs=jobs, measures=measures)
+    final = record_of(task.folder, jobs=jobs, measures=measures, note=record.note)
     final.figures = {**record.figures, **final.figures, **figures}
     final.write(task.out / RECORDS)
 
@@ -204,5 +205,6 @@ def merged(tasks: list[Task]) -> list[Task]:
     for task in tasks:
         first = found.setdefault(task.name, task)
         attacks = tuple(dict.fromkeys((*first.attacks, *task.attacks)))
-        found[task.name] = dataclasses.replace(first, attacks=attacks, ranks=first.ranks or task.ranks)
+        label = first.label if task is first else f"{first.label} = {task.label}"
+        found[task.name] = dataclasses.replace(first, attacks=attacks, ranks=first.ranks or task.ranks, label=label)
     return list(found.values())
