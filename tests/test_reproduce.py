@@ -160,6 +160,10 @@ def test_several_at_once_with_seeds(tmp_path):
     clean, wall = (row.split("|")[index].strip() for index in (2, -4))
     assert re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", clean)
     assert wall == "–"  # shared seconds are no time
+    before = (tmp_path / "table-trades.md").read_text()
+    text = invoke("table-trades", "--tables", "--out", tmp_path, *FAST)  # nothing is trained, and all seeds are shown
+    assert "to train or judge" not in text
+    assert (tmp_path / "table-trades.md").read_text() == before
 
 
 def test_a_mistake_in_a_process_is_handed_to_the_first(tmp_path):

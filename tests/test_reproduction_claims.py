@@ -53,8 +53,8 @@ def record(row, scale=SHORT, *, seed=0, jobs=1, seconds=100.0, shares=None, devi
 PAPERS = {"boundary": 0.28, "robust": 0.54, "outlier": 0.18}
 
 
-def results(*records, study=TRADES, scale=SHORT, **options):
-    return Results(study, scale, {one.name: one for one in records}, **options)
+def results(*records, study=TRADES, settings=()):
+    return Results(study, SHORT, {one.name: one for one in records}, settings=settings)
 
 
 # ---------------------------------------------------------------------------------------- which run
@@ -157,8 +157,11 @@ def test_seeds_give_mean_and_std():
     runs = [record(ROWS["trades"], seed=seed, clean=value) for seed, value in enumerate((80.0, 81.0, 82.0))]
     found = results(*runs)
     assert tables.ours(found, ROWS["trades"], "clean").text == "81.00 ± 1.00"
-    assert tables.ours(results(*runs, seeds=1), ROWS["trades"], "clean").text == "80.00"
-    assert results(*runs, seeds=5).value("trades", "clean").values == (80.0, 81.0, 82.0)
+    assert tables.ours(results(runs[0]), ROWS["trades"], "clean").text == "80.00"
+    other = dataclasses.replace(ROWS["trades"], settings=("attack_group=4",))
+    assert results(*runs, record(other, clean=10)).value("trades", "clean").values == (80.0, 81.0, 82.0)
+    grouped = results(*runs, record(other, clean=10), settings=["attack_group=4"])
+    assert grouped.value("trades", "clean").values == (10.0,)
 
 
 def test_missing_rows_are_shown_as_such():

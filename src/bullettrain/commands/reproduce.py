@@ -22,7 +22,7 @@ from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.rows import FOLDERS, RECORDS, Outcome, Task, merged
 from bullettrain.reproduction.scales import SCALES, Scale, find_scale
 from bullettrain.reproduction.studies import find_study
-from bullettrain.reproduction.study import Row, Study
+from bullettrain.reproduction.study import Row
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunFolder
 from bullettrain.training.settings import ConfigError
@@ -53,6 +53,9 @@ def reproduce(
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run and how long it would take, and stop.")
+    ] = False,
+    only_tables: Annotated[
+        bool, typer.Option("--tables", help="Train nothing; write tables and pictures of what is there.")
     ] = False,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
@@ -90,19 +93,30 @@ def reproduce(
     if rows and not ready:
         chosen[0].config(size_of)  # says what it needs
     changed = tuple(settings or ())
-    tasks = merged(
-        [
-            _task(study, row, size_of, seed, place, out, changed, size, data_dir, device, jobs)
-            for seed in range(seeds)
-            for row in ready
-        ]
-    )
+
+    def task(row: Row, seed: int) -> Task:
+        config = _config(row, size_of, changed, seed, place)
+        return Task(
+            config,
+            out,
+            attacks=tuple(size_of.attack(attack) for attack in study.attacks),
+            ranks=study.ranks and not row.plain,
+            size=size_of.size if size is None else size,
+            corruptions=root(data_dir) / FOLDERS[config.data.name] if config.data.name in FOLDERS else None,
+            data_dir=data_dir,
+            device=device,
+            report=size_of.report,
+            jobs=jobs,
+            label=row.name if seed == 0 else f"{row.name}, seed {seed}",
+        )
+
+    tasks = merged([task(row, seed) for seed in range(seeds) for row in ready])
     if dry_run:
         absent = [row for row in chosen if not row.ready]
         forecast(console, f"{name}, scale {scale}", tasks, Estimator(place, read_records(out / RECORDS)), jobs, absent)
         return
-    signal, problems = _run(console, tasks, jobs)
-    results = Results(study, size_of, read_records(out / RECORDS), settings=changed, seeds=seeds)
+    signal, problems = (None, []) if only_tables else _run(console, tasks, jobs)
+    results = Results(study, size_of, read_records(out / RECORDS), settings=changed)
     written = _write(results, out)
     show(console, results)
     for problem in problems:
@@ -117,56 +131,31 @@ def reproduce(
         sys.exit(1)
 
 
-def _task(
-    study: Study,
-    row: Row,
-    scale: Scale,
-    seed: int,
-    place: Place,
-    out: Path,
-    settings: tuple[str, ...],
-    size: int | None,
-    data_dir: Path | None,
-    device: str | None,
-    jobs: int,
-) -> Task:
+def _config(row: Row, scale: Scale, settings: tuple[str, ...], seed: int, place: Place) -> Config:
+    """The run of a row; on a GPU the network is compiled unless the user says otherwise."""
     config = row.config(scale, settings).replace_section("training", seed=seed)
     asked = any(setting.partition("=")[0] in ("compile", "training.compile") for setting in settings)
     if place.device.type == "cuda" and config.network.name != "small-cnn" and not asked:
         config = config.replace_section("training", compile=True)
-    attacks = tuple(scale.attack(attack) for attack in study.attacks)
-    return Task(
-        config,
-        out,
-        attacks,
-        study.ranks and not row.plain,
-        scale.size if size is None else size,
-        _corruptions(config, data_dir) if "corruptions" in attacks else None,
-        data_dir,
-        device,
-        scale.report,
-        jobs,
-        row.name if seed == 0 else f"{row.name}, seed {seed}",
-    )
+    return config
 
 
-def _corruptions(config: Config, data_dir: Path | None) -> Path | None:
-    """The folder of the dataset's corruptions; None for data whose corruptions are made on the spot."""
-    name = config.data.name
-    if name not in FOLDERS:
-        return None
-    folder = root(data_dir) / FOLDERS[name]
-    if not folder.is_dir():
-        raise ConfigError(
-            f"{folder} is missing: put the released files there, or make them with "
-            f"`bullettrain data corrupt --dataset {name} --out {folder}`"
-        )
-    return folder
+def _check_corruptions(tasks: list[Task]) -> None:
+    """Before anything is trained: the files that it will be judged on are there."""
+    for task in tasks:
+        folder = task.corruptions
+        if "corruptions" in task.attacks and folder is not None and not folder.is_dir():
+            name = task.config.data.name
+            raise ConfigError(
+                f"{folder} is missing: put the released files there, or make them with "
+                f"`bullettrain data corrupt --dataset {name} --out {folder}`"
+            )
 
 
 def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, list[str]]:
     """All runs that are not done; the signal that stopped them, and what went wrong."""
     left = [task for task in tasks if not task.done]
+    _check_corruptions(left)
     kept = len(tasks) - len(left)
     said = f"{len(left)} to train or judge" + (f", {kept} from before" if kept else "")
     console.print(f"{len(tasks)} run{'s' * (len(tasks) != 1)}: {said}", highlight=False)

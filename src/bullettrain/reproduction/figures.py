@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 300
+LEAST_SPAN = 6.0
+"""Points of accuracy that the plane shows at least."""
 PLACES = ((7, 3), (7, -10), (-7, 3), (-7, -10), (7, 14), (7, -21), (-7, 14), (-7, -21), (7, 25), (7, -32))
 """Where a word may stand beside its point, best first, in points."""
 NAMES = {"N_B": "$N_B$", "N_O": "$N_O$", "N_R": "$N_R$"}
@@ -261,6 +263,9 @@ def plane(results: Results) -> list[Picture]:
     axes.set(xlabel=unit, ylabel=f"{_attack(results, attack)} accuracy, %")
     axes.margins(x=0.25, y=0.2)
     axes.set_xlim(left=0)
+    low, high = axes.get_ylim()
+    wider = max(0.0, LEAST_SPAN - (high - low)) / 2  # half a point must not look like a cliff
+    axes.set_ylim(low - wider, high + wider)
     axes.legend(list(drawn.values()), list(drawn), frameon=False, fontsize=9, loc="lower right")
     _label(figure, axes, words)
     text = "What each method reaches, over what its training costs; dashes lead from a baseline to BulletTrain on it"

@@ -13,7 +13,6 @@ from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.rows import attack_name
 from bullettrain.reproduction.scales import Scale
 from bullettrain.reproduction.study import Check, Claim, Row, Study
-from bullettrain.training.config import Config
 
 RATIOS = ("theoretical", "work", "wall")
 RANKS = ("rank", "rank_correct")
@@ -59,29 +58,18 @@ class Judged:
 
 
 class Results:
-    """A study's rows, looked up among records.
-
-    Args:
-        settings: the user's own, on top of every row's.
-        seeds: how many of them count.
-    """
+    """A study's rows among records, with all their seeds; ``settings`` are the user's, on top of every row's."""
 
     def __init__(
-        self,
-        study: Study,
-        scale: Scale,
-        records: Mapping[str, Record],
-        *,
-        settings: Sequence[str] = (),
-        seeds: int | None = None,
+        self, study: Study, scale: Scale, records: Mapping[str, Record], *, settings: Sequence[str] = ()
     ) -> None:
         self.study, self.scale, self.settings = study, scale, tuple(settings)
         self.rows = {row.name: row for row in study.rows(scale)}
         self.runs: dict[str, list[Record]] = {}
         for row in self.rows.values():
-            configs = [] if not row.ready else [row.config(scale, settings)]
-            names = [name for config in configs for name in _names(config, records, seeds)]
-            self.runs[row.name] = [records[name] for name in names if records[name].finished]
+            stem = _stem(run_name(row.config(scale, settings))) if row.ready else None
+            runs = [record for name, record in records.items() if _stem(name) == stem and record.finished]
+            self.runs[row.name] = sorted(runs, key=lambda run: run.seed)
 
     def columns(self) -> tuple[str, ...]:
         """Of the table."""
@@ -187,14 +175,9 @@ class Results:
         return [f"{listed(titles)}: {note}." for note, titles in about.items()]
 
 
-def _names(config: Config, records: Mapping[str, Record], seeds: int | None) -> list[str]:
-    """The runs of a row that are recorded, by seed."""
-    if seeds is not None:
-        names = [run_name(config.replace_section("training", seed=seed)) for seed in range(seeds)]
-        return [name for name in names if name in records]
-    stem = run_name(config).rpartition("-s")[0]
-    found = [name for name in records if name.rpartition("-s")[0] == stem]
-    return sorted(found, key=lambda name: records[name].seed)
+def _stem(name: str) -> str:
+    """A run's name but for its seed."""
+    return name.rpartition("-s")[0]
 
 
 def _cost(run: Record, metric: str) -> float | None:
