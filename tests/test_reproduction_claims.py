@@ -209,7 +209,7 @@ def test_robust_accuracy_is_judged_against_our_own_baseline(mined, verdict):
     cell = tables.gain(found, ROWS["bt-nr2"], "pgd20")
     assert cell.verdict is verdict
     assert cell.text.endswith("(−0.26)")
-    assert f'class="{tables.CLASSES[verdict]}">{cell.text}' in tables.html(found, [])
+    assert f'<td class="{tables.CLASSES[verdict]}">{cell.text}</td>' in tables.html(found, [])
 
 
 @given(st.floats(5, 90), st.floats(-5, 5), st.floats(0, 5))

@@ -33,6 +33,8 @@ class Cell:
 
     text: str
     verdict: Verdict | None = None
+    first: bool = False
+    """Whether it begins a group of columns."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def html(results: Results, figures: list[tuple[str, str]]) -> str:
         cells: list[Cell] = []
         for column in shown:
             mine = ours(results, row, column.metric)
-            cells.append(Cell(mine.text) if column.baseline else mine)
+            cells.append(Cell(mine.text, None if column.baseline else mine.verdict, first=True))
             cells += [Cell(paper(row, column.metric))] if column.paper else []
             cells += [Cell(difference(results, row, column.metric))] if column.difference else []
             cells += [gain(results, row, column.metric)] if column.baseline else []
