@@ -174,6 +174,21 @@ def test_missing_rows_are_shown_as_such():
     assert results(unfinished).value("trades", "clean") is None
 
 
+def test_the_small_print_is_shown():
+    runs = [record(ROWS[name], clean=80, pgd20=50, autoattack=47) for name in ("trades", "bt-nr2")]
+    assert results(*runs).notes() == []
+    runs[1].figures["autoattack"]["examples"] = 1000
+    assert results(*runs).notes() == ["TRADES λ=1/6 + BT, N_R=2: AutoAttack on 1000 of 10000 test images."]
+    runs[0].figures["autoattack"]["examples"] = 1000
+    assert results(*runs).notes() == ["AutoAttack on 1000 of 10000 test images."]
+    study = STUDIES["table-augmix"]
+    one = record(study.rows(SHORT)[0], clean=90, corruptions=80)
+    one.figures["corruptions"]["over"] = 2
+    assert results(one, study=study).notes() == ["AugMix, CIFAR-10: corruptions: the mean of 2, not of 15."]
+    one.note = "made by hand"
+    assert any("made by hand" in note for note in results(one, study=study).notes())
+
+
 def test_a_collapse_is_shown():
     text = "catastrophic overfitting: 94 % of the training attacks fail, but PGD-10 breaks all"
     found = results(record(ROWS["trades"], clean=90, pgd20=0.1, warnings=[text]))

@@ -83,4 +83,4 @@ def spot_corruptions(
                 with frozen(network), torch.no_grad():
                     logits = network(to_unit(worse.permute(0, 3, 1, 2).contiguous()))
                 hits, total = hits + int(is_correct(logits, y).sum()), total + len(y)
-    return {"accuracy": hits / total, "examples": len(images)}
+    return {"accuracy": hits / total, "examples": len(images), "over": len(SPOT)}

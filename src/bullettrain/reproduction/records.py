@@ -68,7 +68,7 @@ class Record:
     """Counted passes an example."""
     shares: dict[str, float]
     figures: dict[str, dict[str, float]]
-    """By attack: accuracy as a share, and on how many images."""
+    """By attack: accuracy as a share, on how many images, and over how many corruptions."""
     averaged: dict[str, dict[str, float]] = field(default_factory=dict)
     """The same of the averaged weights, where training judged them."""
     measures: dict[str, float] = field(default_factory=dict)
@@ -192,6 +192,8 @@ def record_of(path: Path, *, jobs: int = 1, measures: Mapping[str, float] | None
         for result in entry.results:
             if result.role == "attack" and result.examples >= found.get(result.name, {}).get("examples", 0):
                 found[result.name] = {"accuracy": result.accuracy, "examples": result.examples}
+                if result.corruptions:
+                    found[result.name]["over"] = result.corruptions["over"]
     curve = {name: [_short(v) for v in thin(run.steps["epoch"], run.steps[name])[1]] for name in CURVE}
     batch = run.batch
     return Record(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from bullettrain.reporting.words import attack_name as attack_title
 from bullettrain.reporting.words import listed
 from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.rows import attack_name
@@ -167,12 +168,27 @@ class Results:
         return "; ".join(dict.fromkeys(said))
 
     def notes(self) -> list[str]:
-        """What was written into records by hand, each once, with the rows that it is about."""
+        """What a reader has to know of figures, each once, with the rows that it is about where it is not about all."""
         about: dict[str, list[str]] = {}
         for name, runs in self.runs.items():
-            for note in dict.fromkeys(run.note for run in runs if run.note):
+            for note in dict.fromkeys(note for run in runs for note in (run.note, *self._small_print(run)) if note):
                 about.setdefault(note, []).append(self.rows[name].title)
-        return [f"{listed(titles)}: {note}." for note, titles in about.items()]
+        run_at_all = sum(bool(runs) for runs in self.runs.values())
+        return [
+            f"{note[0].upper()}{note[1:]}." if len(titles) == run_at_all > 1 else f"{listed(titles)}: {note}."
+            for note, titles in about.items()
+        ]
+
+    def _small_print(self, run: Record) -> list[str]:
+        """Figures that are of fewer images or of other corruptions than one would think."""
+        whole, said = run.figures.get("clean", {}).get("examples", 0), []
+        for name in dict.fromkeys(self.metric(attack) for attack in self.study.attacks):
+            figure = run.figures.get(name, {})
+            if figure.get("over", 15) != 15:
+                said.append(f"corruptions: the mean of {figure['over']:.0f}, not of 15")
+            elif figure.get("examples", whole) < whole:
+                said.append(f"{attack_title(name)} on {figure['examples']:.0f} of {whole:.0f} test images")
+        return said
 
 
 def _stem(name: str) -> str:

@@ -71,7 +71,10 @@ class Task:
         whole = figures.get("clean", {}).get("examples", 0)
         enough = min(self.size, whole) if self.size else whole
         names = {attack: attack_name(attack) for attack in self.attacks}
-        return [a for a, name in names.items() if name not in figures or figures[name]["examples"] < enough]
+        least = {
+            name: 0 if name == "corruptions" else enough for name in names.values()
+        }  # those have a size of their own
+        return [a for a, name in names.items() if name not in figures or figures[name]["examples"] < least[name]]
 
     @property
     def done(self) -> bool:
