@@ -13,11 +13,11 @@ from bullettrain.evaluation.paper import paper_figure
 from bullettrain.reproduction import STUDIES, Check, Claim, tables
 from bullettrain.reproduction.estimate import Estimator, passes
 from bullettrain.reproduction.measures import rank_correlation
+from bullettrain.reproduction.paper_figures import panel_rows
 from bullettrain.reproduction.records import Record, identity, run_name
 from bullettrain.reproduction.results import Results, Verdict
 from bullettrain.reproduction.rows import Task, merged
 from bullettrain.reproduction.scales import PAPER, SCALES, SHORT, SMOKE
-from bullettrain.reproduction.studies import panel_rows
 from bullettrain.training.folder import environment
 from bullettrain.training.setup import Place
 

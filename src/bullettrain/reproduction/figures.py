@@ -18,8 +18,8 @@ from bullettrain.extras import extra
 from bullettrain.reporting import figures as report
 from bullettrain.reporting.svg import COLOURS, HEIGHT, WIDTH, printed
 from bullettrain.reporting.words import attack_name
+from bullettrain.reproduction.paper_figures import ROLES, panel_rows
 from bullettrain.reproduction.results import Results
-from bullettrain.reproduction.studies import ROLES, panel_rows
 from bullettrain.reproduction.study import Row
 from bullettrain.training.folder import RunFolder
 
