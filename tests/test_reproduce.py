@@ -148,6 +148,31 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     assert record.config["method"]["robust"] == 2
 
 
+def test_a_network_that_cannot_be_judged_fails_alone(tmp_path, monkeypatch):
+    def refuse(subject, *arguments, **options):
+        if subject.config.method.robust == 0:
+            raise ConfigError("the network returns NaN or infinite logits; look at its weights")
+        return evaluate(subject, *arguments, **options)
+
+    evaluate = rows_module.evaluate
+    monkeypatch.setattr(rows_module, "evaluate", refuse)
+    text = invoke("table-trades", "--rows", "bt-nr*", "--out", tmp_path, *FAST, fails=1)
+    assert re.search(r"failed .*-b10-r0-o0-.*: the network returns NaN", text)
+    table = (tmp_path / "table-trades.md").read_text()
+    row = next(line for line in table.splitlines() if "| TRADES λ=1/6 + BT, N_R=0 |" in line)
+    assert re.match(r"\| [^|]+ \| \d+\.\d\d", row)  # what training told of it is kept
+
+
+def test_autoattack_is_looked_for_before_anything_is_trained(tmp_path, monkeypatch):
+    def absent():
+        raise ImportError("AutoAttack needs pyautoattack")
+
+    monkeypatch.setattr("bullettrain.evaluation.autoattack.installed", absent)
+    with pytest.raises(ImportError, match="needs pyautoattack"):
+        invoke("table-trades", "--scale", "short", "--rows", "trades", "--out", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_several_at_once_with_seeds(tmp_path):
     options = ("--rows", "trades", "--seeds", 2, "--out", tmp_path, *FAST)
     text = invoke("table-trades", *options, "--jobs", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from rich.markup import escape
 
 from bullettrain.commands.reproduced import forecast, show, show_list
 from bullettrain.data.base import root
+from bullettrain.evaluation import autoattack
 from bullettrain.reproduction import figures, tables
 from bullettrain.reproduction.estimate import Estimator
 from bullettrain.reproduction.jobs import run_all
@@ -106,7 +108,6 @@ def reproduce(
             data_dir=data_dir,
             device=device,
             report=size_of.report,
-            jobs=jobs,
             label=row.name if seed == 0 else f"{row.name}, seed {seed}",
         )
 
@@ -140,8 +141,10 @@ def _config(row: Row, scale: Scale, settings: tuple[str, ...], seed: int, place:
     return config
 
 
-def _check_corruptions(tasks: list[Task]) -> None:
-    """Before anything is trained: the files that it will be judged on are there."""
+def _check(tasks: list[Task]) -> None:
+    """Before anything is trained: what it will be judged by and on is there."""
+    if any("autoattack" in task.attacks for task in tasks):
+        autoattack.installed()
     for task in tasks:
         folder = task.corruptions
         if "corruptions" in task.attacks and folder is not None and not folder.is_dir():
@@ -155,8 +158,10 @@ def _check_corruptions(tasks: list[Task]) -> None:
 def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, list[str]]:
     """All runs that are not done; the signal that stopped them, and what went wrong."""
     left = [task for task in tasks if not task.done]
-    _check_corruptions(left)
+    _check(left)
     kept = len(tasks) - len(left)
+    jobs = min(jobs, max(len(left), 1))
+    left = [dataclasses.replace(task, jobs=jobs) for task in left]
     said = f"{len(left)} to train or judge" + (f", {kept} from before" if kept else "")
     console.print(f"{len(tasks)} run{'s' * (len(tasks) != 1)}: {said}", highlight=False)
     problems, count = [], Counter[str]()

@@ -86,7 +86,8 @@ class _Pool:
         task = self.left.pop(0)
         self.begun(task)
         self.at_work[pipe] = (process, task)
-        pipe.send(task)
+        with contextlib.suppress(OSError):  # it has died: its end of the pipe will say so
+            pipe.send(task)
 
     def _hear(self, pipe: Connection, *, going_on: bool) -> None:
         process, task = self.at_work[pipe]

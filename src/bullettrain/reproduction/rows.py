@@ -23,6 +23,7 @@ from bullettrain.training.collapse import CollapseError
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder
 from bullettrain.training.run import train
+from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import find_place, load_data
 from bullettrain.training.signals import StoppedError, StopRequest
 
@@ -70,11 +71,11 @@ class Task:
         figures = record.figures if record is not None else {}
         whole = figures.get("clean", {}).get("examples", 0)
         enough = min(self.size, whole) if self.size else whole
-        names = {attack: attack_name(attack) for attack in self.attacks}
-        least = {
-            name: 0 if name == "corruptions" else enough for name in names.values()
-        }  # those have a size of their own
-        return [a for a, name in names.items() if name not in figures or figures[name]["examples"] < least[name]]
+
+        def there(name: str) -> bool:  # a folder of corruptions has a size of its own
+            return name in figures and (name == "corruptions" or figures[name]["examples"] >= enough)
+
+        return [attack for attack in self.attacks if not there(attack_name(attack))]
 
     @property
     def done(self) -> bool:
@@ -135,6 +136,8 @@ def perform(task: Task, console: Console | None = None) -> Outcome:
                 _judge(task, config, console, stop, kept)
             except StoppedError:
                 return Outcome(task.name, signal=stop.signal)
+            except ConfigError as error:  # of this network: it has learnt NaN, for one
+                return Outcome(task.name, problem=str(error))
     except (CollapseError, RunError, RuntimeError) as error:
         return Outcome(task.name, problem=(str(error) or type(error).__name__).splitlines()[0])
     return Outcome(task.name)
