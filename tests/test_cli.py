@@ -43,7 +43,7 @@ def test_version(invoke):
     assert plain(invoke("--version").output).strip() == f"bullettrain {bullettrain.__version__}"
 
 
-HELPED = ["", "train", "evaluate", "report", "data", "data list", "data prepare", "data verify"]
+HELPED = ["", "train", "evaluate", "report", "reproduce", "data", "data list", "data prepare", "data verify"]
 
 
 @pytest.mark.parametrize("words", HELPED)

@@ -1,4 +1,4 @@
-"""What `bullettrain` can do: train, evaluate, report, bench, data."""
+"""What `bullettrain` can do: train, evaluate, report, bench, reproduce, data."""
 
 from typing import Annotated
 
@@ -9,6 +9,7 @@ from bullettrain.commands.bench import bench
 from bullettrain.commands.data import data_app
 from bullettrain.commands.evaluate import evaluate
 from bullettrain.commands.report import report
+from bullettrain.commands.reproduce import reproduce
 from bullettrain.commands.train import train
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(report)
 app.command()(bench)
+app.command()(reproduce)
 app.add_typer(data_app, name="data")
 
 

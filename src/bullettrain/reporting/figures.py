@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from bullettrain.reporting.plotting import Curve, end_labels, ink, last, line, p
 from bullettrain.reporting.run import SHARES, Batch, Floats, Run, Table
 from bullettrain.reporting.svg import COLOURS, drawing, inline
 from bullettrain.reporting.words import percent, short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,19 @@ def accuracy(run: Run, attacked: str) -> Plate | None:
 
 def shares(run: Run) -> Plate | None:
     """Shares of outlier, boundary and robust examples over training (the paper's fig. 3)."""
+    with drawing():
+        figure = draw_shares(run)
+        if figure is None:
+            return None
+        svg = inline(figure, "shares", "Stacked areas: shares of outlier, boundary and robust examples over epochs.")
+    caption = (
+        "What each mini-batch was made of. Robust should grow and outliers shrink; the boundary band is where most"
+    )
+    return Plate("shares", "Outlier, boundary, robust over training", f"{caption} of the work goes.", svg)
+
+
+def draw_shares(run: Run) -> Figure | None:
+    """The drawing of :func:`shares`, in the style that is set."""
     table = run.progress
     known = np.all([(table[name] >= 0) & (table[name] <= 1) for name in SHARES], axis=0)
     if not known.any():
@@ -95,27 +111,34 @@ def shares(run: Run) -> Plate | None:
     x, _ = thin(table["epoch"][known], table["epoch"][known])
     if len(x) == 1:  # one entry has no width: show it as a flat band
         x, heights = np.array([0.0, x[0]]), {name: np.repeat(height, 2) for name, height in heights.items()}
-    with drawing():
-        figure, (axes,) = panels(1)
-        base, ends = np.zeros_like(x), []
-        for name in reversed(SHARES):  # robust at the bottom grows, outliers at the top melt away
-            top = base + heights[name]
-            axes.fill_between(x, base, top, color=COLOURS[name], alpha=0.85, linewidth=0)
-            axes.plot(x, top, color=COLOURS["card"], linewidth=1.2)
-            ends.append(((base[-1] + top[-1]) / 2, f"{name} {100 * heights[name][-1]:.0f} %", f"{name}-ink"))
-            base = top
-        axes.set(ylim=(0, 1), xlim=(0, max(x[-1], 1e-3)), xlabel="epoch")
-        percent_axis(axes, limits=False)
-        end_labels(axes, ends)
-        svg = inline(figure, "shares", "Stacked areas: shares of outlier, boundary and robust examples over epochs.")
-    caption = (
-        "What each mini-batch was made of. Robust should grow and outliers shrink; the boundary band is where most"
-    )
-    return Plate("shares", "Outlier, boundary, robust over training", f"{caption} of the work goes.", svg)
+    figure, (axes,) = panels(1)
+    base, ends = np.zeros_like(x), []
+    for name in reversed(SHARES):  # robust at the bottom grows, outliers at the top melt away
+        top = base + heights[name]
+        axes.fill_between(x, base, top, color=COLOURS[name], alpha=0.85, linewidth=0)
+        axes.plot(x, top, color=COLOURS["card"], linewidth=1.2)
+        ends.append(((base[-1] + top[-1]) / 2, f"{name} {100 * heights[name][-1]:.0f} %", f"{name}-ink"))
+        base = top
+    axes.set(ylim=(0, 1), xlim=(0, max(x[-1], 1e-3)), xlabel="epoch")
+    percent_axis(axes, limits=False)
+    end_labels(axes, ends)
+    return figure
 
 
 def svar(run: Run) -> Plate | None:
     """Mean signed prediction variance of the three categories over training (fig. 4)."""
+    with drawing():
+        figure = draw_svar(run)
+        if figure is None:
+            return None
+        label = "Line chart of the mean signed prediction variance of the three categories over epochs."
+        svg = inline(figure, "svar", label)
+    caption = "Mean signed prediction variance: below zero is misclassified, further up is surer. The three should keep"
+    return Plate("svar", "SVar of the three classes", f"{caption} their order and move apart as training goes on.", svg)
+
+
+def draw_svar(run: Run) -> Figure | None:
+    """The drawing of :func:`svar`, in the style that is set."""
     curves = [
         Curve(*thin(run.steps["epoch"], run.steps[f"svar_{name}"]), name, name)
         for name in SHARES
@@ -123,86 +146,93 @@ def svar(run: Run) -> Plate | None:
     ]
     if not curves:
         return None
-    with drawing():
-        figure, (axes,) = panels(1)
-        axes.axhline(0, color=COLOURS["soft"], linewidth=0.9, linestyle=(0, (3, 3)))
-        for curve in curves:
-            line(axes, curve)
-        axes.set(xlabel="epoch", ylabel="mean SVar", xlim=(0, None))
-        end_labels(axes, [(last(curve.y), curve.label, ink(curve.colour)) for curve in curves])
-        label = "Line chart of the mean signed prediction variance of the three categories over epochs."
-        svg = inline(figure, "svar", label)
-    caption = "Mean signed prediction variance: below zero is misclassified, further up is surer. The three should keep"
-    return Plate("svar", "SVar of the three classes", f"{caption} their order and move apart as training goes on.", svg)
+    figure, (axes,) = panels(1)
+    axes.axhline(0, color=COLOURS["soft"], linewidth=0.9, linestyle=(0, (3, 3)))
+    for curve in curves:
+        line(axes, curve)
+    axes.set(xlabel="epoch", ylabel="mean SVar", xlim=(0, None))
+    end_labels(axes, [(last(curve.y), curve.label, ink(curve.colour)) for curve in curves])
+    return figure
 
 
 def histogram(batch: Batch) -> Plate:
     """Signed prediction variance of one batch, with the steps it was given (fig. 5a)."""
-    low, high = min(float(batch.svar.min()), 0.0), max(float(batch.svar.max()), 0.0)
-    high = max(high, low + 1e-6)
-    width = (high - low) / 26
-    edges = np.arange(np.floor(low / width), np.ceil(high / width) + 1) * width  # zero is always an edge
-    order = np.argsort(batch.svar, kind="stable")
     with drawing():
-        figure, (top, axes) = panels(1, 2.4)
-        within = np.clip(batch.svar, edges[0], edges[-1])  # the last edge may miss the largest by a rounding error
-        groups = [within[batch.category == category] for category in Category]
-        colours = [COLOURS[name] for name in SHARES]
-        axes.hist(groups, bins=list(edges), stacked=True, color=colours, edgecolor=COLOURS["card"], linewidth=0.8)
-        axes.axvline(0, color=COLOURS["soft"], linewidth=0.9, linestyle=(0, (3, 3)))
-        axes.set(xlabel="signed prediction variance (SVar)", ylabel="examples")
-        axes.locator_params(axis="y", integer=True)
-        top.step(batch.svar[order], batch.steps[order], where="mid", color=COLOURS["soft"], linewidth=2.2)
-        most = max(int(batch.steps.max()), 1)
-        top.set(ylim=(-0.12 * most, 1.75 * most), ylabel="steps")
-        top.set_yticks([0, most])
-        for name, group, category in zip(SHARES, groups, Category, strict=True):
-            if len(group) and float(np.ptp(group)) > 0.16 * (high - low):  # a narrow range has no room for its name
-                middle, height = (group.min() + group.max()) / 2, batch.steps[batch.category == category].max()
-                place: dict[str, Any] = {
-                    "ha": "center",
-                    "va": "bottom",
-                    "color": COLOURS[f"{name}-ink"],
-                    "fontsize": 10.5,
-                }
-                top.annotate(name, (middle, height), xytext=(0, 3), textcoords="offset points", **place)
         label = "Histogram of the signed prediction variance of one batch, coloured by category, with the steps above."
-        svg = inline(figure, "histogram", label)
+        svg = inline(draw_histogram(batch), "histogram", label)
     when = f" in epoch {int(np.ceil(batch.epoch))}" if np.isfinite(batch.epoch) else ""
     caption = f"The last logged batch{when}, {len(batch.svar)} examples. Below zero is misclassified; the line above is"
     return Plate("histogram", "One batch, by SVar", f"{caption} the steps given at each SVar.", svg)
 
 
+def draw_histogram(batch: Batch) -> Figure:
+    """The drawing of :func:`histogram`, in the style that is set."""
+    low, high = min(float(batch.svar.min()), 0.0), max(float(batch.svar.max()), 0.0)
+    high = max(high, low + 1e-6)
+    width = (high - low) / 26
+    edges = np.arange(np.floor(low / width), np.ceil(high / width) + 1) * width  # zero is always an edge
+    order = np.argsort(batch.svar, kind="stable")
+    figure, (top, axes) = panels(1, 2.4)
+    within = np.clip(batch.svar, edges[0], edges[-1])  # the last edge may miss the largest by a rounding error
+    groups = [within[batch.category == category] for category in Category]
+    colours = [COLOURS[name] for name in SHARES]
+    axes.hist(groups, bins=list(edges), stacked=True, color=colours, edgecolor=COLOURS["card"], linewidth=0.8)
+    axes.axvline(0, color=COLOURS["soft"], linewidth=0.9, linestyle=(0, (3, 3)))
+    axes.set(xlabel="signed prediction variance (SVar)", ylabel="examples")
+    axes.locator_params(axis="y", integer=True)
+    top.step(batch.svar[order], batch.steps[order], where="mid", color=COLOURS["soft"], linewidth=2.2)
+    most = max(int(batch.steps.max()), 1)
+    top.set(ylim=(-0.12 * most, 1.75 * most), ylabel="steps")
+    top.set_yticks([0, most])
+    for name, group, category in zip(SHARES, groups, Category, strict=True):
+        if len(group) and float(np.ptp(group)) > 0.16 * (high - low):  # a narrow range has no room for its name
+            middle, height = (group.min() + group.max()) / 2, batch.steps[batch.category == category].max()
+            place: dict[str, Any] = {
+                "ha": "center",
+                "va": "bottom",
+                "color": COLOURS[f"{name}-ink"],
+                "fontsize": 10.5,
+            }
+            top.annotate(name, (middle, height), xytext=(0, 3), textcoords="offset points", **place)
+    return figure
+
+
 def allocation(batch: Batch) -> Plate:
     """Steps of one batch against the rank of its examples by signed prediction variance (fig. 5b)."""
+    with drawing():
+        label = "Steps given to each example of one batch, ordered by signed prediction variance."
+        svg = inline(draw_allocation(batch), "allocation", label)
+    most = max(int(batch.steps.max()), 1)
+    spent = percent(float(batch.steps.sum()) / (most * len(batch.steps)), 0)
+    caption = f"The filled area is what this batch cost: {spent} of the dashed box, where every example would get"
+    return Plate("allocation", "Where the steps went", f"{caption} {most} step{'s' * (most > 1)}.", svg)
+
+
+def draw_allocation(batch: Batch) -> Figure:
+    """The drawing of :func:`allocation`, in the style that is set."""
     order = np.argsort(batch.svar, kind="stable")
     steps, category = batch.steps[order], batch.category[order]
     edges = np.arange(len(steps) + 1) / len(steps)
     most = max(int(steps.max()), 1)
-    with drawing():
-        figure, (axes,) = panels(1)
-        for name, member in zip(SHARES, Category, strict=True):
-            given = np.where(category == member, steps, 0)
-            axes.stairs(given, edges, fill=True, color=COLOURS[name], alpha=0.85, linewidth=0)
-        axes.stairs(steps, edges, color=COLOURS["soft"], linewidth=2.0, baseline=None)
-        axes.plot([0, 0, 1, 1], [0, most, most, 0], color=COLOURS["soft"], linewidth=1.1, linestyle=(0, (4, 3)))
-        for name, member in zip(SHARES, Category, strict=True):
-            at = np.flatnonzero(category == member)
-            if len(at) > 0.13 * len(steps):
-                height = float(steps[at].mean())
-                words = f"{name}\n{height:.3g} step{'s' * (height != 1)}"
-                place: dict[str, Any] = {"ha": "center", "va": "bottom", "linespacing": 1.35, "fontsize": 10.5}
-                x, y = (at.mean() + 0.5) / len(steps), height + 0.035 * most
-                axes.text(x, y, words, color=COLOURS[f"{name}-ink"], **place)
-        axes.set(xlim=(0, 1), ylim=(0, 1.32 * most), xlabel="examples, ordered by SVar", ylabel="steps")
-        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
-        counts = np.unique([0, *steps])
-        axes.set_yticks(counts if len(counts) <= 5 else np.unique(np.linspace(0, most, 5).round()))
-        label = "Steps given to each example of one batch, ordered by signed prediction variance."
-        svg = inline(figure, "allocation", label)
-    spent = percent(float(steps.sum()) / (most * len(steps)), 0)
-    caption = f"The filled area is what this batch cost: {spent} of the dashed box, where every example would get"
-    return Plate("allocation", "Where the steps went", f"{caption} {most} step{'s' * (most > 1)}.", svg)
+    figure, (axes,) = panels(1)
+    for name, member in zip(SHARES, Category, strict=True):
+        given = np.where(category == member, steps, 0)
+        axes.stairs(given, edges, fill=True, color=COLOURS[name], alpha=0.85, linewidth=0)
+    axes.stairs(steps, edges, color=COLOURS["soft"], linewidth=2.0, baseline=None)
+    axes.plot([0, 0, 1, 1], [0, most, most, 0], color=COLOURS["soft"], linewidth=1.1, linestyle=(0, (4, 3)))
+    for name, member in zip(SHARES, Category, strict=True):
+        at = np.flatnonzero(category == member)
+        if len(at) > 0.13 * len(steps):
+            height = float(steps[at].mean())
+            words = f"{name}\n{height:.3g} step{'s' * (height != 1)}"
+            place: dict[str, Any] = {"ha": "center", "va": "bottom", "linespacing": 1.35, "fontsize": 10.5}
+            x, y = (at.mean() + 0.5) / len(steps), height + 0.035 * most
+            axes.text(x, y, words, color=COLOURS[f"{name}-ink"], **place)
+    axes.set(xlim=(0, 1), ylim=(0, 1.32 * most), xlabel="examples, ordered by SVar", ylabel="steps")
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
+    counts = np.unique([0, *steps])
+    axes.set_yticks(counts if len(counts) <= 5 else np.unique(np.linspace(0, most, 5).round()))
+    return figure
 
 
 RACED = {

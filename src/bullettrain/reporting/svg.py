@@ -24,6 +24,13 @@ _VARIABLES = (
 COLOURS = {name: f"#fa1{index:01x}7e" for index, name in enumerate(_VARIABLES)}
 """Stand-ins, by the name of the CSS variable each becomes. ``*-ink`` are the same hues, dark enough for text."""
 
+PRINT = {
+    **{"ink": "#1a1f29", "soft": "#59626f", "line": "#d5d9df", "card": "#ffffff", "accent": "#0f8278"},
+    **{"outlier": "#c2276f", "boundary": "#d28500", "robust": "#2f6fd0", "accent-ink": "#0f766e"},
+    **{"outlier-ink": "#b01f63", "boundary-ink": "#8f5600", "robust-ink": "#2259b5"},
+}
+"""The report's colours on white, for a picture that stands alone."""
+
 WIDTH, HEIGHT = 352.0, 226.0
 """A figure's size in its own units: near a phone's width, so that 11-unit text stays readable there."""
 
@@ -67,6 +74,21 @@ def drawing() -> Iterator[None]:
         matplotlib.rcdefaults()  # a user's own style sheet is for their figures, not for this page
         matplotlib.rcParams.update(style)
         yield
+
+
+@contextmanager
+def printed() -> Iterator[None]:
+    """Draw in :data:`PRINT` colours instead of stand-ins, with letters as outlines: for files of their own."""
+    before = dict(COLOURS)
+    COLOURS.update(PRINT)
+    try:
+        with drawing():
+            import matplotlib
+
+            matplotlib.rcParams.update({"svg.fonttype": "path", "figure.facecolor": "white"})
+            yield
+    finally:
+        COLOURS.update(before)
 
 
 def inline(figure: Figure, name: str, label: str) -> str:

@@ -59,6 +59,7 @@ def train(
     data_dir: Path | None = None,
     resume: bool = False,
     keep_going: bool = False,
+    report: bool = True,
     console: Console | None = None,
 ) -> Result:
     """Train in the folder ``out``. Raises RunError where the folder holds something else."""
@@ -81,7 +82,7 @@ def train(
         try:
             reason = trainer.run()
         finally:
-            if place.first:
+            if place.first and report:
                 _report(out, console)
     return read_result(folder, reason)
 

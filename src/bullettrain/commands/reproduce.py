@@ -1,0 +1,194 @@
+"""`bullettrain reproduce`: a table or a figure of the paper, from real runs, beside the paper's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from bullettrain.commands.reproduced import forecast, show, show_list
+from bullettrain.data.base import root
+from bullettrain.evaluation import autoattack
+from bullettrain.reproduction import figures, tables
+from bullettrain.reproduction.estimate import Estimator
+from bullettrain.reproduction.jobs import run_all
+from bullettrain.reproduction.records import read_records
+from bullettrain.reproduction.results import Results
+from bullettrain.reproduction.rows import FOLDERS, RECORDS, Outcome, Task, merged
+from bullettrain.reproduction.scales import SCALES, Scale, find_scale
+from bullettrain.reproduction.studies import find_study
+from bullettrain.reproduction.study import Row
+from bullettrain.training.config import Config
+from bullettrain.training.folder import RunFolder
+from bullettrain.training.settings import ConfigError
+from bullettrain.training.setup import Place, find_place
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="What to reproduce; without it, what there is.")] = None,
+    scale: Annotated[
+        str, typer.Option(help=f"{', '.join(SCALES)}: digits in seconds, minutes on a GPU, all of it.")
+    ] = "smoke",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of runs, records and tables. Default: runs/reproduce/SCALE.")
+    ] = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROW", help="Run these alone, with commas between them; * stands for any letters."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Run every row so often; tables then have mean ± std.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once on the device; their seconds then say nothing.")] = 1,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every row; again for more."),
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(min=0, help="Test images for attacks that training does not end with anyway; 0: all."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would run and how long it would take, and stop.")
+    ] = False,
+    only_tables: Annotated[
+        bool, typer.Option("--tables", help="Train nothing; write tables and pictures of what is there.")
+    ] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")] = None,
+) -> None:
+    """Reproduce a table or a figure of the paper, with its own figures beside ours.
+
+    Rows are recipes with settings. Runs that are finished are kept and reused, also by other tables; the same
+    command again goes on where it was stopped.
+
+    Examples:
+
+      bullettrain reproduce
+
+      bullettrain reproduce table-trades --scale smoke
+
+      bullettrain reproduce table-trades --scale short --rows trades,bt-nr2 --seeds 3 --dry-run
+
+      bullettrain reproduce fig-oracle --scale short --jobs 6
+    """
+    console = Console()
+    if name is None:
+        show_list(console)
+        return
+    study, size_of = find_study(name), find_scale(scale)
+    chosen = study.chosen(size_of, [part for text in rows or [] for part in text.split(",") if part])
+    place = find_place(device)
+    if place.together:
+        raise ConfigError("reproduce starts its own processes (--jobs); start it without torchrun")
+    out = out or Path("runs") / "reproduce" / scale
+    if out.is_file():
+        raise ConfigError(f"--out {out} is a file; give a folder")
+    ready = [row for row in chosen if row.ready]
+    if rows and not ready:
+        chosen[0].config(size_of)  # says what it needs
+    changed = tuple(settings or ())
+
+    def task(row: Row, seed: int) -> Task:
+        config = _config(row, size_of, changed, seed, place)
+        return Task(
+            config,
+            out,
+            attacks=tuple(size_of.attack(attack) for attack in study.attacks),
+            ranks=study.ranks and not row.plain,
+            size=size_of.size if size is None else size,
+            corruptions=root(data_dir) / FOLDERS[config.data.name] if config.data.name in FOLDERS else None,
+            data_dir=data_dir,
+            device=device,
+            report=size_of.report,
+            label=row.name if seed == 0 else f"{row.name}, seed {seed}",
+        )
+
+    tasks = merged([task(row, seed) for seed in range(seeds) for row in ready])
+    if dry_run:
+        absent = [row for row in chosen if not row.ready]
+        forecast(console, f"{name}, scale {scale}", tasks, Estimator(place, read_records(out / RECORDS)), jobs, absent)
+        return
+    signal, problems = (None, []) if only_tables else _run(console, tasks, jobs)
+    results = Results(study, size_of, read_records(out / RECORDS), settings=changed)
+    written = _write(results, out)
+    show(console, results)
+    for problem in problems:
+        console.print(f"[bold red]failed[/] {escape(problem)}", highlight=False, soft_wrap=True)
+    for file in written:
+        console.print(f"written  {file}", highlight=False, soft_wrap=True)
+    if signal is not None:
+        command = shlex.join(["bullettrain", *sys.argv[1:]])
+        console.print(f"interrupted; the same command goes on:\n  {command}", highlight=False, soft_wrap=True)
+        sys.exit(128 + signal)
+    if problems:
+        sys.exit(1)
+
+
+def _config(row: Row, scale: Scale, settings: tuple[str, ...], seed: int, place: Place) -> Config:
+    """The run of a row; on a GPU the network is compiled unless the user says otherwise."""
+    config = row.config(scale, settings).replace_section("training", seed=seed)
+    asked = any(setting.partition("=")[0] in ("compile", "training.compile") for setting in settings)
+    if place.device.type == "cuda" and config.network.name != "small-cnn" and not asked:
+        config = config.replace_section("training", compile=True)
+    return config
+
+
+def _check(tasks: list[Task]) -> None:
+    """Before anything is trained: what it will be judged by and on is there."""
+    if any("autoattack" in task.attacks for task in tasks):
+        autoattack.installed()
+    for task in tasks:
+        folder = task.corruptions
+        if "corruptions" in task.attacks and folder is not None and not folder.is_dir():
+            name = task.config.data.name
+            raise ConfigError(
+                f"{folder} is missing: put the released files there, or make them with "
+                f"`bullettrain data corrupt --dataset {name} --out {folder}`"
+            )
+
+
+def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, list[str]]:
+    """All runs that are not done; the signal that stopped them, and what went wrong."""
+    left = [task for task in tasks if not task.done]
+    _check(left)
+    kept = len(tasks) - len(left)
+    jobs = min(jobs, max(len(left), 1))
+    left = [dataclasses.replace(task, jobs=jobs) for task in left]
+    said = f"{len(left)} to train or judge" + (f", {kept} from before" if kept else "")
+    console.print(f"{len(tasks)} run{'s' * (len(tasks) != 1)}: {said}", highlight=False)
+    problems, count = [], Counter[str]()
+
+    def begun(task: Task) -> None:
+        count["begun"] += 1
+        number = f"{count['begun']}/{len(left)}"
+        console.print(f"[bold]{number}  {escape(task.label)}[/]  {escape(task.name)}", highlight=False, soft_wrap=True)
+
+    def ended(outcome: Outcome) -> None:
+        count["ended"] += 1
+        if outcome.problem is not None:
+            problems.append(f"{outcome.name}: {outcome.problem}")
+        elif jobs > 1 and outcome.signal is None:
+            console.print(f"done  {escape(outcome.name)}", highlight=False, soft_wrap=True)
+
+    # Runs of the smallest scale are over before a bar could be read.
+    quiet = all(not task.report for task in left)
+    return run_all(left, jobs=jobs, console=None if quiet else console, begun=begun, ended=ended), problems
+
+
+def _write(results: Results, out: Path) -> list[Path]:
+    """The study's table and pictures; the paths that a person opens."""
+    out.mkdir(parents=True, exist_ok=True)
+    name = results.study.name
+    pictures = figures.write(results, out)
+    page = tables.html(results, [(caption, address) for _, caption, address in pictures])
+    RunFolder(out).write(f"{name}.html", page.encode())
+    RunFolder(out).write(f"{name}.md", tables.markdown(results, [picture for picture, _, _ in pictures]).encode())
+    return [out / f"{name}.md", out / f"{name}.html", *(out / f"{picture}.png" for picture, _, _ in pictures)]

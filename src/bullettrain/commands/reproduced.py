@@ -1,0 +1,142 @@
+"""What `bullettrain reproduce` says on a terminal: what there is, what would run, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+from bullettrain.reproduction import tables
+from bullettrain.reproduction.estimate import Estimator
+from bullettrain.reproduction.results import Results, Verdict
+from bullettrain.reproduction.rows import Task
+from bullettrain.reproduction.scales import SCALES
+from bullettrain.reproduction.studies import STUDIES
+from bullettrain.reproduction.study import Row
+from bullettrain.training.display import duration
+
+STYLES = {Verdict.HOLDS: "green", Verdict.PART: "yellow", Verdict.FAILS: "red", Verdict.OPEN: "dim"}
+SHORT = {"theoretical": "theor. ×", "wall": "wall ×", "corruptions": "corr. %", "rank_correct": "ρ, correct"}
+MANY = 30
+"""Rows of which only those that were run are listed."""
+
+
+def show_list(console: Console) -> None:
+    """All that can be reproduced, and the scales."""
+    table = Table.grid(padding=(0, 2))
+    for study in STUDIES.values():
+        table.add_row(f"[bold]{study.name}[/]", escape(study.title))
+    console.print(table)
+    console.print()
+    table = Table.grid(padding=(0, 2))
+    for scale in SCALES.values():
+        table.add_row(f"--scale [bold]{scale.name}[/]", escape(scale.about))
+    console.print(table)
+
+
+def show(console: Console, results: Results) -> None:
+    """The table with as much as there is room for, what is to be said of rows, and the claims."""
+    for look in _looks(results):
+        table = _table(results, look)
+        if Measurement.get(console, console.options.update(width=1000), table).maximum <= console.width:
+            break
+    console.print(table)
+    for row in results.rows.values():
+        status = results.status(row) if row.ready else f"needs {row.method}, which is not there yet"
+        if status and status != "not run yet":
+            console.print(f"{escape(row.title)}: {escape(status)}", highlight=False, soft_wrap=True, style="dim")
+    for note in results.notes():
+        console.print(escape(note), highlight=False, soft_wrap=True, style="dim")
+    if results.claims():
+        _show_claims(console, results)
+    if not results.scale.like_paper:
+        console.print("scale smoke: it runs, and the figures mean nothing", highlight=False, style="dim")
+
+
+def _show_claims(console: Console, results: Results) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    for claim in results.claims():
+        verdict, _ = results.verdict(claim)
+        table.add_row(f"[{STYLES[verdict]}]{tables.MARKS[verdict]} {verdict.value}[/]", escape(claim.text))
+    console.print(table)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """How much of the table is shown."""
+
+    columns: Sequence[tables.Column]
+    paper: bool = False
+    titles: bool = False
+
+
+def _looks(results: Results) -> Iterator[_Look]:
+    """From everything down to what matters most."""
+    columns = tables.columns(results)
+    yield _Look(columns, paper=True, titles=True)
+    yield _Look(columns, paper=True)
+    yield _Look(columns, titles=True)
+    for kept in range(len(columns), 0, -1):
+        yield _Look(columns[:kept])
+
+
+def _table(results: Results, look: _Look) -> Table:
+    table = Table(title=escape(results.study.title), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in look.columns:
+        table.add_column(SHORT.get(column.metric, column.heading), justify="right", no_wrap=True)
+        if column.paper and look.paper:
+            table.add_column("paper", justify="right", style="dim", no_wrap=True)
+        if column.baseline:
+            table.add_column("to base", justify="right", no_wrap=True)
+    for row in results.rows.values():
+        run = bool(results.runs[row.name])
+        if len(results.rows) > MANY and not run:
+            continue
+        cells = []
+        for column in look.columns:
+            mine = tables.ours(results, row, column.metric)
+            cells.append(escape(mine.text) if column.baseline else _coloured(mine))
+            cells += [tables.paper(row, column.metric)] if column.paper and look.paper else []
+            gained = tables.gain(results, row, column.metric, paper=look.paper)
+            cells += [_coloured(gained)] if column.baseline else []
+        table.add_row(escape(row.title if look.titles else row.name), *cells, style=None if run else "dim")
+    return table
+
+
+def _coloured(cell: tables.Cell) -> str:
+    text = escape(cell.text)
+    return text if cell.verdict in (None, Verdict.OPEN) else f"[{STYLES[cell.verdict]}]{text}[/]"
+
+
+def forecast(
+    console: Console, title: str, tasks: Sequence[Task], estimator: Estimator, jobs: int, absent: Sequence[Row]
+) -> None:
+    """What would run, and for how long."""
+    table = Table(title=escape(f"{title}, on {estimator.place.device}"), title_justify="left", box=None, pad_edge=False)
+    table.title_style = "bold"
+    for heading in ("row", "state", "training", "judging"):
+        table.add_column(heading, justify="left" if heading in ("row", "state") else "right", overflow="fold")
+    total = 0.0
+    for task in tasks:
+        epochs = task.epochs_done
+        state = "done" if task.done else f"epoch {epochs} of {task.config.training.epochs}" if epochs else "new"
+        training, judging = (0.0, 0.0) if task.done else estimator.seconds(task)
+        total += training + judging
+        times = ["", ""] if task.done else [duration(training), duration(judging)]
+        table.add_row(escape(task.label), state, *times)
+    console.print(table)
+    lines = [f"{row.title}: needs {row.method}, which is not there yet" for row in absent]
+    lines.append(f"altogether about {duration(total)}, one run after another")
+    if jobs > 1:
+        lines.append(f"{jobs} at once share the device: how much sooner they are done is not measured")
+    for (network, data, mined), speed in estimator.known.items():
+        what = f"{network} on {data}{', BulletTrain' if mined else ''}"
+        lines.append(f"{what}: {speed.passes:,.0f} passes a second, from {speed.source}")
+    lines.append("training: counted passes at the paper's shares, without compilation; judging: a rough guess")
+    console.print("\n".join(lines), highlight=False, markup=False)

@@ -1,0 +1,308 @@
+"""The paper's figures from records, as files of their own: PNG and SVG that can stand in a paper.
+
+Each function gives pictures, none where nothing is measured yet; they are drawn inside :func:`printed`.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from bullettrain.extras import extra
+from bullettrain.reporting import figures as report
+from bullettrain.reporting.svg import COLOURS, HEIGHT, WIDTH, printed
+from bullettrain.reporting.words import attack_name
+from bullettrain.reproduction.paper_figures import ROLES, panel_rows
+from bullettrain.reproduction.results import Results
+from bullettrain.reproduction.study import Row
+from bullettrain.training.folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 300
+LEAST_SPAN = 6.0
+"""Points of accuracy that the plane shows at least."""
+PLACES = ((7, 3), (7, -10), (-7, 3), (-7, -10), (7, 14), (7, -21), (-7, 14), (-7, -21), (7, 25), (7, -32))
+"""Where a word may stand beside its point, best first, in points."""
+NAMES = {"N_B": "$N_B$", "N_O": "$N_O$", "N_R": "$N_R$"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, what is added to the study's name for its file, and what it shows."""
+
+    suffix: str
+    caption: str
+    figure: Figure
+
+
+def draw(results: Results) -> list[Picture]:
+    """The study's pictures; to be called, and saved, inside :func:`printed`."""
+    name = results.study.figure
+    return DRAWN[name](results) if name is not None else []
+
+
+def write(results: Results, folder: Path) -> list[tuple[str, str, str]]:
+    """Save the study's pictures as PNG and SVG: (name of the files, caption, the SVG as a data address) of each."""
+    saved = []
+    with printed():
+        for picture in draw(results):
+            name = results.study.name + picture.suffix
+            content = {}
+            for kind in ("png", "svg"):
+                buffer = io.BytesIO()
+                # No date: the same figures give the same file.
+                about = {"Date": None} if kind == "svg" else {"Software": None}
+                picture.figure.savefig(buffer, format=kind, dpi=DPI, facecolor="white", metadata=about)
+                content[kind] = buffer.getvalue()
+                RunFolder(folder).write(f"{name}.{kind}", content[kind])
+            address = "data:image/svg+xml;base64," + base64.b64encode(content["svg"]).decode("ascii")
+            saved.append((name, picture.caption, address))
+    return saved
+
+
+def _canvas(width: float = 1.0, height: float = 1.0, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure of panels side by side, in units of the report's."""
+    with extra("a figure"):
+        from matplotlib.figure import Figure
+    figure = Figure(figsize=(width * WIDTH / 72, height * HEIGHT / 72), layout="constrained")
+    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+
+
+# --------------------------------------------------------------------------------------- of single runs
+
+
+def _runs(results: Results) -> list[tuple[Row, Any]]:
+    """The rows that have been run, each with its first seed."""
+    return [(row, results.runs[row.name][0]) for row in results.rows.values() if results.runs[row.name]]
+
+
+def shares(results: Results) -> list[Picture]:
+    """Shares of outlier, boundary and robust examples over epochs (fig. 3)."""
+    drawn = [(row, report.draw_shares(record.as_run())) for row, record in _runs(results)]
+    text = "Shares of outlier, boundary and robust examples over epochs"
+    return [Picture(f"-{row.name}", f"{text}. {row.title}.", figure) for row, figure in drawn if figure is not None]
+
+
+def svar(results: Results) -> list[Picture]:
+    """Mean SVar of the classes over training (fig. 4)."""
+    drawn = [(row, report.draw_svar(record.as_run())) for row, record in _runs(results)]
+    text = "Mean signed prediction variance of outlier, boundary and robust examples"
+    return [Picture(f"-{row.name}", f"{text}. {row.title}.", figure) for row, figure in drawn if figure is not None]
+
+
+def allocation(results: Results) -> list[Picture]:
+    """One mini-batch: its histogram of SVar with the steps above, and steps by rank (fig. 5)."""
+    pictures = []
+    for row, record in _runs(results):
+        batch = record.as_run().batch
+        if batch is None:
+            continue
+        pictures += [
+            Picture(
+                "-histogram", f"A mini-batch by SVar; above, its steps. {row.title}.", report.draw_histogram(batch)
+            ),
+            Picture("-rank", f"Its steps, by rank. {row.title}.", report.draw_allocation(batch)),
+        ]
+    return pictures
+
+
+# ---------------------------------------------------------------------------------------- over a setting
+
+
+def _sweep(results: Results, symbol: str, stem: str) -> list[Picture]:
+    """Clean (dashed) and robust (solid) accuracy against the theoretical speed-up, a point a value of the setting."""
+    found = [
+        (name.removeprefix(stem), values)
+        for name in results.rows
+        if name.startswith(stem) and (values := results.values(name, ("theoretical", "clean", "pgd20"))) is not None
+    ]
+    if len(found) < 2:
+        return []
+    found.sort(key=lambda point: point[1][0].mean)
+    figure, (axes,) = _canvas()
+    x = [speed.mean for _, (speed, *_) in found]
+    dashed = (0, (4, 2))
+    for index, metric, style, colour in ((1, "clean", dashed, "soft"), (2, "pgd20", "-", "accent")):
+        y = [values[index].mean for _, values in found]
+        spread = [values[index].std or 0.0 for _, values in found]
+        look: dict[str, Any] = {"linestyle": style, "color": COLOURS[colour], "marker": "o", "markersize": 4}
+        label = "clean" if metric == "clean" else _attack(results, metric)
+        axes.errorbar(x, y, spread, capsize=2, linewidth=1.5, label=label, **look)
+        base = results.value("trades", metric)
+        if base is not None:
+            axes.axhline(base.mean, color=COLOURS[colour], linewidth=0.8, linestyle=(0, (1, 2)))
+        for (value, _), at, height in zip(found, x, y, strict=True):
+            beside: dict[str, Any] = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": 8.5}
+            on_white = {"facecolor": COLOURS["card"], "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+            axes.annotate(value, (at, height), bbox=on_white, **beside)
+    axes.set(xlabel="theoretical speed-up", ylabel="accuracy, %")
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    axes.margins(x=0.08, y=0.12)
+    _legend(axes)
+    text = f"Accuracy against the theoretical speed-up over {symbol}, which stands at each point; dotted: TRADES"
+    return [Picture("", f"{text}.", figure)]
+
+
+def gamma(results: Results) -> list[Picture]:
+    """Accuracy and speed-up over γ."""
+    return _sweep(results, "γ", "gamma-")
+
+
+def robust_steps(results: Results) -> list[Picture]:
+    """Accuracy and speed-up over N_R."""
+    return _sweep(results, "N_R", "nr-")
+
+
+def oracle(results: Results) -> list[Picture]:
+    """The MNIST study: robust accuracy over step counts, one of three at zero in each panel (fig. 2)."""
+    grid = results.scale.grid
+    maps = {}
+    for zero in ROLES:
+        values = [results.value(row.name, "pgd100x20") for row in panel_rows(results.scale, zero)]
+        means = [np.nan if value is None else value.mean for value in values]
+        maps[zero] = np.array(means).reshape(len(grid), len(grid))
+    known = np.concatenate([cells[np.isfinite(cells)] for cells in maps.values()])
+    if not len(known):
+        return []
+    low, high = float(known.min()), max(float(known.max()), float(known.min()) + 1)
+    figure, panels = _canvas(2.0, 0.95, columns=3)
+    for axes, (zero, cells) in zip(panels, maps.items(), strict=True):
+        first, second = (NAMES[role] for role in ROLES if role != zero)
+        image = axes.imshow(cells, origin="lower", cmap="viridis", vmin=low, vmax=high)
+        axes.set(title=f"{NAMES[zero]} = 0", xlabel=second, ylabel=first)
+        for setter in (axes.set_xticks, axes.set_yticks):
+            setter(range(len(grid)), [str(count) for count in grid])
+        axes.grid(visible=False)
+        for (row, column), value in np.ndenumerate(cells):
+            text = f"{value:.0f}" if np.isfinite(value) else "–"
+            dark = np.isfinite(value) and value < (low + high) / 2
+            axes.text(
+                column, row, text, ha="center", va="center", fontsize=9, color="white" if dark else COLOURS["ink"]
+            )
+    bar = figure.colorbar(image, ax=panels, shrink=0.85, pad=0.02)
+    bar.set_label(f"{_attack(results, 'pgd100x20')} accuracy, %")
+    bar.outline.set_visible(False)
+    base = results.value("baseline", "pgd100x20")
+    said = f"; the baseline, seven steps for all, has {base.mean:.1f} %" if base is not None else ""
+    return [Picture("", f"Robust accuracy with no steps for one class{said}.", figure)]
+
+
+def ranks(results: Results) -> list[Picture]:
+    """How well each score orders examples, beside the accuracy that it trains to."""
+    found = [
+        (row.title.rpartition(" by ")[2], [value.mean for value in values])
+        for row in results.rows.values()
+        if not row.plain and (values := results.values(row.name, ("rank", "rank_correct", "pgd20"))) is not None
+    ]
+    if not found:
+        return []
+    figure, (left, right) = _canvas(1.5, 0.9, columns=2)
+    at = np.arange(len(found))[::-1]
+    left.barh(at + 0.18, [means[0] for _, means in found], 0.32, color=COLOURS["robust"], label="all")
+    left.barh(at - 0.18, [means[1] for _, means in found], 0.32, color=COLOURS["boundary"], label="correct only")
+    left.set_yticks(at, [name for name, _ in found])
+    left.axvline(0, color=COLOURS["soft"], linewidth=0.8)
+    left.set(xlabel="rank correlation with the oracle")
+    _legend(left, loc="lower right")
+    right.barh(at, [means[2] for _, means in found], 0.5, color=COLOURS["accent"])
+    right.set_yticks(at, [""] * len(found))
+    for place, (_, (*_, accuracy)) in zip(at, found, strict=True):
+        right.annotate(f"{accuracy:.1f}", (accuracy, place), xytext=(3, 0), textcoords="offset points", va="center")
+    right.set(xlabel=f"{_attack(results, 'pgd20')} accuracy, %")
+    right.margins(x=0.16)
+    for axes in (left, right):
+        axes.grid(visible=False, axis="y")
+        axes.grid(visible=True, axis="x")
+    return [Picture("", "Scores in the place of SVar: order of examples, and accuracy that comes of it.", figure)]
+
+
+def plane(results: Results) -> list[Picture]:
+    """Accuracy over what training costs, a point a method; AutoAttack over minutes where they are known.
+
+    Runs that shared a device have no minutes; where none has any, the axis is counted passes an example. Where no
+    run was judged by AutoAttack, it is PGD-20. The axes say which.
+    """
+    attack = next((a for a in ("autoattack", "pgd20") if any(results.value(row, a) for row in results.rows)), None)
+    cost = "minutes" if any(results.value(row, "minutes") for row in results.rows) else "passes"
+    points = []
+    for row in results.rows.values():
+        runs = results.runs[row.name]
+        judged = results.value(row.name, attack) if attack is not None else None
+        minutes = results.value(row.name, "minutes")
+        at = float(np.mean([run.work for run in runs])) if cost == "passes" and runs else minutes and minutes.mean
+        if judged is not None and at:
+            points.append((at, judged, row))
+    if not points or attack is None:
+        return []
+    figure, (axes,) = _canvas(1.45, 1.25)
+    kinds = {"full attack for all": ("s", "soft"), "BulletTrain": ("o", "accent"), "other": ("^", "boundary")}
+    drawn: dict[str, Any] = {}
+    words = []
+    for at, judged, row in points:
+        kind = "other" if row.method is not None else "full attack for all" if row.plain else "BulletTrain"
+        marker, colour = kinds[kind]
+        look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 6, "linestyle": "none"}
+        drawn[kind] = axes.errorbar(at, judged.mean, judged.std, capsize=2, **look)
+        words.append((at, judged.mean, row.title, COLOURS["boundary-ink" if kind == "other" else colour]))
+    base = {row.name: (at, judged.mean) for at, judged, row in points}
+    for at, judged, row in points:
+        if row.baseline in base and row.method is None:  # what mining changes, as a line from its baseline
+            (x, y) = base[row.baseline]
+            axes.plot(
+                [x, at], [y, judged.mean], color=COLOURS["accent"], linewidth=0.9, linestyle=(0, (2, 2)), zorder=0
+            )
+    unit = "training, minutes" if cost == "minutes" else "training, counted passes an example"
+    axes.set(xlabel=unit, ylabel=f"{_attack(results, attack)} accuracy, %")
+    axes.margins(x=0.25, y=0.2)
+    axes.set_xlim(left=0)
+    low, high = axes.get_ylim()
+    wider = max(0.0, LEAST_SPAN - (high - low)) / 2  # half a point must not look like a cliff
+    axes.set_ylim(low - wider, high + wider)
+    axes.legend(list(drawn.values()), list(drawn), frameon=False, fontsize=9, loc="lower right")
+    _label(figure, axes, words)
+    text = "What each method reaches, over what its training costs; dashes lead from a baseline to BulletTrain on it"
+    return [Picture("", f"{text}.", figure)]
+
+
+def _attack(results: Results, metric: str) -> str:
+    return attack_name(results.metric(metric))
+
+
+def _legend(axes: Axes, loc: Literal["best", "lower right"] = "best") -> None:
+    axes.legend(frameon=False, fontsize=9, loc=loc, handlelength=3)
+
+
+def _label(figure: Figure, axes: Axes, points: list[tuple[float, float, str, str]]) -> None:
+    """Words beside points (x, y, text, colour), each at the first of some places where it covers no other."""
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()
+    taken = [axes.transData.transform((x, y)) for x, y, _, _ in points]
+    boxes = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in taken]
+    for x, y, text, colour in sorted(points, key=lambda point: -point[1]):
+        for across, up in PLACES:
+            side = "left" if across > 0 else "right"
+            note = axes.annotate(
+                text, (x, y), xytext=(across, up), textcoords="offset points", ha=side, color=colour, fontsize=8.5
+            )
+            box = note.get_window_extent()
+            if not any(box.overlaps(other) for other in boxes):
+                break
+            if (across, up) != PLACES[-1]:
+                note.remove()
+        boxes.append(box)
+
+
+DRAWN: dict[str, Callable[[Results], list[Picture]]] = {
+    function.__name__: function for function in (shares, svar, allocation, gamma, robust_steps, oracle, ranks, plane)
+}

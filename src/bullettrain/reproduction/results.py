@@ -1,0 +1,207 @@
+"""What has been measured of a study: every row's figures over its seeds, and whether the paper's claims hold."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from bullettrain.reporting.words import attack_name as attack_title
+from bullettrain.reporting.words import listed
+from bullettrain.reproduction.records import Record, run_name
+from bullettrain.reproduction.rows import attack_name
+from bullettrain.reproduction.scales import Scale
+from bullettrain.reproduction.study import Check, Claim, Row, Study
+
+RATIOS = ("theoretical", "work", "wall")
+RANKS = ("rank", "rank_correct")
+SLACK = {"points": 0.5, "ratio": 0.05, "rank": 0.02}
+"""By how much a figure may fall short of the paper's claim and still meet it: points, a share of it, a ρ."""
+
+
+class Verdict(Enum):
+    """Whether a claim holds; the value is how it is said."""
+
+    HOLDS = "holds"
+    PART = "holds in part"
+    FAILS = "does not hold here"
+    OPEN = "not measured yet"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure over seeds."""
+
+    values: tuple[float, ...]
+    error: float
+    """Standard error of the mean: of the seeds where there are some, and of the images that were judged."""
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """Of the seeds, where there are several."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A check, what came out, and by how much it misses."""
+
+    check: Check
+    found: float | None
+    verdict: Verdict
+
+
+class Results:
+    """A study's rows among records, with all their seeds; ``settings`` are the user's, on top of every row's."""
+
+    def __init__(
+        self, study: Study, scale: Scale, records: Mapping[str, Record], *, settings: Sequence[str] = ()
+    ) -> None:
+        self.study, self.scale, self.settings = study, scale, tuple(settings)
+        self.rows = {row.name: row for row in study.rows(scale)}
+        self.runs: dict[str, list[Record]] = {}
+        for row in self.rows.values():
+            stem = _stem(run_name(row.config(scale, settings))) if row.ready else None
+            runs = [record for name, record in records.items() if _stem(name) == stem and record.finished]
+            self.runs[row.name] = sorted(runs, key=lambda run: run.seed)
+
+    def columns(self) -> tuple[str, ...]:
+        """Of the table."""
+        return self.study.columns or (*self.study.attacks, "theoretical", "work", "wall")
+
+    def metric(self, name: str) -> str:
+        """What the paper's attack is called at this scale; other metrics keep their name."""
+        return attack_name(self.scale.attack(name)) if name.startswith(("pgd", "autoattack")) else name
+
+    def value(self, row: str, metric: str) -> Measured | None:
+        """A row's figure over its seeds; None where it is not known."""
+        runs = self.runs.get(row, [])
+        if metric in RATIOS:
+            values = self._ratios(row, metric)
+            return Measured(tuple(values), _spread(values)) if values else None
+        name = self.metric(metric)
+        found = [(value, run) for run in runs if (value := run.value(name)) is not None]
+        if not found:
+            return None
+        values = [value for value, _ in found]
+        images = 0.0
+        if name in found[0][1].figures:
+            share = statistics.fmean(values) / 100
+            examples = found[0][1].figures[name]["examples"]
+            images = 100 * math.sqrt(max(share * (1 - share), 0) / examples)  # the same images for every seed
+        return Measured(tuple(values), math.hypot(_spread(values), images))
+
+    def values(self, row: str, metrics: Sequence[str]) -> list[Measured] | None:
+        """Several figures of a row; None where one of them is not known."""
+        found = [value for metric in metrics if (value := self.value(row, metric)) is not None]
+        return found if len(found) == len(metrics) else None
+
+    def _ratios(self, row: str, metric: str) -> list[float]:
+        """How much less than its baseline a row takes, seed by seed; 1 for a baseline itself."""
+        base = self.rows[row].baseline
+        runs = {run.seed: run for run in self.runs[row]}
+        bases = {run.seed: run for run in self.runs.get(base, [])} if base else runs
+        found = []
+        for seed in runs.keys() & bases.keys():
+            costs = [_cost(run, metric) for run in (bases[seed], runs[seed])]
+            same = metric != "wall" or runs[seed].environment.get("device") == bases[seed].environment.get("device")
+            if costs[0] and costs[1] and same:
+                found.append(costs[0] / costs[1])
+        return found
+
+    # -------------------------------------------------------------------------------------------- claims
+
+    def claims(self) -> tuple[Claim, ...]:
+        """The paper's, of this study."""
+        return self.study.claims(self.scale)
+
+    def judge(self, check: Check) -> Judged:
+        """Whether a check comes out as the paper has it."""
+        known = [value for row in check.rows if (value := self.value(row, check.metric)) is not None]
+        other = self.value(check.against, check.metric) if check.against else Measured((0.0,), 0.0)
+        if other is None or len(known) < len(check.rows):
+            return Judged(check, None, Verdict.OPEN)
+        best = max(known, key=lambda value: value.mean)
+        found = best.mean - other.mean
+        short = {"≥": check.offset - found, "≤": found - check.offset, "≈": abs(found) - check.offset}[check.relation]
+        slack, noise = self._margins(check, math.hypot(best.error, other.error))
+        verdict = Verdict.HOLDS if short <= slack else Verdict.PART if short <= noise else Verdict.FAILS
+        return Judged(check, found, verdict)
+
+    def _margins(self, check: Check, error: float) -> tuple[float, float]:
+        """What does not count, and what could be chance: two standard errors."""
+        if check.metric in RATIOS:
+            return SLACK["ratio"] * max(check.offset, 1), 3 * SLACK["ratio"] * max(check.offset, 1)
+        slack = 0.0 if check.relation == "≈" else SLACK["rank" if check.metric in RANKS else "points"]
+        return slack, max(slack, 2 * error)
+
+    def verdict(self, claim: Claim) -> tuple[Verdict, list[Judged]]:
+        """Of a claim: it holds where all its checks do, and in part where some do or are not measured yet."""
+        judged = [self.judge(check) for check in claim.checks]
+        found = {part.verdict for part in judged}
+        if len(found) == 1:
+            return found.pop(), judged
+        if found == {Verdict.FAILS, Verdict.OPEN}:
+            return Verdict.FAILS, judged
+        return Verdict.PART, judged
+
+    def cell(self, row: str, metric: str) -> Verdict | None:
+        """How a cell of the table is coloured: the worst of the claims about it; None where there are none."""
+        checks = [check for claim in self.claims() for check in claim.checks]
+        found = [self.judge(check).verdict for check in checks if check.rows == (row,) and check.metric == metric]
+        order = (Verdict.FAILS, Verdict.PART, Verdict.OPEN, Verdict.HOLDS)
+        return min(found, key=order.index) if found else None
+
+    def status(self, row: Row) -> str:
+        """What is to be said of a row beside its figures: that there are none, or that it collapsed."""
+        runs = self.runs[row.name]
+        if not runs:
+            return "not run yet"
+        said = (warning.partition(":")[0].partition(";")[0] for run in runs for warning in run.warnings)
+        return "; ".join(dict.fromkeys(said))
+
+    def notes(self) -> list[str]:
+        """What a reader has to know of figures, each once, with the rows that it is about where it is not about all."""
+        about: dict[str, list[str]] = {}
+        for name, runs in self.runs.items():
+            for note in dict.fromkeys(note for run in runs for note in (run.note, *self._small_print(run)) if note):
+                about.setdefault(note, []).append(self.rows[name].title)
+        run_at_all = sum(bool(runs) for runs in self.runs.values())
+        return [
+            f"{note[0].upper()}{note[1:]}." if len(titles) == run_at_all > 1 else f"{listed(titles)}: {note}."
+            for note, titles in about.items()
+        ]
+
+    def _small_print(self, run: Record) -> list[str]:
+        """Figures that are of fewer images or of other corruptions than one would think."""
+        whole, said = run.figures.get("clean", {}).get("examples", 0), []
+        for name in dict.fromkeys(self.metric(attack) for attack in self.study.attacks):
+            figure = run.figures.get(name, {})
+            if figure.get("over", 15) != 15:
+                said.append(f"corruptions: the mean of {figure['over']:.0f}, not of 15")
+            elif figure.get("examples", whole) < whole:
+                said.append(f"{attack_title(name)} on {figure['examples']:.0f} of {whole:.0f} test images")
+        return said
+
+
+def _stem(name: str) -> str:
+    """A run's name but for its seed."""
+    return name.rpartition("-s")[0]
+
+
+def _cost(run: Record, metric: str) -> float | None:
+    if metric == "wall":
+        return run.seconds if run.jobs == 1 else None
+    # All passes of the run, not those of an example: methods may see examples more often, or for fewer epochs.
+    return run.work * run.examples if metric == "work" else run.sequential
+
+
+def _spread(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0

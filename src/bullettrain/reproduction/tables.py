@@ -1,0 +1,222 @@
+"""A study's table: our figure, the paper's and the difference side by side, as Markdown, HTML and for a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+
+from bullettrain.extras import extra
+from bullettrain.reporting.words import DASH, attack_name, number
+from bullettrain.reproduction.results import RANKS, RATIOS, Judged, Measured, Results, Verdict
+from bullettrain.reproduction.study import Row
+
+HEADINGS = {
+    **{"clean": "clean %", "corruptions": "corruptions %", "minutes": "minutes"},
+    **{"boundary": "boundary %", "robust": "robust %", "outlier": "outlier %"},
+    **{"theoretical": "theoretical ×", "work": "work ×", "wall": "wall-clock ×"},
+    **{"rank": "rank ρ", "rank_correct": "rank ρ, correct only"},
+    **{"robust_rise": "robust, rise", "outlier_fall": "outlier, fall", "boundary_least": "boundary below next"},
+    "svar_order": "in order %",
+}
+CHANGES = ("robust_rise", "outlier_fall", "boundary_least")
+MARKS = {Verdict.HOLDS: "✓", Verdict.PART: "≈", Verdict.FAILS: "✗", Verdict.OPEN: "·"}
+CLASSES = {Verdict.HOLDS: "holds", Verdict.PART: "part", Verdict.FAILS: "fails", Verdict.OPEN: "open"}
+LEGEND = (
+    "✓ holds, ≈ falls short by no more than chance could (two standard errors), ✗ does not hold here, · not measured "
+    "yet. Accuracy is compared with our own baseline row, not only with the paper's figures."
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure as it is shown."""
+
+    text: str
+    verdict: Verdict | None = None
+    first: bool = False
+    """Whether it begins a group of columns."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric of the table; with the paper's figures it is three wide."""
+
+    metric: str
+    heading: str
+    paper: bool
+    """Whether the paper has it for any row."""
+    difference: bool
+    """Whether ours less the paper's is shown too."""
+    baseline: bool
+    """Whether what a row gains on its own baseline is shown beside it."""
+
+
+def heading(results: Results, metric: str) -> str:
+    """What a column is called at this scale."""
+    return HEADINGS.get(metric) or f"{attack_name(results.metric(metric))} %"
+
+
+def columns(results: Results) -> list[Column]:
+    """All that the study shows."""
+    found = []
+    for metric in results.columns():
+        accuracy = metric in results.study.attacks and metric != "clean"
+        found.append(
+            Column(
+                metric,
+                heading(results, metric),
+                any(metric in row.paper for row in results.rows.values()),
+                metric not in RATIOS and any(metric in row.paper for row in results.rows.values()),
+                accuracy and any(row.baseline in results.rows for row in results.rows.values()),
+            )
+        )
+    return found
+
+
+def ours(results: Results, row: Row, metric: str) -> Cell:
+    """Our figure, mean ± std over seeds."""
+    if metric == "theoretical" and row.paper and "theoretical" not in row.paper:
+        return Cell(DASH)  # the paper gives none for methods whose passes are not of one kind
+    value = results.value(row.name, metric)
+    return Cell(_figure(value, metric), results.cell(row.name, metric))
+
+
+def gain(results: Results, row: Row, metric: str, *, paper: bool = True) -> Cell:
+    """What the row gains on its own baseline, and in brackets what it gains in the ``paper``."""
+    if row.baseline not in results.rows:
+        return Cell("")
+    mine, base = results.value(row.name, metric), results.value(row.baseline, metric)
+    if mine is None or base is None:
+        return Cell(DASH)
+    text = signed(mine.mean - base.mean)
+    theirs = results.rows[row.baseline].paper.get(metric)
+    if paper and metric in row.paper and theirs is not None:
+        text += f" ({signed(row.paper[metric] - theirs)})"
+    return Cell(text, results.cell(row.name, metric))
+
+
+def paper(row: Row, metric: str) -> str:
+    """The paper's figure."""
+    return _number(row.paper[metric], metric) if metric in row.paper else DASH
+
+
+def difference(results: Results, row: Row, metric: str) -> str:
+    """Ours less the paper's."""
+    value = results.value(row.name, metric)
+    if value is None or metric not in row.paper:
+        return DASH
+    return signed(value.mean - row.paper[metric])
+
+
+def signed(value: float) -> str:
+    """With its sign: +0.97, −0.26."""
+    return f"{'+' if value >= 0 else '−'}{abs(value):.2f}"
+
+
+def _number(value: float, metric: str) -> str:
+    return number(value, 1 if metric in ("boundary", "robust", "outlier", "minutes") else 2)
+
+
+def _figure(value: Measured | None, metric: str) -> str:
+    if value is None:
+        return DASH
+    std = f" ± {_number(value.std, metric)}" if value.std is not None else ""
+    return _number(value.mean, metric) + std
+
+
+def found_in_words(results: Results, judged: Judged) -> str:
+    """`PGD-20: −0.49, paper at least −0.26`, of one check."""
+    check = judged.check
+    name = heading(results, check.metric).removesuffix(" %").removesuffix(" ×")
+    points = check.against or check.metric in CHANGES
+    unit = "×" if check.metric in RATIOS else "" if check.metric in RANKS else " points" if points else " %"
+    bound = {"≥": "at least ", "≤": "at most ", "≈": "within "}[check.relation]
+    asked = signed(check.offset) if check.against and check.relation != "≈" else number(check.offset)
+    row = results.rows[check.rows[0]].title if len(check.rows) == 1 else f"best of {len(check.rows)}"
+    if judged.found is None:
+        return f"{row}, {name}: not measured yet"
+    found = signed(judged.found) if points else number(judged.found)
+    return f"{row}, {name}: {found}{unit} (asked: {bound}{asked})"
+
+
+def markdown(results: Results, figures: list[str]) -> str:
+    """The whole page of a study as Markdown."""
+    study = results.study
+    lines = [f"# {study.title}", "", f"`{study.name}`, scale {results.scale.name}: {results.scale.about}.", ""]
+    if results.settings:
+        lines += [f"With {', '.join(f'`{setting}`' for setting in results.settings)} on top.", ""]
+    lines += [table(results), "", LEGEND]
+    lines += [text for note in (study.about, *results.notes()) if note for text in ("", note)]
+    lines += claims(results)
+    lines += [text for name in figures for text in ("", f"![{study.title}]({name}.png)")]
+    return "\n".join(lines) + "\n"
+
+
+def table(results: Results) -> str:
+    """The table as Markdown."""
+    shown = columns(results)
+    heads, sides = ["row"], ["---"]
+    for column in shown:
+        heads.append(column.heading)
+        heads += ["paper"] if column.paper else []
+        heads += ["Δ"] if column.difference else []
+        heads += ["against baseline (paper)"] if column.baseline else []
+    heads.append("")
+    sides += ["---:"] * (len(heads) - 2) + ["---"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "|".join(sides) + "|"]
+    for row in results.rows.values():
+        cells = [row.title]
+        for column in shown:
+            cells.append(_marked(ours(results, row, column.metric), plain=column.baseline))
+            cells += [paper(row, column.metric)] if column.paper else []
+            cells += [difference(results, row, column.metric)] if column.difference else []
+            cells += [_marked(gain(results, row, column.metric))] if column.baseline else []
+        cells.append(results.status(row))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _marked(cell: Cell, *, plain: bool = False) -> str:
+    if plain or cell.verdict is None or cell.verdict is Verdict.OPEN:
+        return cell.text
+    return f"{cell.text} {MARKS[cell.verdict]}"
+
+
+def claims(results: Results) -> list[str]:
+    """The paper's claims, a line each, and below each what was found."""
+    lines = [""] if results.claims() else []
+    for claim in results.claims():
+        verdict, judged = results.verdict(claim)
+        lines.append(f"* {MARKS[verdict]} **{verdict.value}**: {claim.text}")
+        if verdict is not Verdict.OPEN:
+            lines += [f"  * {MARKS[part.verdict]} {found_in_words(results, part)}" for part in judged]
+    return lines
+
+
+def html(results: Results, figures: list[tuple[str, str]]) -> str:
+    """One page that is complete in itself; ``figures`` are (caption, SVG) pairs."""
+    with extra("a table as HTML"):
+        import jinja2
+    shown = columns(results)
+    rows = []
+    for row in results.rows.values():
+        cells: list[Cell] = []
+        for column in shown:
+            mine = ours(results, row, column.metric)
+            cells.append(Cell(mine.text, None if column.baseline else mine.verdict, first=True))
+            cells += [Cell(paper(row, column.metric))] if column.paper else []
+            cells += [Cell(difference(results, row, column.metric))] if column.difference else []
+            cells += [gain(results, row, column.metric)] if column.baseline else []
+        rows.append(
+            {"title": row.title, "cells": cells, "status": results.status(row), "run": bool(results.runs[row.name])}
+        )
+    claims = []
+    for claim in results.claims():
+        verdict, judged = results.verdict(claim)
+        said = [] if verdict is Verdict.OPEN else [(part.verdict, found_in_words(results, part)) for part in judged]
+        claims.append({"text": claim.text, "verdict": verdict, "judged": said})
+    source = files("bullettrain.reproduction").joinpath("template.html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    return environment.from_string(source).render(
+        results=results, columns=shown, rows=rows, claims=claims, figures=figures, classes=CLASSES, legend=LEGEND
+    )

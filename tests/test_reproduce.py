@@ -1,0 +1,261 @@
+"""`bullettrain reproduce` at the smallest scale: every study runs, goes on after a kill, and reuses what is there."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bullettrain.commands import app
+from bullettrain.reproduction import STUDIES
+from bullettrain.reproduction import rows as rows_module
+from bullettrain.reproduction.records import read_records
+from bullettrain.reproduction.rows import Outcome, Task
+from bullettrain.reproduction.scales import SMOKE
+from bullettrain.training.folder import RunFolder
+from bullettrain.training.settings import ConfigError
+
+SHORTER = ("--set", "epochs=1", "--set", "data.train_size=400", "--set", "log_every=1")
+FAST = ("--set", "epochs=1", "--set", "data.train_size=150", "--set", "log_every=1", "--size", "50")
+
+
+def invoke(*words, columns=100, fails=None):
+    runner = CliRunner(env={"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"})
+    result = runner.invoke(app, ["reproduce", *(str(word) for word in words)], prog_name="bullettrain")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == (fails or 0), result.output
+    return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+
+def test_every_study_runs_and_leaves_its_table_and_pictures(tmp_path):
+    """One after another in one folder, as a person would: what one has trained the next ones use."""
+    to_do = {}
+    for name, study in STUDIES.items():
+        text = invoke(name, "--out", tmp_path, *SHORTER, columns=80)
+        to_do[name] = int(re.search(r"(\d+) to train or judge", text)[1])
+        assert max(map(len, text.split("written")[0].splitlines())) <= 80, name
+        table = (tmp_path / f"{name}.md").read_text()
+        page = (tmp_path / f"{name}.html").read_text()
+        for row in study.rows(SMOKE):
+            assert row.title in table
+            assert row.title in page
+        for claim in study.claims(SMOKE):
+            assert claim.text in table
+        assert "src=http" not in page
+        pictures = [file for file in tmp_path.glob(f"{name}*.png") if file.name.startswith(name)]
+        assert bool(pictures) == (study.figure is not None), name
+        for picture in pictures:
+            assert picture.read_bytes().startswith(b"\x89PNG")
+            svg = picture.with_suffix(".svg").read_text()
+            assert "<svg" in svg
+            assert "fa1" not in re.findall(r"#(fa1.7e)", svg)  # no stand-in colour is left
+    # Nothing new has to be trained where the rows are those of a table before.
+    assert to_do["fig-shares"] == to_do["fig-svar"] == to_do["fig-allocation"] == 0
+    assert to_do["strong-attacks"] == 2
+    assert to_do["fig-nr"] == 1
+    records = read_records(tmp_path / "records")
+    assert len(records) == len(list((tmp_path / "runs").glob("[!.]*")))
+    for record in records.values():
+        assert record.finished
+        assert record.seconds > 0
+        assert record.work > 0
+        assert record.environment["device"]
+        assert "commit" in record.environment
+        assert record.figures["clean"]["examples"] == 359
+    augmix = next(record for record in records.values() if record.config["recipe"] == "digits-augmix")
+    assert 0 < augmix.figures["corruptions"]["accuracy"] < 1
+    ranked = [record.measures for record in records.values() if "ranked" in record.measures]
+    assert len(ranked) == 5
+    # Again: everything is from before, and the files are the same.
+    before = (tmp_path / "uncertainty.md").read_bytes(), (tmp_path / "uncertainty.svg").read_bytes()
+    assert "0 to train or judge, 6 from before" in invoke("uncertainty", "--out", tmp_path, *SHORTER)
+    assert before == ((tmp_path / "uncertainty.md").read_bytes(), (tmp_path / "uncertainty.svg").read_bytes())
+
+
+# ------------------------------------------------------------------------------------------- going on
+
+
+def killed_in_second_epoch(out):
+    """In a process of its own: a kill right after the first epoch's checkpoint."""
+    save = RunFolder.save
+
+    def die(self, *arguments):
+        save(self, *arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    RunFolder.save = die
+    invoke("table-trades", "--rows", "bt-nr2", "--out", out, "--set", "data.train_size=150")
+
+
+def test_a_killed_row_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
+    options = ("table-trades", "--rows", "bt-nr2", "--set", "data.train_size=150")
+    process = multiprocessing.get_context("fork").Process(target=killed_in_second_epoch, args=(tmp_path / "a",))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not list((tmp_path / "a").glob("records/*"))
+    assert "epoch 1 of 2" in invoke(*options, "--out", tmp_path / "a", "--dry-run")
+    invoke(*options, "--out", tmp_path / "a")
+    invoke(*options, "--out", tmp_path / "b")
+    (gone_on,), (whole,) = (read_records(tmp_path / name / "records").values() for name in "ab")
+    assert gone_on.figures == whole.figures
+    assert gone_on.curve == whole.curve
+    assert gone_on.epochs == 2
+
+
+def test_a_record_that_lacks_a_figure_is_judged_not_trained_again(tmp_path, monkeypatch):
+    invoke("table-trades", "--rows", "trades", "--out", tmp_path, *FAST)
+    monkeypatch.setattr("bullettrain.training.loop.Trainer.run", lambda self: pytest.fail("trained again"))
+    text = invoke("strong-attacks", "--rows", "trades", "--out", tmp_path, *FAST)
+    assert "1 run: 1 to train or judge" in text
+    (record,) = read_records(tmp_path / "records").values()
+    assert {"clean", "pgd10", "pgd10x2", "pgd20x2", "pgd10x2-margin"} <= set(record.figures)
+    assert record.figures["pgd20x2"]["examples"] == 50
+
+
+def test_a_stop_leaves_a_table_and_the_command_to_go_on(tmp_path, monkeypatch):
+    done = []
+
+    def stop(task, console):
+        done.append(task.name)
+        return Outcome(task.name, signal=signal.SIGTERM)
+
+    monkeypatch.setattr("bullettrain.reproduction.jobs.perform", stop)
+    text = invoke("table-mart", "--out", tmp_path, fails=128 + signal.SIGTERM)
+    assert len(done) == 1  # the others are not begun
+    assert "the same command goes on" in text
+    assert "not run yet" in (tmp_path / "table-mart.md").read_text()
+
+
+def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+    train = rows_module.train
+
+    def fail(config, *arguments, **options):
+        if config.method.robust == 0:
+            raise RuntimeError("CUDA out of memory.\nand more")
+        return train(config, *arguments, **options)
+
+    monkeypatch.setattr(rows_module, "train", fail)
+    text = invoke("table-trades", "--rows", "bt-nr*", "--out", tmp_path, *FAST, fails=1)
+    assert re.search(r"failed .*-b10-r0-o0-.*: CUDA out of memory\.\n", text)
+    (record,) = read_records(tmp_path / "records").values()
+    assert record.config["method"]["robust"] == 2
+
+
+def test_a_network_that_cannot_be_judged_fails_alone(tmp_path, monkeypatch):
+    def refuse(subject, *arguments, **options):
+        if subject.config.method.robust == 0:
+            raise ConfigError("the network returns NaN or infinite logits; look at its weights")
+        return evaluate(subject, *arguments, **options)
+
+    evaluate = rows_module.evaluate
+    monkeypatch.setattr(rows_module, "evaluate", refuse)
+    text = invoke("table-trades", "--rows", "bt-nr*", "--out", tmp_path, *FAST, fails=1)
+    assert re.search(r"failed .*-b10-r0-o0-.*: the network returns NaN", text)
+    table = (tmp_path / "table-trades.md").read_text()
+    row = next(line for line in table.splitlines() if "| TRADES λ=1/6 + BT, N_R=0 |" in line)
+    assert re.match(r"\| [^|]+ \| \d+\.\d\d", row)  # what training told of it is kept
+
+
+def test_autoattack_is_looked_for_before_anything_is_trained(tmp_path, monkeypatch):
+    def absent():
+        raise ImportError("AutoAttack needs pyautoattack")
+
+    monkeypatch.setattr("bullettrain.evaluation.autoattack.installed", absent)
+    with pytest.raises(ImportError, match="needs pyautoattack"):
+        invoke("table-trades", "--scale", "short", "--rows", "trades", "--out", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_at_once_with_seeds(tmp_path):
+    options = ("--rows", "trades", "--seeds", 2, "--out", tmp_path, *FAST)
+    text = invoke("table-trades", *options, "--jobs", 2)
+    assert len(re.findall(r"^done ", text, re.M)) == 2
+    first, second = read_records(tmp_path / "records").values()
+    assert (first.seed, second.seed) == (0, 1)
+    assert first.jobs == second.jobs == 2
+    assert first.figures != second.figures
+    row = next(line for line in (tmp_path / "table-trades.md").read_text().splitlines() if "| TRADES λ=1/6 |" in line)
+    clean, wall = (row.split("|")[index].strip() for index in (2, -4))
+    assert re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", clean)
+    assert wall == "–"  # shared seconds are no time
+    before = (tmp_path / "table-trades.md").read_text()
+    text = invoke("table-trades", "--tables", "--out", tmp_path, *FAST)  # nothing is trained, and all seeds are shown
+    assert "to train or judge" not in text
+    assert (tmp_path / "table-trades.md").read_text() == before
+
+
+def test_a_mistake_in_a_process_is_handed_to_the_first(tmp_path):
+    from bullettrain.reproduction.jobs import _answer
+
+    config = STUDIES["table-trades"].rows(SMOKE)[0].config(SMOKE, ["data.train_size=5000"])
+    answer = pickle.loads(pickle.dumps(_answer(Task(config, tmp_path, ("clean",)))))
+    assert isinstance(answer, ConfigError)
+    assert "train_size is 5000" in str(answer)
+
+
+# ------------------------------------------------------------------------------------ what is asked for
+
+
+def test_wrong_names_say_what_there_is(tmp_path):
+    with pytest.raises(ConfigError, match=r"nothing called 'table-trade'.*table-trades, table-mart.*uncertainty"):
+        invoke("table-trade")
+    with pytest.raises(ConfigError, match=r"no row 'bt'.*there are trades-1, trades, fast"):
+        invoke("table-trades", "--rows", "trades,bt")
+    with pytest.raises(ConfigError, match=r"--scale is 'tiny'; there are smoke, short, paper"):
+        invoke("table-trades", "--scale", "tiny")
+    with pytest.raises(ConfigError, match=r"no setting 'gama'; did you mean"):
+        invoke("table-trades", "--set", "gama=1", "--out", tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"is a file; give a folder"):
+        invoke("table-trades", "--out", tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"CIFAR-10-C is missing.*bullettrain data corrupt --dataset cifar10"):
+        invoke("table-augmix", "--scale", "short", "--data-dir", tmp_path, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_list(tmp_path):
+    text = invoke()
+    assert all(name in text for name in STUDIES)
+    assert "--scale short" in text
+
+
+def test_a_row_whose_method_is_not_there_is_said_and_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("bullettrain.reproduction.study.METHODS", "bullettrain.nowhere_to_be_found")
+    with pytest.raises(ConfigError, match=r"row yopo needs yopo-2-5, which is not there yet"):
+        invoke("table-trades", "--rows", "yopo", "--out", tmp_path)
+    text = invoke("table-trades", "--rows", "yopo,trades", "--out", tmp_path, "--dry-run")
+    assert "TRADES λ=1/6 + YOPO-2-5: needs yopo-2-5, which is not there yet" in text
+
+
+def test_a_dry_run_trains_nothing_and_says_where_its_times_come_from(tmp_path):
+    text = invoke("fig-oracle", "--scale", "paper", "--rows", "baseline", "--dry-run", "--out", tmp_path, "--jobs", 4)
+    assert re.search(r"baseline +new +\d", text)
+    assert "altogether about" in text
+    assert re.search(r"small-cnn on mnist: [\d,]+ passes a second, from ", text)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    from bullettrain.training.folder import RunError
+
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "x.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(RunError, match=r"x\.json is no record that this version can read \(format 99\)"):
+        invoke("table-trades", "--rows", "trades", "--out", tmp_path, *FAST)
+
+
+def test_the_page_says_what_is_recorded():
+    import subprocess
+    import sys
+
+    root = Path(__file__).resolve().parent.parent
+    check = [sys.executable, str(root / "benchmarks" / "reproduction_page.py"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,305 @@
+"""Which runs a row is, what its figures are, and whether the paper's claims hold: from made-up records, in no time."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+
+from bullettrain.evaluation.paper import paper_figure
+from bullettrain.reproduction import STUDIES, Check, Claim, tables
+from bullettrain.reproduction.estimate import Estimator, passes
+from bullettrain.reproduction.measures import rank_correlation
+from bullettrain.reproduction.paper_figures import panel_rows
+from bullettrain.reproduction.records import Record, identity, run_name
+from bullettrain.reproduction.results import Results, Verdict
+from bullettrain.reproduction.rows import Task, merged
+from bullettrain.reproduction.scales import PAPER, SCALES, SHORT, SMOKE
+from bullettrain.training.folder import environment
+from bullettrain.training.setup import Place
+
+CPU = Place(torch.device("cpu"))
+TRADES = STUDIES["table-trades"]
+ROWS = {row.name: row for row in TRADES.rows(SHORT)}
+
+
+def record(row, scale=SHORT, *, seed=0, jobs=1, seconds=100.0, shares=None, device="H200", warnings=(), **accuracy):
+    config = row.config(scale).replace_section("training", seed=seed)
+    shares = shares or ({"boundary": 1.0, "robust": 0.0, "outlier": 0.0} if row.plain else PAPERS)
+    method = config.method
+    work = passes(config)
+    figures = {name: {"accuracy": value / 100, "examples": 10000} for name, value in accuracy.items()}
+    assert method.budget()
+    return Record(
+        run_name(config),
+        config.to_dict(),
+        {"device": device},
+        "finished",
+        seconds,
+        0.0,
+        jobs,
+        30,
+        1.5e6,
+        work,
+        shares,
+        figures,
+        warnings=list(warnings),
+    )
+
+
+PAPERS = {"boundary": 0.28, "robust": 0.54, "outlier": 0.18}
+
+
+def results(*records, study=TRADES, settings=()):
+    return Results(study, SHORT, {one.name: one for one in records}, settings=settings)
+
+
+# ---------------------------------------------------------------------------------------- which run
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=list(SCALES))
+def test_rows_of_several_studies_are_the_same_run(scale):
+    def name(study, row):
+        return run_name(next(r for r in STUDIES[study].rows(scale) if r.name == row).config(scale))
+
+    mined = name("table-trades", "bt-nr2")
+    for study, row in (("fig-nr", "nr-2"), ("fig-gamma", "gamma-0.8"), ("uncertainty", "svar"), ("plane", "bt-nr2")):
+        assert name(study, row) == mined
+    assert name("strong-attacks", "trades") == name("table-fast", "trades") != mined
+    top = max(scale.grid)
+    assert name("fig-shares", "mnist-oracle") == name("fig-oracle", f"b{top}-o0-r{top}")
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=list(SCALES))
+def test_rows_have_names_of_their_own_and_claims_speak_of_rows(scale):
+    for study in STUDIES.values():
+        rows = {row.name: row for row in study.rows(scale)}
+        assert len(rows) == len(study.rows(scale))
+        for row in rows.values():
+            assert row.baseline is None or row.baseline in rows or study.name.startswith("fig-"), row
+        for check in (check for claim in study.claims(scale) for check in claim.checks):
+            assert set(check.rows) | ({check.against} if check.against else set()) <= set(rows)
+
+
+def test_identity_is_what_is_learnt():
+    config = ROWS["bt-nr2"].config(SHORT)
+    same = ["seed=3", "training.compile=true", "threads=2", "engine=plain", "log_every=7"]
+    assert identity(config.with_settings(same)) == identity(config)
+    for other in ("gamma=0.7", "attack_group=4", "epochs=29", "evaluation.steps=10", "score=margin"):
+        assert identity(config.with_settings([other])) != identity(config)
+    # Of settings that other versions have and that are left alone, nothing is seen: records stay valid.
+    assert identity(config) == "63b879ad"
+
+
+def test_the_oracle_grid_is_the_papers():
+    assert len(STUDIES["fig-oracle"].rows(PAPER)) == 1 + 3 * 64 - 2 - 3 * 7
+    assert [row.name for row in panel_rows(SMOKE, "N_O")] == ["b0-o0-r0", "b0-o0-r2", "b2-o0-r0", "b2-o0-r2"]
+    study = STUDIES["fig-oracle"]
+    assert study.rows(SHORT)[1].config(SHORT).method.separation == "oracle"
+    assert study.rows(SHORT)[0].config(SHORT).method.budget().uniform_steps == 7
+
+
+def test_the_papers_figures_are_those_that_evaluate_shows():
+    seen = 0
+    for name in ("table-trades", "table-mart", "strong-attacks"):
+        for row in STUDIES[name].rows(PAPER):
+            if row.method is not None:
+                continue
+            config = row.config(PAPER)
+            for attack in ("clean", "pgd20", "pgd100x10", "pgd1000x5"):
+                known = paper_figure(config, attack, None if attack == "clean" else 0.031, "cifar10")
+                if known is not None and attack in row.paper:
+                    seen += 1
+                    assert row.paper[attack] == pytest.approx(100 * known), (name, row.name, attack)
+    assert seen >= 14
+
+
+def test_same_runs_are_merged_and_all_that_is_wanted_is_wanted(tmp_path):
+    config = ROWS["trades"].config(SMOKE)
+    tasks = [Task(config, tmp_path, ("clean",), label="a"), Task(config, tmp_path, ("clean", "pgd5"), True, label="b")]
+    (one,) = merged(tasks)
+    assert (one.attacks, one.ranks, one.label) == (("clean", "pgd5"), True, "a = b")
+
+
+# ------------------------------------------------------------------------------------------- figures
+
+
+def test_speedups_are_against_the_row_s_own_baseline():
+    found = results(record(ROWS["trades"]), record(ROWS["bt-nr2"], seconds=50.0), record(ROWS["bt-nr0"], jobs=3))
+    assert found.value("bt-nr2", "theoretical").mean == pytest.approx(11 / (1 + 2.8 + 1.08))
+    assert found.value("bt-nr2", "work").mean == pytest.approx(1.90, abs=0.005)  # counted by hand: 27 / 14.24
+    assert found.value("bt-nr2", "wall").mean == pytest.approx(2.0)
+    assert found.value("bt-nr0", "wall") is None  # it shared the device
+    assert found.value("trades", "wall").mean == 1
+    elsewhere = results(record(ROWS["trades"], device="A100"), record(ROWS["bt-nr2"]))
+    assert elsewhere.value("bt-nr2", "wall") is None
+    fewer = STUDIES["table-fast"]
+    row = next(row for row in fewer.rows(SHORT) if row.name == "bt-nb3")
+    mined = results(record(ROWS["trades"]), record(row), study=fewer)
+    assert mined.value("bt-nb3", "theoretical").mean == pytest.approx(11 / (1 + 0.28 * 3 + 1.08))  # N is 10, not 3
+
+
+def test_augmix_costs_three_forwards_or_one():
+    study = STUDIES["table-augmix"]
+    rows = {row.name: row for row in study.rows(SHORT)}
+    whole = {"boundary": 1.0, "robust": 0.0, "outlier": 0.0}
+    third = {"boundary": 0.35, "robust": 0.5, "outlier": 0.15}
+    runs = [record(rows["augmix-10"], shares=whole), record(rows["no-jsd-10"], shares=whole)]
+    found = results(*runs, record(rows["bt-10"], shares=third), study=study)
+    assert found.value("no-jsd-10", "theoretical").mean == 3
+    assert found.value("bt-10", "theoretical").mean == pytest.approx(3 / 1.7)
+
+
+def test_seeds_give_mean_and_std():
+    runs = [record(ROWS["trades"], seed=seed, clean=value) for seed, value in enumerate((80.0, 81.0, 82.0))]
+    found = results(*runs)
+    assert tables.ours(found, ROWS["trades"], "clean").text == "81.00 ± 1.00"
+    assert tables.ours(results(runs[0]), ROWS["trades"], "clean").text == "80.00"
+    other = dataclasses.replace(ROWS["trades"], settings=("attack_group=4",))
+    assert results(*runs, record(other, clean=10)).value("trades", "clean").values == (80.0, 81.0, 82.0)
+    grouped = results(*runs, record(other, clean=10), settings=["attack_group=4"])
+    assert grouped.value("trades", "clean").values == (10.0,)
+
+
+def test_missing_rows_are_shown_as_such():
+    found = results(record(ROWS["trades"], clean=80, pgd20=50))
+    lines = {line.split("|")[1].strip(): line for line in tables.table(found).splitlines()}
+    assert lines["TRADES λ=1/6 + BT, N_R=2"].rstrip().endswith("| not run yet |")
+    assert "| 80.00 | 84.92 | −4.92 | 50.00 | 56.61 | −6.61 |" in lines["TRADES λ=1/6"]
+    assert {found.verdict(claim)[0] for claim in found.claims()} == {Verdict.OPEN}
+    unfinished = dataclasses.replace(record(ROWS["trades"], clean=80), reason="unfinished")
+    assert results(unfinished).value("trades", "clean") is None
+
+
+def test_the_small_print_is_shown():
+    runs = [record(ROWS[name], clean=80, pgd20=50, autoattack=47) for name in ("trades", "bt-nr2")]
+    assert results(*runs).notes() == []
+    runs[1].figures["autoattack"]["examples"] = 1000
+    assert results(*runs).notes() == ["TRADES λ=1/6 + BT, N_R=2: AutoAttack on 1000 of 10000 test images."]
+    runs[0].figures["autoattack"]["examples"] = 1000
+    assert results(*runs).notes() == ["AutoAttack on 1000 of 10000 test images."]
+    study = STUDIES["table-augmix"]
+    one = record(study.rows(SHORT)[0], clean=90, corruptions=80)
+    one.figures["corruptions"]["over"] = 2
+    assert results(one, study=study).notes() == ["AugMix, CIFAR-10: corruptions: the mean of 2, not of 15."]
+    one.note = "made by hand"
+    assert any("made by hand" in note for note in results(one, study=study).notes())
+
+
+def test_a_collapse_is_shown():
+    text = "catastrophic overfitting: 94 % of the training attacks fail, but PGD-10 breaks all"
+    found = results(record(ROWS["trades"], clean=90, pgd20=0.1, warnings=[text]))
+    assert found.status(ROWS["trades"]) == "catastrophic overfitting"
+    assert "catastrophic overfitting" in tables.table(found)
+
+
+# -------------------------------------------------------------------------------------------- claims
+
+
+def judged(base, mined, claim=0, **options):
+    found = results(
+        record(ROWS["trades"], clean=80, pgd20=base), record(ROWS["bt-nr2"], clean=81, pgd20=mined, **options)
+    )
+    return found, found.verdict(found.claims()[claim])[0]
+
+
+@pytest.mark.parametrize(
+    ("mined", "verdict"),
+    [
+        (51.0, Verdict.HOLDS),
+        (49.74, Verdict.HOLDS),  # the paper's own loss
+        (49.3, Verdict.HOLDS),  # and half a point
+        (49.0, Verdict.PART),  # within what 10,000 images can tell
+        (48.4, Verdict.PART),
+        (48.2, Verdict.FAILS),
+        (30.0, Verdict.FAILS),
+    ],
+)
+def test_robust_accuracy_is_judged_against_our_own_baseline(mined, verdict):
+    found, said = judged(50.0, mined)
+    assert said is verdict
+    cell = tables.gain(found, ROWS["bt-nr2"], "pgd20")
+    assert cell.verdict is verdict
+    assert cell.text.endswith("(−0.26)")
+    assert f'<td class="{tables.CLASSES[verdict]}">{cell.text}</td>' in tables.html(found, [])
+
+
+@given(st.floats(5, 90), st.floats(-5, 5), st.floats(0, 5))
+def test_more_accuracy_never_makes_a_verdict_worse(base, gain, more):
+    order = [Verdict.FAILS, Verdict.PART, Verdict.HOLDS]
+    assert order.index(judged(base, base + gain)[1]) <= order.index(judged(base, base + gain + more)[1])
+
+
+def test_parts_of_a_claim():
+    found = results(record(ROWS["trades"], pgd20=50), record(ROWS["bt-nr2"], pgd20=50))
+    good, bad = Check(("bt-nr2",), "pgd20", "≥", 0, "trades"), Check(("bt-nr2",), "pgd20", "≥", 20, "trades")
+    unknown = Check(("bt-nr0",), "pgd20", "≥", 0, "trades")
+
+    def verdict(*checks):
+        return found.verdict(Claim("", checks))[0]
+
+    assert verdict(good, good) is Verdict.HOLDS
+    assert verdict(good, bad) is verdict(good, unknown) is Verdict.PART
+    assert verdict(bad, unknown) is Verdict.FAILS
+    assert verdict(unknown) is Verdict.OPEN
+    # The best of several rows counts only when all of them are there.
+    assert found.judge(Check(("bt-nr2", "bt-nr0"), "pgd20", "≤", 99)).verdict is Verdict.OPEN
+    assert found.judge(Check(("trades", "bt-nr2"), "pgd20", "≤", 40)).verdict is Verdict.FAILS
+    assert found.judge(Check(("bt-nr2",), "pgd20", "≈", 1.0, "trades")).verdict is Verdict.HOLDS
+
+
+def test_the_classes_over_training():
+    row = STUDIES["fig-shares"].rows(SHORT)[0]
+    curve = {"outlier": [0.8, 0.2], "boundary": [0.2, 0.3], "robust": [0.0, 0.5]}
+    curve |= {"svar_outlier": [-0.1, -0.1], "svar_boundary": [0.1, 0.2], "svar_robust": [None, 0.1]}
+    one = dataclasses.replace(record(row), curve=curve)
+    assert one.value("robust_rise") == pytest.approx(50)
+    assert one.value("outlier_fall") == pytest.approx(60)
+    assert one.value("boundary_least") == pytest.approx(-10)
+    assert one.value("svar_order") == 0  # the first entry has no robust example, the second is out of order
+    assert record(row).value("robust_rise") is None
+
+
+# ------------------------------------------------------------------------------- measures, estimates
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=3, max_size=40))
+def test_rank_correlation_is_scipys(pairs):
+    a, b = (torch.tensor(column, dtype=torch.float64) for column in zip(*pairs, strict=True))
+    ours = rank_correlation(a, b)
+    if len(set(a.tolist())) == 1 or len(set(b.tolist())) == 1:
+        assert math.isnan(ours)
+    else:
+        assert ours == pytest.approx(spearmanr(a.numpy(), b.numpy()).statistic, abs=1e-9)
+
+
+def test_expected_passes_are_counted_ones():
+    assert passes(ROWS["trades"].config(PAPER)) == 27
+    assert passes(ROWS["bt-nr2"].config(PAPER)) == pytest.approx(1 + 2 * (0.28 * 10 + 0.54 * 2) + 3 * (2 - 0.18))
+    oracle = {row.name: row for row in STUDIES["fig-oracle"].rows(SHORT)}
+    assert passes(oracle["baseline"].config(SHORT)) == 2 * 7 + 3
+    assert passes(oracle["b0-o0-r0"].config(SHORT)) == 3  # nobody is attacked: plain training
+    assert passes(oracle["b1-o0-r0"].config(SHORT)) == pytest.approx(1 + 2 * 0.28 + 3 + 21)  # the oracle's ten steps
+
+
+def test_estimates_come_from_runs_here_then_from_records_then_from_a_measurement(tmp_path, monkeypatch):
+    here = environment(CPU.device)["device"]
+    config = ROWS["trades"].config(SHORT)
+    task = Task(config, tmp_path, ("clean", "pgd20"))
+    run = record(ROWS["trades"], seconds=1000.0, device=here)
+    estimator = Estimator(CPU, {run.name: run})
+    training, judging = estimator.seconds(task)
+    assert training == pytest.approx(1000.0)  # the same run takes the same time
+    assert judging > 0
+    assert estimator.speed(config).source == "1 finished run here"
+    monkeypatch.setattr("bullettrain.reproduction.estimate.environment", lambda device: {"device": "NVIDIA H200"})
+    recorded = Estimator(CPU).speed(config)
+    assert recorded.source == "results/bench/h200-preact-resnet-18-k4.json"
+    assert 50000 * 27 / recorded.passes == pytest.approx(5.51, rel=0.01)  # seconds an epoch, as in that file
+    mined = ROWS["bt-nr2"].config(SHORT)
+    assert 50000 * 14.625 / Estimator(CPU).speed(mined).passes == pytest.approx(3.95, rel=0.01)
+    smoke = ROWS["trades"].config(SMOKE)
+    assert "here and now" in Estimator(CPU).speed(smoke).source
