@@ -6,7 +6,7 @@ from bullettrain.training.config import Config
 from bullettrain.training.recipes import RECIPES, recipe
 
 HARMLESS = {
-    *("training.seed", "training.engine", "training.parallel", "training.bucket", "training.precision"),
+    *("training.seed", "training.engine", "training.joint", "training.bucket", "training.precision"),
     *("training.channels_last", "training.compile", "training.average", "training.threads", "training.log_every"),
     *("training.save_minutes", "training.probe", "data.test_size"),
     *("evaluation.batch_size", "evaluation.steps", "evaluation.step_size", "evaluation.restarts"),
