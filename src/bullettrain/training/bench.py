@@ -92,6 +92,8 @@ def bench(
     """
     with tempfile.TemporaryDirectory() as folder:
         make = _maker(config, place, data, Path(folder))
+        if checkpoint is not None:
+            train_steps = min(train_steps, 30)  # F_R still has to find its level
         state = _trained(make, train_steps, checkpoint, say)
         rows: list[Row] = []
         for engine in engines:
@@ -149,7 +151,6 @@ def _trained(
     trainer = make("graphs", "bullettrain") if trainer.place.device.type == "cuda" else trainer
     if checkpoint is not None:
         trainer.network.load_state_dict(read_weights(checkpoint)[0])
-        steps = min(steps, 30)  # F_R still has to find its level
     say(f"training for {steps} steps first")
     units = _units(trainer)
     for _ in range(-(-steps // trainer.stepper.unit)):
@@ -204,11 +205,10 @@ def _time(
     trainer.tally.read(False)
     per_step = []
     for _ in range(repeats):
-        ready = [next(units) for _ in range(turns)]
         _wait(device)
         began = time.perf_counter()
-        for unit in ready:
-            trainer._take(unit)
+        for _ in range(turns):
+            trainer._take(next(units))  # with what a run does besides: drawing, cropping, flipping, noise
         _wait(device)
         per_step.append(1000 * (time.perf_counter() - began) / (turns * trainer.stepper.unit))
     figures = trainer._figures(trainer.tally.read(False))
