@@ -21,7 +21,7 @@ Piece = tuple[Hashable, Callable[[], None]]
 """A function of static buffers, with a key that names it and its sizes."""
 
 
-class Attack:
+class AttackPieces:
     """PGD on a copy of the network: eval mode, no gradient for weights, in the attack's precision.
 
     Args:
@@ -116,7 +116,7 @@ class Attack:
         memory.prime[0].index_copy_(0, rows, self.adv[:t])
 
 
-class Views:
+class ViewPieces:
     """AugMix's views, which no network has a part in.
 
     Args:

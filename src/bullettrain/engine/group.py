@@ -17,7 +17,7 @@ from bullettrain.allocation import StepBudget, Work
 from bullettrain.augmix import ViewMaker
 from bullettrain.checks import check_batch, check_count, check_labels, check_norms, check_range
 from bullettrain.engine.copies import Joint
-from bullettrain.engine.corruption import Attack, Views
+from bullettrain.engine.corruption import AttackPieces, ViewPieces
 from bullettrain.engine.learner import Learner, dynamic
 from bullettrain.engine.memory import Memory, take
 from bullettrain.engine.plan import Plan, allot, arrange
@@ -96,13 +96,13 @@ class GroupEngine:
         self.selects = self.budget.uniform_steps is None
         self.by_loss_logits = self.objective.selection == "train" and self.objective.has_clean_term
         half, compile = settings.half, settings.compile
-        self.corruption: Attack | Views
+        self.corruption: AttackPieces | ViewPieces
         if isinstance(self.objective, AdversarialObjective):
-            self.corruption = Attack(self.objective, network, half=half, compile=compile)
+            self.corruption = AttackPieces(self.objective, network, half=half, compile=compile)
             least = next((n for n in (self.budget.outlier, self.budget.robust) if n), self.budget.boundary)
         else:
             assert isinstance(self.objective, AugMix)
-            self.corruption, least = Views(self.objective), 0
+            self.corruption, least = ViewPieces(self.objective), 0
         if check_count(settings.fresh, "fresh") > least:
             some = f"some examples get {least} steps in all; give at most that" if least else "AugMix has no such steps"
             raise ValueError(f"fresh is {settings.fresh}, but {some}")
