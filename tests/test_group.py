@@ -239,22 +239,32 @@ def test_a_group_of_augmix_selects_all_and_then_learns():
         GroupEngine(train, net, lambda: None, settings=GroupSettings(group=2, fresh=1))
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
     st.sampled_from(sorted(OBJECTIVES)),
+    st.sampled_from(["eval", "train"]),
     st.sampled_from(BUDGETS),
     st.lists(st.integers(1, 9), min_size=1, max_size=3),
     st.integers(1, 4),
+    st.integers(0, 4),
+    st.booleans(),
     st.integers(0, 20),
+    st.booleans(),
 )
-def test_counted_work_is_what_the_hooks_see(name, counts, sizes, bucket, seed):
+def test_counted_work_is_what_the_hooks_see(name, selection, counts, sizes, bucket, fresh, captured, seed, hopeless):
     net = tiny_net(seed=seed)
     batches = []
     for i, m in enumerate(sizes):
         x, y = batch(m, channels=1, size=4, dtype=torch.float64, seed=seed + i)
-        batches.append((x, torch.where(torch.arange(m) % 3 > 0, net(x).argmax(1), y), x + 0.01))
+        right = net(x).argmax(1)
+        y = (right + 1) % 3 if hopeless else torch.where(torch.arange(m) % 3 > 0, right, y)
+        batches.append((x, y, x + 0.01))
     train = engine(name, counts)
-    group = GroupEngine(train, net, lambda: None, settings=GroupSettings(group=3, bucket=bucket))
+    if name != "pgd":
+        train.objective.selection = selection
+    fresh = min(fresh, next((n for n in (counts[2], counts[1]) if n), counts[0]))
+    settings_ = GroupSettings(group=3, bucket=bucket, fresh=fresh, captured=captured)
+    group = GroupEngine(train, net, lambda: None, settings=settings_)
     group._fill(batches, sum(sizes))  # the one forward that finds the number of classes
     seen = {"held": 0, "attack": 0, "train": 0}
 

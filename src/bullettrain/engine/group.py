@@ -322,6 +322,8 @@ class GroupEngine:
         work = self.objective.cost.work(examples=m, steps=steps, touched=touched, selects=self.selects)
         again = m if self.selects and self.by_loss_logits and not keeps else 0
         aimed = touched if fresh and self.corruption.aims else 0
+        if self.selects and self.by_loss_logits and self.corruption.aims and not steps:
+            aimed += m  # the target is there before anybody knows that nobody needs it
         return Work(m, work.selection + again, work.attack + aimed, work.update)
 
 
