@@ -54,10 +54,13 @@ def line(axes: Axes, curve: Curve, width: float = 1.6) -> None:
 
 def percent_axis(axes: Axes, *, limits: bool = True) -> None:
     """Label fractions as percentages, within sensible limits."""
+    from matplotlib.ticker import MaxNLocator
+
     if limits:
         low, high = axes.get_ylim()
         low, high = max(low, -0.02), min(high, 1.02)
         axes.set_ylim((low, high) if high - low > 0.1 else (max(0.0, low - 0.05), min(1.02, high + 0.05)))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))  # steps of 2.5 % would be rounded
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
 
 
