@@ -96,7 +96,7 @@ def test_a_network_from_elsewhere_has_a_page_of_its_own(tmp_path, monkeypatch):
 
 def test_the_papers_figure_stands_beside_the_papers_recipe(run):
     """A config of the paper's, on a network and data that are not; the column is what is tested."""
-    from bullettrain.commands.verdict import show
+    from bullettrain.commands.evaluate_terminal import show
     from bullettrain.evaluation.results import Store
 
     invoke(run, "--attack", "clean,pgd20:eps=0.031", "--size", 20)

@@ -518,11 +518,11 @@ def spawned(rank, port, folder, settings):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
     os.environ["WORLD_SIZE"] = "2"
     torch.set_num_threads(1)
-    from bullettrain.training.setup import find_place, part
+    from bullettrain.training.setup import find_place, leave_group
 
     place = find_place("cpu")
     runs.train(small("optimizer.name=sgd", *settings), Path(folder), place)
-    part()
+    leave_group()
 
 
 # SGD: Adam turns the rounding of a gradient near 0 into a whole step.

@@ -11,7 +11,7 @@ from torch import nn
 
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget, baselines
-from bullettrain.training.setup import part
+from bullettrain.training.setup import leave_group
 from conftest import batch, norm_net, tiny_net
 
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART, "augmix": bt.AugMix}
@@ -96,7 +96,7 @@ def worker(rank, port, folder):
     results["norm"] = [p.grad.clone() for p in norms.parameters()]
     torch.save(results, f"{folder}/{rank}.pt")
     del model, norms  # they hold the group
-    part()
+    leave_group()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, cast
 import typer
 from rich.console import Console
 
-from bullettrain.commands import verdict
+from bullettrain.commands import evaluate_terminal as terminal
 from bullettrain.data import ImageSet, load
 from bullettrain.data.sets import stratified
 from bullettrain.evaluation.evaluate import Plan
@@ -156,7 +156,7 @@ def evaluate(
             command = shlex.join(["bullettrain", *sys.argv[1:]])
             console.print(f"interrupted; the same command goes on:\n  {command}", highlight=False, soft_wrap=True)
             sys.exit(128 + (stop.signal or 2))
-    verdict.show(console, entry, asked, subject.config, curves=curves)
+    terminal.show(console, entry, asked, subject.config, curves=curves)
     console.print(f"written  {folder / FILE}", highlight=False, soft_wrap=True)
     try:
         console.print(f"report   {write_report(folder)}", highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from bullettrain.commands.reproduced import forecast, show, show_list
+from bullettrain.commands.reproduce_terminal import forecast, show, show_list
 from bullettrain.data.base import root
 from bullettrain.evaluation import autoattack
 from bullettrain.reproduction import figures, tables

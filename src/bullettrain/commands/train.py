@@ -24,7 +24,7 @@ from bullettrain.training.recipes import recipe as find_recipe
 from bullettrain.training.run import Result, compare, comparison, resume_command
 from bullettrain.training.run import train as run_training
 from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import Place, find_place, part
+from bullettrain.training.setup import Place, find_place, leave_group
 
 
 def train(
@@ -104,7 +104,7 @@ def train(
     again += ["--keep-going"] if keep_going else []
     again += ["--compare"] if compare_both else []
     _train(console, config, folder, place, data_dir, resume, keep_going, compare_both, again)
-    part()  # nobody leaves while the first one still writes
+    leave_group()  # nobody leaves while the first one still writes
 
 
 def _train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 
@@ -21,7 +22,38 @@ Piece = tuple[Hashable, Callable[[], None]]
 """A function of static buffers, with a key that names it and its sizes."""
 
 
-class AttackPieces:
+class CorruptionPieces(ABC):
+    """What the group engine asks of a corruption. By default it has no buffers, no copy of the network, no target."""
+
+    copies = 1
+    """Corrupted copies of each example."""
+    aims = False
+    """Whether it moves away from clean logits."""
+
+    def allocate(self, memory: Memory) -> None:  # noqa: B027 (nothing to do by default)
+        """Make buffers for a group."""
+
+    def tensors(self) -> list[Tensor]:
+        """The buffers that pieces change."""
+        return []
+
+    def refresh(self) -> None:  # noqa: B027
+        """Take the network as it is now."""
+
+    @abstractmethod
+    def lay_out(self, memory: Memory, order: Tensor, held: Tensor | None) -> None:
+        """Prepare the rows, in the order of :func:`arrange`. ``held`` (R, K): clean logits where it aims."""
+
+    @abstractmethod
+    def pieces(self, memory: Memory, plan: Plan, fresh: int) -> Iterator[Piece]:
+        """The corruption of a group, but for its ``fresh`` last steps."""
+
+    def fresh_pieces(self, memory: Memory, t: int, steps: int) -> Iterator[Piece]:
+        """The last ``steps`` of the next mini-batch's t examples that have any."""
+        return iter(())
+
+
+class AttackPieces(CorruptionPieces):
     """PGD on a copy of the network: eval mode, no gradient for weights, in the attack's precision.
 
     Args:
@@ -29,8 +61,6 @@ class AttackPieces:
         network: refreshed from before each attack.
         half, compile: run the copy in bf16, compiled.
     """
-
-    copies = 1
 
     def __init__(self, objective: AdversarialObjective, network: nn.Module, *, half: bool, compile: bool) -> None:
         self.shadow = Shadow(network, half)
@@ -116,45 +146,25 @@ class AttackPieces:
         memory.prime[0].index_copy_(0, rows, self.adv[:t])
 
 
-class ViewPieces:
+class ViewPieces(CorruptionPieces):
     """AugMix's views, which no network has a part in.
 
     Args:
         objective: how views are made, and how many of each example.
     """
 
-    aims = False
-
     def __init__(self, objective: AugMix) -> None:
         assert isinstance(objective.views, ViewMaker)
         self.maker, self.copies = objective.views, objective.copies
-
-    def allocate(self, memory: Memory) -> None:
-        """Nothing besides what a group has."""
-
-    def tensors(self) -> list[Tensor]:
-        """Nothing besides what a group has."""
-        return []
-
-    def refresh(self) -> None:
-        """There is no copy of the network."""
-
-    def held_logits(self, x: Tensor) -> Tensor:
-        """Not there: views select by the logits of the loss."""
-        raise NotImplementedError
 
     def lay_out(self, memory: Memory, order: Tensor, held: Tensor | None) -> None:
         """Examples without views stand for themselves."""
         memory.prime[:, : len(order)] = memory.x[: len(order)]
 
     def pieces(self, memory: Memory, plan: Plan, fresh: int) -> Iterator[Piece]:
-        """The views of all rows that get any."""
+        """The views of all rows that get any; they do not become stale."""
         for n in plan.schedule:
             yield ("views", n), partial(self._make, memory, n)
-
-    def fresh_pieces(self, memory: Memory, t: int, steps: int) -> Iterator[Piece]:
-        """Views do not become stale."""
-        return iter(())
 
     def _make(self, memory: Memory, n: int) -> None:
         rows = memory.order[:n]

@@ -17,7 +17,7 @@ from bullettrain.allocation import StepBudget, Work
 from bullettrain.augmix import ViewMaker
 from bullettrain.checks import check_batch, check_count, check_labels, check_norms, check_range
 from bullettrain.engine.copies import Joint
-from bullettrain.engine.corruption import AttackPieces, ViewPieces
+from bullettrain.engine.corruption import AttackPieces, CorruptionPieces, ViewPieces
 from bullettrain.engine.learner import Learner, dynamic
 from bullettrain.engine.memory import Memory, take
 from bullettrain.engine.plan import Plan, allot, arrange
@@ -96,7 +96,7 @@ class GroupEngine:
         self.selects = self.budget.uniform_steps is None
         self.by_loss_logits = self.objective.selection == "train" and self.objective.has_clean_term
         half, compile = settings.half, settings.compile
-        self.corruption: AttackPieces | ViewPieces
+        self.corruption: CorruptionPieces
         if isinstance(self.objective, AdversarialObjective):
             self.corruption = AttackPieces(self.objective, network, half=half, compile=compile)
             least = next((n for n in (self.budget.outlier, self.budget.robust) if n), self.budget.boundary)
@@ -174,11 +174,11 @@ class GroupEngine:
         x, corruption = memory.x[:rows], self.corruption
         if not self.by_loss_logits or keeps:
             corruption.refresh()
-            held = None if keeps and not corruption.aims else corruption.held_logits(x)
+            held = None if keeps and not corruption.aims else self._held_logits(x)
             s = self.kept[rows].detach() if keeps else held
         else:  # as in the plain step the attack sees the statistics after these forwards
             s = self.learner.one_by_one(torch.split(x, list(sizes)), meanwhile=corruption.refresh)
-            held = corruption.held_logits(x) if corruption.aims else None
+            held = self._held_logits(x) if corruption.aims else None
         assert s is not None
         svar = self.train.score(wide(s), memory.y[:rows])
         separation, F_R = self.train.separation, self.train.robust_fraction.value
@@ -199,7 +199,7 @@ class GroupEngine:
         everyone = torch.full_like(memory.counts[:3], rows)
         category = torch.full_like(memory.order[:rows], int(Category.BOUNDARY))
         aims = self.corruption.aims and self.budget.boundary
-        held = self.corruption.held_logits(memory.x[:rows]) if aims else None
+        held = self._held_logits(memory.x[:rows]) if aims else None
         self._lay_out(torch.arange(rows, device=memory.order.device), category, everyone, held)
 
     def _lay_out(self, order: Tensor, category: Tensor, counts: Tensor, held: Tensor | None) -> None:
@@ -244,7 +244,7 @@ class GroupEngine:
         if self.observe is not None:
             category, steps, svar = (v.index_select(0, rows) for v in (memory.category, memory.steps, memory.svar))
             x_prime = memory.prime.index_select(1, rows)
-            self.observe(self._views(m, category, steps, svar, x_prime[0] if len(x_prime) == 1 else x_prime), y)
+            self.observe(self._as_output(m, category, steps, svar, x_prime[0] if len(x_prime) == 1 else x_prime), y)
         memory.at.add_(m)
 
     # -------------------------------------------------------------------------- around them, not captured
@@ -298,7 +298,12 @@ class GroupEngine:
         assert self.memory is not None
         return self.memory
 
-    def _views(self, m: int, category: Tensor, steps: Tensor, svar: Tensor, x_prime: Tensor) -> StepOutput:
+    def _held_logits(self, x: Tensor) -> Tensor:
+        """Eval-mode logits, of the copy that is attacked."""
+        assert isinstance(self.corruption, AttackPieces)
+        return self.corruption.held_logits(x)
+
+    def _as_output(self, m: int, category: Tensor, steps: Tensor, svar: Tensor, x_prime: Tensor) -> StepOutput:
         memory = self._memory
         return StepOutput(
             loss=memory.loss,
@@ -313,7 +318,7 @@ class GroupEngine:
 
     def _output(self, part: slice, work: Work) -> StepOutput:
         memory, m = self._memory, part.stop - part.start
-        out = self._views(m, memory.category[part], memory.steps[part], memory.svar[part], memory.corrupted(part))
+        out = self._as_output(m, memory.category[part], memory.steps[part], memory.svar[part], memory.corrupted(part))
         return StepOutput(**{**out.__dict__, "work": work, "loss": memory.loss.clone()})
 
     def _work(self, plan: Plan, m: int, touched: int, keeps: bool, fresh: int) -> Work:

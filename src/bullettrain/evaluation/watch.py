@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from bullettrain.evaluation.results import Result
 from bullettrain.evaluation.specs import threat_in_words
 from bullettrain.reporting import words
-from bullettrain.training.display import Evaluating, duration
+from bullettrain.training.display import Evaluating, duration, progress_bar
 from bullettrain.training.signals import StopRequest
 
 
@@ -23,16 +23,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         if self.console is not None and self.console.is_terminal:
-            self.progress = Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(compact=True),
-                TextColumn("left"),
-                console=self.console,
-                expand=True,
-                transient=True,
-            )
+            self.progress = progress_bar(self.console, transient=True)
             self.progress.start()
         return self
 

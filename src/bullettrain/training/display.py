@@ -20,6 +20,20 @@ from bullettrain.training.tally import CLASSES
 COLOURS = dict(zip(CLASSES, ("magenta", "yellow", "cyan"), strict=True))
 
 
+def progress_bar(console: Console, *, transient: bool = False) -> Progress:
+    """A bar with its name, how much is done and the time left; ``transient``: gone when it stops."""
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left"),
+        console=console,
+        expand=True,
+        transient=transient,
+    )
+
+
 class Display:
     """Progress of a run."""
 
@@ -36,15 +50,7 @@ class Display:
 
     def __enter__(self) -> Display:
         if self.console is not None and self.console.is_terminal:
-            self.progress = Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(compact=True),
-                TextColumn("left"),
-                console=self.console,
-                expand=True,
-            )
+            self.progress = progress_bar(self.console)
             # Figures on a line of their own: beside the bar they would not fit 80 columns.
             self.live = Live(Group(self.progress, self.detail), console=self.console, refresh_per_second=8)
             self.live.start()

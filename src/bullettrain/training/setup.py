@@ -65,7 +65,7 @@ def find_place(device: str | None) -> Place:
     return Place(found, dist.get_rank(), world)
 
 
-def part() -> None:
+def leave_group() -> None:
     """Leave the other processes, if there are any, once all of them are done.
 
     What still holds the group (a wrapped network, in a cycle of references) is collected first: gloo's threads must
