@@ -11,16 +11,12 @@ import bullettrain as bt
 from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.attacks import LOSSES, pgd
 from bullettrain.attacks.losses import gradient_at_logits
-from bullettrain.engine.copies import Joint, Shadow
 from bullettrain.engine.graphed import materialize, optimizer_tensors
 from bullettrain.engine.group import GroupEngine, GroupSettings
 from bullettrain.engine.plan import Plan, allot, arrange, coarse
 from conftest import batch, norm_net, tiny_net
 from emulated import Emulated
-
-OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
-BUDGETS = [(4, 2, 0), (4, 0, 0), (4, 2, 1), (3, 3, 3), (3, 2, 2), (0, 0, 0)]
-
+from grouped import BUDGETS, OBJECTIVES, engine, learnable
 
 # ------------------------------------------------------------------------------------------------- plans
 
@@ -84,22 +80,6 @@ def test_gradients_at_the_logits(name):
 
 
 # ------------------------------------------------------------------------------------- against the plain step
-
-
-def engine(name, counts):
-    train = BulletTrain(OBJECTIVES[name](eps=0.05), budget=StepBudget(*counts))
-    train.robust_fraction.load_state_dict({"value": 0.4, "gamma": 0.8, "momentum": 0.9})
-    return train
-
-
-def learnable(net, seeds, m=12):
-    batches = []
-    for seed in seeds:
-        x, y = batch(m, dtype=torch.float64, seed=seed)
-        with torch.no_grad():
-            y = torch.where(torch.arange(m) % 4 == 3, y, copy.deepcopy(net)(x).argmax(1))
-        batches.append((x, y, x + 0.01 * torch.randn(x.shape, dtype=torch.float64)))
-    return batches
 
 
 @pytest.mark.parametrize("joint", [False, True])
@@ -350,213 +330,6 @@ def test_replayed_pieces_are_pieces_run_at_once(name, counts, sizes, bucket, fre
         results.append([*seen, *(t.detach().clone() for t in net.state_dict().values()), train.robust_fraction.value])
     for a, b in zip(*results, strict=True):
         assert torch.allclose(a, b, atol=1e-12 if not half else 1e-6)
-
-
-# ----------------------------------------------------------------------------------- two batches in one forward
-
-
-def frozen_norm_net():
-    net = norm_net()
-    net[1].eval()
-    return net
-
-
-class Tied(torch.nn.Module):
-    """Two layers that share a weight, a 1-d norm, and parameters that are no layer's."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.norm, self.head = torch.nn.Linear(48, 48), torch.nn.BatchNorm1d(48), torch.nn.Linear(48, 4)
-        self.again, self.gain = torch.nn.Linear(48, 48), torch.nn.Parameter(torch.ones(48))
-        self.again.weight = self.inner.weight
-
-    def forward(self, x):
-        return self.head(torch.relu(self.norm(self.again(self.gain * self.inner(x.flatten(1))))))
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("make", [norm_net, frozen_norm_net, Tied])
-@pytest.mark.parametrize("counts", [(5, 3), (4, 4), (6, 0)])
-def test_two_batches_in_one_forward_are_two_forwards(make, counts, compiled):
-    torch.manual_seed(0)
-    m, t = counts
-    net = make().double()
-    with torch.no_grad():  # statistics far from the batches', which a forward moves far
-        for buffer in net.buffers():
-            buffer.add_(buffer + 3)
-    x, _ = batch(m + t, size=4, dtype=torch.float64)
-    assert Joint.suits(net, x)
-    theirs, joint = copy.deepcopy(net), Joint(net, half=False)
-    weights = torch.randn(m + t, 4, dtype=torch.float64)
-    joint.prepare(m)
-    # Partitioned as when it is really compiled: what a backward recomputes must not have changed meanwhile.
-    z = (torch.compile(joint, backend="aot_eager_decomp_partition") if compiled else joint)(x)
-    (z * weights).sum().backward()
-    expected = torch.cat([theirs(part) for part in (x[:m], x[m:]) if len(part)])
-    (expected * weights).sum().backward()
-    assert torch.allclose(z, expected, atol=1e-12)
-    for (key, a), b in zip(net.state_dict().items(), theirs.state_dict().values(), strict=True):
-        assert torch.allclose(a, b, atol=1e-12), key
-    for (key, a), b in zip(net.named_parameters(), theirs.parameters(), strict=True):
-        assert torch.allclose(a.grad, b.grad, atol=1e-12), key
-
-
-@pytest.mark.parametrize("make", [norm_net, Tied])
-def test_half_precision_is_autocast_and_leaves_the_weights_in_single(make):
-    torch.manual_seed(0)
-    net = make()
-    x, _ = batch(9, size=4)
-    theirs, joint, shadow = copy.deepcopy(net), Joint(net, half=True), Shadow(net, half=True)
-    with torch.no_grad():
-        for p, q in zip(net.parameters(), theirs.parameters(), strict=True):
-            p.mul_(1.1)
-            q.copy_(p)
-    joint.prepare(5)
-    z = joint(x)
-    z.float().square().sum().backward()
-    joint.give_back()
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = torch.cat([theirs(x[:5]), theirs(x[5:])])
-    expected.float().square().sum().backward()
-    assert z.dtype == torch.bfloat16
-    assert torch.allclose(z.float(), expected.float(), atol=0.02 * expected.detach().abs().max().item())
-    for (key, a), b in zip(net.named_parameters(), theirs.parameters(), strict=True):
-        assert a.dtype == a.grad.dtype == torch.float32
-        assert (a.grad - b.grad).norm() <= 0.02 * b.grad.norm() + 1e-3, key
-    shadow.refresh()
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        expected = theirs.eval()(x)
-    assert torch.allclose(shadow(x).float(), expected.float(), atol=0.02 * float(expected.abs().max()))
-
-
-def test_a_lone_example_gets_its_own_gradient_only():
-    """In half precision its forward is not joined, and the copies' gradients of the update before are gone."""
-    grads = []
-    for joint in (False, True):
-        torch.manual_seed(0)
-        net, seen = norm_net(), []
-        settings_ = GroupSettings(joint=joint, half=True)
-        group = GroupEngine(
-            engine("pgd", (2, 1, 0)),
-            net,
-            lambda net=net, seen=seen: seen.append([p.grad.clone() for p in net.parameters()]),
-            settings=settings_,
-        )
-        for m in (12, 1):
-            x, y = batch(m, seed=m)
-            group.step([(x, y, x)])
-        grads.append(seen[-1])
-        assert (group.joint is not None) == joint
-    for a, b in zip(*grads, strict=True):
-        assert (a - b).norm() <= 0.05 * a.norm() + 1e-6
-
-
-def test_sums_that_lie_far_from_zero_do_not_cancel():
-    x = 100 + 0.1 * torch.randn(9, 6, 4, 4)
-    norm = torch.nn.Sequential(torch.nn.BatchNorm2d(6))
-    theirs, joint = copy.deepcopy(norm), Joint(norm, half=False)
-    joint.prepare(5)
-    expected = torch.cat([theirs(x[:5]), theirs(x[5:])])
-    assert torch.allclose(joint(x), expected, atol=1e-3)
-
-
-def test_the_copy_takes_the_modes_of_training():
-    class Looks(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = norm_net()
-
-        def forward(self, x):
-            return self.net(x) * (2.0 if self.training else 1.0)
-
-    losses = []
-    for joint in (False, True):
-        torch.manual_seed(0)
-        net = Looks().double().eval()
-        (one,) = learnable(net, [3])
-        net.eval()
-        group = GroupEngine(engine("trades", (2, 1, 0)), net, lambda: None, settings=GroupSettings(joint=joint))
-        losses.append(group.step([one])[0].loss.item())
-        assert (group.joint is not None) == joint
-    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_compiled_on_a_cpu_it_is_the_plain_step(monkeypatch):
-    compile_ = torch.compile
-    monkeypatch.setattr(
-        torch,
-        "compile",
-        lambda f, options=None, **more: compile_(f, backend="aot_eager_decomp_partition", **more),
-    )
-    net = norm_net().double()
-    theirs = copy.deepcopy(net)
-    plain, train = engine("trades", (3, 1, 0)), engine("trades", (3, 1, 0))
-    optimizer, own = (torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.9) for n in (theirs, net))
-    group = GroupEngine(train, net, own.step, settings=GroupSettings(compile=True, joint=True))
-    for x, y, start in learnable(net, range(3)):
-        expected = plain.step(theirs, x, y, start=start)
-        optimizer.zero_grad()
-        expected.loss.backward()
-        optimizer.step()
-        (out,) = group.step([(x, y, start)])
-        assert out.loss.item() == pytest.approx(expected.loss.item(), abs=1e-12)
-        assert torch.allclose(out.z_prime, expected.z_prime, atol=1e-12)
-        assert float(train.robust_fraction.value) == pytest.approx(float(plain.robust_fraction.value), abs=1e-15)
-        for (key, a), b in zip(net.state_dict().items(), theirs.state_dict().values(), strict=True):
-            assert torch.allclose(a, b, atol=1e-12, rtol=0), key
-
-
-def test_networks_whose_examples_see_each_other_are_forwarded_one_after_the_other():
-    class Mixes(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = norm_net()
-
-        def forward(self, x):
-            return self.net(x - 0.01 * x.mean(dim=0))
-
-    chance = torch.nn.Sequential(norm_net(), torch.nn.Dropout(0.001))
-    cumulative = norm_net()
-    cumulative[1].momentum = None
-    x, y = batch(12, size=4)
-    for net in (Mixes(), chance, cumulative):
-        before = copy.deepcopy(net.state_dict())
-        assert not Joint.suits(net, x)
-        for key, value in net.state_dict().items():  # trying leaves no trace
-            assert torch.equal(value, before[key])
-        group = GroupEngine(engine("trades", (2, 1, 0)), net, lambda: None, settings=GroupSettings(joint=True))
-        assert torch.isfinite(group.step([(x, y, x)])[0].loss)
-        assert group.joint is None
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler looks, and hides it itself
-def test_compiled_once_for_every_size(monkeypatch):
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    counters, compile_ = {}, torch.compile
-
-    def counted(function, *, options=None, **more):
-        name = type(function).__name__ if isinstance(function, torch.nn.Module) else function.__name__
-        counters[name] = CompileCounterWithBackend("aot_eager")
-        return compile_(function, backend=counters[name], fullgraph=True, **more)
-
-    def dynamic(x, dim=0):
-        torch._dynamo.maybe_mark_dynamic(x, dim)
-        return x
-
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", counted)
-    for module in ("learner", "corruption", "group"):
-        monkeypatch.setattr(f"bullettrain.engine.{module}.dynamic", dynamic)
-    net = norm_net().double()
-    settings_ = GroupSettings(group=2, bucket=2, compile=True, joint=True)
-    group = GroupEngine(engine("trades", (3, 1, 0)), net, lambda: None, settings=settings_)
-    for sizes in ((12, 12), (12, 12), (12, 7), (9,)):
-        group.step([one for i, m in enumerate(sizes) for one in learnable(net, [i], m=m)])
-    assert counters["Joint"].frame_count == 1
-    assert counters["Shadow"].frame_count == 1
-    torch._dynamo.reset()
 
 
 class Own(bt.TRADES):
