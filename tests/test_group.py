@@ -13,7 +13,7 @@ from bullettrain.attacks import LOSSES, pgd
 from bullettrain.attacks.losses import gradient_at_logits
 from bullettrain.engine.graphed import materialize, optimizer_tensors
 from bullettrain.engine.group import GroupEngine, GroupSettings
-from bullettrain.engine.plan import Plan, allot, arrange, coarse
+from bullettrain.engine.plan import Plan, allot, arrange, coarse, turns
 from conftest import batch, norm_net, tiny_net
 from emulated import Emulated
 from grouped import BUDGETS, OBJECTIVES, engine, learnable
@@ -31,14 +31,15 @@ def drawn(group):
     return category, svar, tuple(len(part) for part in group)
 
 
-@given(groups, st.sampled_from(BUDGETS), st.integers(1, 5))
-def test_plans_round_towards_care_only(group, counts, bucket):
+@given(groups, st.sampled_from(BUDGETS), st.integers(1, 5), st.integers(0, 2))
+def test_plans_round_towards_care_only(group, counts, bucket, fresh):
     category, svar, sizes = drawn(group)
     budget = StepBudget(*counts)
     if budget.uniform_steps is not None:
         return
-    order, local, counted = arrange(category, svar, sizes, budget, bucket)
-    plan = Plan.read(counted.tolist(), sizes, budget, bucket)
+    fresh = min(fresh, next(n for n in (budget.outlier, budget.robust, budget.boundary) if n))
+    order, local, counted = arrange(category, svar, sizes, budget, bucket, fresh)
+    plan = Plan.read(counted.tolist(), sizes, budget, bucket, fresh)
     assert sorted(order.tolist()) == list(range(len(category)))
     exact = budget.allocate(category)
     treated, steps, step_sizes = allot(counted, category[order], budget, 0.1, torch.float64)
@@ -49,10 +50,21 @@ def test_plans_round_towards_care_only(group, counts, bucket):
     assert torch.equal(step_sizes, torch.where(steps > 0, budget.step_sizes(treated, steps, 0.1), 0.0))
     if bucket == 1:
         assert torch.equal(given_steps, exact)
-    # Rows under attack are those that still have steps, and idle ones that fill the bucket.
-    at_work = [int((given_steps > t).sum()) for t in range(int(given_steps.max()))]
-    assert len(plan.schedule) == len(at_work)
-    assert all(n <= run < n + coarse(bucket, len(sizes)) for n, run in zip(at_work, plan.schedule, strict=True))
+    # Every row has its turns, never two at once, and nobody else has any.
+    who = turns(counted, len(category), budget, fresh)
+    had = torch.zeros(len(category) + 1, dtype=torch.int64)
+    for now, n in zip(who, plan.schedule, strict=False):
+        there = now[:n][now[:n] < len(category)]
+        assert len(there.unique()) == len(there)
+        had[now[:n]] += 1
+    assert torch.equal(had[:-1], (steps - fresh).clamp_min(0))
+    idle, every = int(had[-1]), budget.boundary - fresh
+    if bucket == 1:
+        assert idle == 0
+    elif budget.robust and plan.boundary < plan.rows:  # what room there is goes to the boundary
+        assert idle < every + max(budget.boundary - budget.robust, budget.boundary - budget.outlier)
+    if not budget.robust:  # nobody takes turns: the rows at work are the first ones
+        assert all(torch.equal(now[: plan.rows], torch.arange(plan.rows)) for now in who)
     # Sizes repeat: they are multiples of the bucket, or everything there is.
     assert all(n == size or n % bucket == 0 for n, size in zip(plan.touched, sizes, strict=True))
     assert all(run == sum(sizes) or run % coarse(bucket, len(sizes)) == 0 for run in plan.schedule)

@@ -9,12 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from bullettrain.allocation import StepBudget
 from bullettrain.attacks.losses import gradient_at_logits, loss_named
 from bullettrain.augmix import ViewMaker
 from bullettrain.engine.copies import Shadow
 from bullettrain.engine.learner import compiled, dynamic
 from bullettrain.engine.memory import Memory, like, take
-from bullettrain.engine.plan import Plan
+from bullettrain.engine.plan import Plan, turns
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.precision import wide
 
@@ -41,12 +42,19 @@ class CorruptionPieces(ABC):
         """Take the network as it is now."""
 
     @abstractmethod
-    def lay_out(self, memory: Memory, order: Tensor, held: Tensor | None) -> None:
-        """Prepare the rows, in the order of :func:`arrange`. ``held`` (R, K): clean logits where it aims."""
+    def lay_out(self, memory: Memory, order: Tensor, counts: Tensor, held: Tensor | None, fresh: int) -> None:
+        """Prepare the rows.
+
+        Args:
+            memory: the group.
+            order, counts: of :func:`arrange`.
+            held: (R, K) clean logits where it aims.
+            fresh: the last steps of each row, which are not among ``pieces``.
+        """
 
     @abstractmethod
-    def pieces(self, memory: Memory, plan: Plan, fresh: int) -> Iterator[Piece]:
-        """The corruption of a group, but for its ``fresh`` last steps."""
+    def pieces(self, memory: Memory, plan: Plan) -> Iterator[Piece]:
+        """The corruption of a group, but for its last steps where those are taken fresh."""
 
     def fresh_pieces(self, memory: Memory, t: int, steps: int) -> Iterator[Piece]:
         """The last ``steps`` of the next mini-batch's t examples that have any."""
@@ -58,11 +66,15 @@ class AttackPieces(CorruptionPieces):
 
     Args:
         objective: its loss, norm, radius and bounds.
+        budget: steps; where classes have different ones, rows with few take turns.
         network: refreshed from before each attack.
         half, compile: run the copy in bf16, compiled.
     """
 
-    def __init__(self, objective: AdversarialObjective, network: nn.Module, *, half: bool, compile: bool) -> None:
+    def __init__(
+        self, objective: AdversarialObjective, budget: StepBudget, network: nn.Module, *, half: bool, compile: bool
+    ) -> None:
+        self.budget, self.in_turns = budget, budget.uniform_steps is None and budget.robust > 0
         self.shadow = Shadow(network, half)
         self.attacked: nn.Module = compiled(self.shadow) if compile else self.shadow
         self.compile = compile
@@ -78,15 +90,20 @@ class AttackPieces(CorruptionPieces):
         self.ascent = torch.compile(ascent, dynamic=True) if compile else ascent
 
     def allocate(self, memory: Memory) -> None:
-        """Buffers in the order of the attack: the examples, where they have got to, labels, targets, step sizes."""
-        x, rows, classes = memory.x, len(memory.y), memory.z.shape[1]
-        self.clean, self.adv, self.labels = like(x, rows), like(x, rows), torch.zeros_like(memory.y)
+        """Buffers in the order of the attack: the examples, where they have got to, labels, targets, step sizes.
+
+        One row more than there are examples: what fills a size up is taken from there, and never moves.
+        """
+        x, rows, classes = memory.x, len(memory.y) + 1, memory.z.shape[1]
+        self.clean, self.adv, self.labels = like(x, rows), like(x, rows), memory.y.new_zeros(rows)
         self.goal = memory.z.new_zeros(rows, classes)
         self.size = x.new_zeros(rows, *(1,) * (x.ndim - 1))
+        # Who is under attack in which iteration, and which is next.
+        self.turns, self.turn = memory.y.new_zeros(self.budget.boundary, rows), memory.y.new_zeros(1)
 
     def tensors(self) -> list[Tensor]:
         """What pieces change."""
-        return [self.clean, self.adv, self.labels, self.goal, self.size]
+        return [self.clean, self.adv, self.labels, self.goal, self.size, self.turns, self.turn]
 
     def refresh(self) -> None:
         """The network as it is now."""
@@ -98,8 +115,8 @@ class AttackPieces(CorruptionPieces):
             logits: Tensor = self.attacked(dynamic(x.detach().requires_grad_(self.compile)))
         return logits.detach()
 
-    def lay_out(self, memory: Memory, order: Tensor, held: Tensor | None) -> None:
-        """The rows in the order of their attack. ``held`` (R, K): clean logits that a KL aims away from."""
+    def lay_out(self, memory: Memory, order: Tensor, counts: Tensor, held: Tensor | None, fresh: int) -> None:
+        """The rows in the order of their attack, and their turns; a KL aims away from ``held``."""
         rows, column = len(order), (-1, *(1,) * (memory.x.ndim - 1))
         self.labels[:rows] = memory.y[order]
         self.size[:rows] = memory.step_size[order].view(column)
@@ -108,11 +125,16 @@ class AttackPieces(CorruptionPieces):
         self.adv[:rows] = torch.where(moves, take(memory.start, order), self.clean[:rows])
         if self.aims and held is not None:
             self.goal[:rows] = wide(held).softmax(dim=1)[order]
+        if self.in_turns and self.budget.boundary > fresh:
+            who = turns(counts, rows, self.budget, fresh)
+            self.turns[: len(who), :rows] = torch.where(who < rows, who, len(self.size) - 1)
+            self.turn.zero_()
 
-    def pieces(self, memory: Memory, plan: Plan, fresh: int) -> Iterator[Piece]:
-        """The attack of a group, but for its ``fresh`` last steps."""
-        for n in plan.schedule[fresh:]:
-            yield ("attack", n), partial(self._step, n)
+    def pieces(self, memory: Memory, plan: Plan) -> Iterator[Piece]:
+        """The attack of a group, but for its last steps where those are taken fresh."""
+        step = self._turn if self.in_turns else self._step
+        for n in plan.schedule:
+            yield ("attack", n), partial(step, n)
         yield ("return", plan.total), partial(self._return, memory, plan.total)
 
     def fresh_pieces(self, memory: Memory, t: int, steps: int) -> Iterator[Piece]:
@@ -122,12 +144,23 @@ class AttackPieces(CorruptionPieces):
 
     def _step(self, n: int) -> None:
         """One ascent step of the first n rows."""
-        images = self.adv[:n].detach().requires_grad_()
+        buffers = self.adv, self.clean, self.labels, self.goal, self.size
+        self.adv[:n] = self._ascend(*(values[:n] for values in buffers))
+
+    def _turn(self, n: int) -> None:
+        """One ascent step of the n rows whose turn it is."""
+        rows = self.turns.index_select(0, self.turn)[0, :n]
+        buffers = self.adv, self.clean, self.labels, self.goal, self.size
+        self.adv.index_copy_(0, rows, self._ascend(*(take(values, rows) for values in buffers)))
+        self.turn.add_(1)
+
+    def _ascend(self, adv: Tensor, clean: Tensor, labels: Tensor, goal: Tensor, size: Tensor) -> Tensor:
+        images = adv.detach().requires_grad_()
         with torch.enable_grad():
             logits = self.attacked(dynamic(images))
-            direction = self.ascent(wide(logits.detach()), self.labels[:n], self.goal[:n] if self.aims else None)
+            direction = self.ascent(wide(logits.detach()), labels, goal if self.aims else None)
             (gradient,) = torch.autograd.grad(logits, images, direction.to(logits.dtype))
-        self.adv[:n] = self.move(images.detach(), gradient, self.clean[:n], self.size[:n])
+        return self.move(images.detach(), gradient, clean, size)
 
     def _return(self, memory: Memory, rows: int) -> None:
         """x' to where the examples came from."""
@@ -157,11 +190,11 @@ class ViewPieces(CorruptionPieces):
         assert isinstance(objective.views, ViewMaker)
         self.maker, self.copies = objective.views, objective.copies
 
-    def lay_out(self, memory: Memory, order: Tensor, held: Tensor | None) -> None:
+    def lay_out(self, memory: Memory, order: Tensor, counts: Tensor, held: Tensor | None, fresh: int) -> None:
         """Examples without views stand for themselves."""
         memory.prime[:, : len(order)] = memory.x[: len(order)]
 
-    def pieces(self, memory: Memory, plan: Plan, fresh: int) -> Iterator[Piece]:
+    def pieces(self, memory: Memory, plan: Plan) -> Iterator[Piece]:
         """The views of all rows that get any; they do not become stale."""
         for n in plan.schedule:
             yield ("views", n), partial(self._make, memory, n)

@@ -98,7 +98,7 @@ class GroupEngine:
         half, compile = settings.half, settings.compile
         self.corruption: CorruptionPieces
         if isinstance(self.objective, AdversarialObjective):
-            self.corruption = AttackPieces(self.objective, network, half=half, compile=compile)
+            self.corruption = AttackPieces(self.objective, self.budget, network, half=half, compile=compile)
             least = next((n for n in (self.budget.outlier, self.budget.robust) if n), self.budget.boundary)
         else:
             assert isinstance(self.objective, AugMix)
@@ -133,18 +133,18 @@ class GroupEngine:
             check_batch(x, y)
         sizes = tuple(len(y) for _, y, _ in batches)
         memory = self._fill(batches, sum(sizes))
+        fresh = self.settings.fresh if len(sizes) > 1 else 0
         keeps = self.selects and self.by_loss_logits and len(sizes) == 1 and not self.settings.captured
         if keeps:  # the loss's own logits select, and are not computed again
             self.run(("clean", sizes), lambda: self._clean(sizes[0]))
         if self.selects:
-            self.run(("select", sizes, keeps), lambda: self._select(sizes, keeps))
+            self.run(("select", sizes, keeps), lambda: self._select(sizes, keeps, fresh))
             counts = memory.counts[: 2 + len(sizes)].tolist()  # the one host read
-            plan = Plan.read(counts, sizes, self.budget, self.settings.bucket)
+            plan = Plan.read(counts, sizes, self.budget, self.settings.bucket, fresh)
         else:
-            self.run(("everyone", sizes), lambda: self._everyone(sizes))
-            plan = Plan.uniform(sizes, self.budget)
-        fresh = self.settings.fresh if len(sizes) > 1 else 0
-        for key, piece in self.corruption.pieces(memory, plan, fresh):
+            self.run(("everyone", sizes), lambda: self._everyone(sizes, fresh))
+            plan = Plan.uniform(sizes, self.budget, fresh)
+        for key, piece in self.corruption.pieces(memory, plan):
             self.run(key, piece)
         outputs, at = [], 0
         for touched, m in zip(plan.touched, sizes, strict=True):
@@ -155,7 +155,7 @@ class GroupEngine:
             self.run(("update", m, touched, keeps), lambda m=m, t=touched: self._update(m, t, keeps))  # type: ignore[misc]
             if self.after is not None:
                 self.after()
-            outputs.append(self._output(slice(at, at + m), self._work(plan, m, touched, keeps, fresh)))
+            outputs.append(self._output(slice(at, at + m), self._work(plan, m, touched, keeps)))
             at += m
         self.train.steps_taken += len(sizes)
         return outputs
@@ -168,7 +168,7 @@ class GroupEngine:
         assert z is not None
         self.kept[m] = z
 
-    def _select(self, sizes: tuple[int, ...], keeps: bool) -> None:
+    def _select(self, sizes: tuple[int, ...], keeps: bool, fresh: int) -> None:
         """SVar, categories, order and steps of a group; the quantile is by mini-batch."""
         memory, rows = self._memory, sum(sizes)
         x, corruption = memory.x[:rows], self.corruption
@@ -184,13 +184,13 @@ class GroupEngine:
         separation, F_R = self.train.separation, self.train.robust_fraction.value
         assert not isinstance(separation, SeparationWithModel)
         category = torch.cat([separation(part, F_R) for part in torch.split(svar, list(sizes))])
-        order, local, counts = arrange(category, svar, sizes, self.budget, self.settings.bucket)
+        order, local, counts = arrange(category, svar, sizes, self.budget, self.settings.bucket, fresh)
         memory.svar[:rows] = svar
         memory.local[:rows] = local
         memory.counts[: len(counts)] = counts
-        self._lay_out(order, category, counts, held)
+        self._lay_out(order, category, counts, held, fresh)
 
-    def _everyone(self, sizes: tuple[int, ...]) -> None:
+    def _everyone(self, sizes: tuple[int, ...], fresh: int) -> None:
         """A group in which all get the same steps."""
         memory, rows = self._memory, sum(sizes)
         self.corruption.refresh()
@@ -200,9 +200,9 @@ class GroupEngine:
         category = torch.full_like(memory.order[:rows], int(Category.BOUNDARY))
         aims = self.corruption.aims and self.budget.boundary
         held = self._held_logits(memory.x[:rows]) if aims else None
-        self._lay_out(torch.arange(rows, device=memory.order.device), category, everyone, held)
+        self._lay_out(torch.arange(rows, device=memory.order.device), category, everyone, held, fresh)
 
-    def _lay_out(self, order: Tensor, category: Tensor, counts: Tensor, held: Tensor | None) -> None:
+    def _lay_out(self, order: Tensor, category: Tensor, counts: Tensor, held: Tensor | None, fresh: int) -> None:
         """Who gets what, and the rows in the order of their corruption."""
         memory = self._memory
         treated, steps, size = allot(counts, category[order], self.budget, self.objective.eps, memory.step_size.dtype)
@@ -211,7 +211,7 @@ class GroupEngine:
         memory.steps.index_copy_(0, order, steps)
         memory.step_size.index_copy_(0, order, size)
         memory.at.zero_()
-        self.corruption.lay_out(memory, order, held)
+        self.corruption.lay_out(memory, order, counts, held, fresh)
 
     def _update(self, m: int, t: int, keeps: bool) -> None:
         """Loss, backward and update of the next mini-batch, t of whose m examples have steps."""
@@ -321,12 +321,12 @@ class GroupEngine:
         out = self._as_output(m, memory.category[part], memory.steps[part], memory.svar[part], memory.corrupted(part))
         return StepOutput(**{**out.__dict__, "work": work, "loss": memory.loss.clone()})
 
-    def _work(self, plan: Plan, m: int, touched: int, keeps: bool, fresh: int) -> Work:
+    def _work(self, plan: Plan, m: int, touched: int, keeps: bool) -> Work:
         """Passes of one mini-batch: its own update, and its share of the group's attack."""
-        steps = sum(plan.schedule[fresh:]) * m / plan.total + touched * fresh
+        steps = sum(plan.schedule) * m / plan.total + touched * plan.fresh
         work = self.objective.cost.work(examples=m, steps=steps, touched=touched, selects=self.selects)
         again = m if self.selects and self.by_loss_logits and not keeps else 0
-        aimed = touched if fresh and self.corruption.aims else 0
+        aimed = touched if plan.fresh and self.corruption.aims else 0
         if self.selects and self.by_loss_logits and self.corruption.aims and not steps:
             aimed += m  # the target is there before anybody knows that nobody needs it
         return Work(m, work.selection + again, work.attack + aimed, work.update)

@@ -1,8 +1,9 @@
 """Which rows get how many steps when a group of mini-batches is attacked at once, in sizes that repeat.
 
-Sizes are rounded up to a multiple of the bucket, and only towards more care: robust examples of the lowest SVar
-join the boundary, outliers nearest to the boundary join the robust. A bucket of 1 is the exact rule. All of it but
-:class:`Plan`, which is what the host reads, is computed without waiting for the device.
+Rows with few steps take them one after the other in the place of one row with many, so that every iteration of the
+attack has the same size. Sizes are rounded up to a multiple of the bucket, and only towards more care: what room that
+gives goes to robust examples of the lowest SVar, which join the boundary. A bucket of 1 is the exact rule. All of it
+but :class:`Plan`, which is what the host reads, is computed without waiting for the device.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Plan:
     budget: StepBudget
     bucket: int = 1
     """Rows under attack are a multiple of this, or all."""
+    fresh: int = 0
+    """The last steps of each row, which are taken elsewhere."""
 
     @property
     def rows(self) -> int:
@@ -39,23 +42,29 @@ class Plan:
         return sum(self.touched)
 
     @property
+    def iterations(self) -> int:
+        """Of the group's attack."""
+        return self.budget.boundary - self.fresh if self.rows else 0
+
+    @property
     def schedule(self) -> list[int]:
         """Rows under attack at each iteration. To fill a bucket, rows without steps stand idle in it."""
-        budget = self.budget
-        levels = ((self.boundary, budget.boundary), (self.robust, budget.robust), (self.rows, budget.outlier))
-        rows = [max((up_to for up_to, steps in levels if steps > t), default=0) for t in range(budget.boundary)]
-        return [min(-(-n // self.bucket) * self.bucket, self.total) for n in rows if n]
+        levels = steps_of_levels(self.budget, self.fresh)
+        rows = (self.boundary, self.robust - self.boundary, self.rows - self.robust)
+        steps = sum(n * each for n, each in zip(rows, levels, strict=True))
+        slots = [-(-(steps - t) // self.iterations) for t in range(self.iterations)]
+        return [min(-(-n // self.bucket) * self.bucket, self.total) for n in slots if n > 0]
 
     @classmethod
-    def read(cls, counts: Sequence[int], sizes: Sequence[int], budget: StepBudget, bucket: int) -> Plan:
+    def read(cls, counts: Sequence[int], sizes: Sequence[int], budget: StepBudget, bucket: int, fresh: int = 0) -> Plan:
         """The plan from the counts of :func:`arrange`."""
-        return cls(counts[0], counts[1], tuple(counts[2:]), sum(sizes), budget, coarse(bucket, len(sizes)))
+        return cls(counts[0], counts[1], tuple(counts[2:]), sum(sizes), budget, coarse(bucket, len(sizes)), fresh)
 
     @classmethod
-    def uniform(cls, sizes: Sequence[int], budget: StepBudget) -> Plan:
+    def uniform(cls, sizes: Sequence[int], budget: StepBudget, fresh: int = 0) -> Plan:
         """The same steps for everyone."""
         total = sum(sizes)
-        return cls(total, total, tuple(sizes) if budget.boundary else (0,) * len(sizes), total, budget)
+        return cls(total, total, tuple(sizes) if budget.boundary else (0,) * len(sizes), total, budget, fresh=fresh)
 
 
 def coarse(bucket: int, batches: int) -> int:
@@ -63,8 +72,14 @@ def coarse(bucket: int, batches: int) -> int:
     return bucket * batches if bucket > 1 else 1
 
 
+def steps_of_levels(budget: StepBudget, fresh: int) -> tuple[int, int, int]:
+    """Steps of a boundary, a robust and an outlier row in a group's attack: their budgets, but for the fresh ones."""
+    most, middle, least = (max(n - fresh, 0) for n in (budget.boundary, budget.robust, budget.outlier))
+    return most, middle, least
+
+
 def arrange(
-    category: Tensor, svar: Tensor, sizes: Sequence[int], budget: StepBudget, bucket: int
+    category: Tensor, svar: Tensor, sizes: Sequence[int], budget: StepBudget, bucket: int, fresh: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Order a group for its attack.
 
@@ -72,8 +87,9 @@ def arrange(
         category, svar: (R,) of k mini-batches one after the other.
         sizes: their k sizes, which add up to R.
         budget: N_B ≥ N_R ≥ N_O.
-        bucket: examples with steps are rounded up to a multiple of it by mini-batch, classes of the group to a
-            multiple of :func:`coarse`.
+        bucket: examples with steps are rounded up to a multiple of it by mini-batch, the rows under attack to a
+            multiple of :func:`coarse`; the boundary is extended as far as that leaves room.
+        fresh: the last steps of each row, which are taken elsewhere.
 
     Returns:
         order: (R,) rows, those with the most steps first.
@@ -103,10 +119,36 @@ def arrange(
 
     rows = boundary = robust = touched.sum()
     if budget.robust:  # else only the boundary has steps, and was rounded by mini-batch
-        boundary = torch.minimum(_rounded((rank < 1).sum(), coarse(bucket, len(sizes))), rows)
+        boundary = torch.minimum((rank < 1).sum(), rows)
     if budget.outlier:
-        robust = torch.minimum(_rounded((rank < 2).sum(), coarse(bucket, len(sizes))), rows)
-    return order, local, torch.cat([torch.stack([boundary, torch.maximum(boundary, robust)]), touched])
+        robust = torch.minimum((rank < 2).sum(), rows)
+    robust = torch.maximum(boundary, robust)
+    if bucket > 1 and budget.robust and budget.boundary > fresh:
+        steps = _by_place(every, boundary, robust, rows, steps_of_levels(budget, fresh))
+        iterations = budget.boundary - fresh
+        slots = _rounded(steps.sum(), iterations) // iterations
+        room = (_rounded(slots, coarse(bucket, len(sizes))).clamp_max(len(rank)) - slots) * iterations
+        to_the_top = torch.where(every < rows, iterations - steps, room + 1).cumsum(0)
+        boundary = (to_the_top <= room).sum()
+        robust = torch.maximum(boundary, robust)
+    return order, local, torch.cat([torch.stack([boundary, robust]), touched])
+
+
+def turns(counts: Tensor, rows: int, budget: StepBudget, fresh: int) -> Tensor:
+    """Who is under attack when: (iterations, R), rows in the order of :func:`arrange`; R is nobody.
+
+    The steps of all rows stand in one line, row after row, and are dealt out to places that have room for as many
+    steps as there are iterations. So a row never meets itself, as none has more steps than that.
+
+    Args:
+        counts: (2 + k,) of :func:`arrange`.
+        rows: R.
+        budget, fresh: steps.
+    """
+    iterations, place = budget.boundary - fresh, torch.arange(rows, device=counts.device)
+    ends = _by_place(place, counts[0], counts[1], counts[2:].sum(), steps_of_levels(budget, fresh)).cumsum(0)
+    line = place * iterations + torch.arange(iterations, device=counts.device)[:, None]
+    return torch.searchsorted(ends, line, right=True)
 
 
 def allot(
@@ -130,6 +172,12 @@ def allot(
     treated = torch.where(level == 3, category, treated)
     steps = torch.where(level == 3, 0, budget.allocate(treated))
     return treated, steps, torch.where(level == 3, 0.0, budget.step_sizes(treated, steps, eps)).to(dtype)
+
+
+def _by_place(place: Tensor, boundary: Tensor, robust: Tensor, rows: Tensor, steps: tuple[int, int, int]) -> Tensor:
+    """(R,) steps of each row of the order, whose first ``boundary`` get the most."""
+    outlier = torch.where(place < rows, steps[2], 0)
+    return torch.where(place < boundary, steps[0], torch.where(place < robust, steps[1], outlier))
 
 
 def _rounded(n: Tensor, bucket: int) -> Tensor:
