@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from bullettrain.commands import app
 from bullettrain.mining import Category
 from bullettrain.training import ConfigError, recipe
-from bullettrain.training.bench import HEADINGS, bench, imposed, markdown
+from bullettrain.training.bench import HEADINGS, Imposed, bench, markdown
 from bullettrain.training.setup import Place, load_data
 
 CPU = Place(torch.device("cpu"))
@@ -37,8 +37,10 @@ def test_rows_belong_together():
 
 
 def test_shares_can_be_imposed():
-    category = imposed((0.18, 0.28, 0.54))(torch.randn(100), 0.5)
+    category = Imposed((0.18, 0.28, 0.54))(torch.randn(100), 0.5)
     assert [int((category == c).sum()) for c in Category] == [18, 28, 54]
+    several = Imposed((0.18, 0.28, 0.54))(torch.randn(3, 100), 0.5)  # each mini-batch by itself
+    assert [(several == c).sum(dim=1).tolist() for c in Category] == [[18] * 3, [28] * 3, [54] * 3]
 
 
 def test_the_command_writes_json_and_markdown(tmp_path):

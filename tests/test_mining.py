@@ -53,6 +53,12 @@ def test_separate_in_float32_agrees_on_the_float32_scores(scores, F_R):
     assert bt.separate(svar, F_R).tolist() == literal
 
 
+@given(st.lists(st.lists(st.floats(-0.25, 0.25), min_size=4, max_size=4), min_size=1, max_size=5), st.floats(0, 1))
+def test_separate_takes_batches_each_by_itself(scores, F_R):
+    svar = torch.tensor(scores, dtype=torch.float64)
+    assert torch.equal(bt.separate(svar, F_R), torch.stack([bt.separate(one, F_R) for one in svar]))
+
+
 def test_separate_is_exact_for_large_batches_in_float32():
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):  # float32 ranks would be off by an example here and there

@@ -95,15 +95,15 @@ def separate(svar: Tensor, robust_fraction: float | Tensor) -> Tensor:
     interpolated; an example at the threshold is robust.
 
     Args:
-        svar: (m,) signed scores.
+        svar: (m,) signed scores; (k, m) are k batches, each with a quantile of its own.
         robust_fraction: F_R in [0, 1], a number or a 0-d tensor.
 
     Returns:
-        (m,) int64 of :class:`Category`.
+        Like ``svar``, int64 of :class:`Category`.
     """
     wide_svar = svar.to(widest(svar.device))
     F_R = robust_fraction if torch.is_tensor(robust_fraction) else wide_svar.new_full((), robust_fraction)
-    boundary = wide_svar < torch.quantile(wide_svar, 1 - F_R.to(wide_svar))
+    boundary = wide_svar < torch.quantile(wide_svar, 1 - F_R.to(wide_svar), dim=-1, keepdim=True)
     category = torch.where(boundary, int(Category.BOUNDARY), int(Category.ROBUST))
     # signbit, not < 0: a uniform softmax that is wrong has SVar −0.0 and is an outlier.
     return torch.where(torch.signbit(svar), int(Category.OUTLIER), category)

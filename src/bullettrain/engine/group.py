@@ -22,7 +22,7 @@ from bullettrain.engine.learner import Learner, dynamic
 from bullettrain.engine.memory import Memory, take
 from bullettrain.engine.plan import Plan, allot, arrange
 from bullettrain.engine.step import BulletTrain, StepOutput
-from bullettrain.mining import Category, SeparationWithModel
+from bullettrain.mining import Category, SeparationWithModel, separate
 from bullettrain.objectives import MART, PGDAT, TRADES, AdversarialObjective, AugMix
 from bullettrain.precision import wide
 
@@ -181,14 +181,20 @@ class GroupEngine:
             held = self._held_logits(x) if corruption.aims else None
         assert s is not None
         svar = self.train.score(wide(s), memory.y[:rows])
-        separation, F_R = self.train.separation, self.train.robust_fraction.value
-        assert not isinstance(separation, SeparationWithModel)
-        category = torch.cat([separation(part, F_R) for part in torch.split(svar, list(sizes))])
+        category = self._separate(svar, sizes)
         order, local, counts = arrange(category, svar, sizes, self.budget, self.settings.bucket, fresh)
         memory.svar[:rows] = svar
         memory.local[:rows] = local
         memory.counts[: len(counts)] = counts
         self._lay_out(order, category, counts, held, fresh)
+
+    def _separate(self, svar: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """Categories, each mini-batch by itself: all of them at once where the separation can do that."""
+        separation, F_R = self.train.separation, self.train.robust_fraction.value
+        assert not isinstance(separation, SeparationWithModel)
+        if getattr(separation, "over_batches", separation is separate) and len(set(sizes)) == 1:
+            return separation(svar.view(len(sizes), -1), F_R).flatten()
+        return torch.cat([separation(part, F_R) for part in torch.split(svar, list(sizes))])
 
     def _everyone(self, sizes: tuple[int, ...], fresh: int) -> None:
         """A group in which all get the same steps."""

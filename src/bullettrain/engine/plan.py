@@ -102,8 +102,11 @@ def arrange(
     nearness = torch.where(outlier, -svar, svar)
     ranks_with_steps = 1 + (budget.robust > 0) + (budget.outlier > 0)
     device, every = rank.device, torch.arange(len(rank), device=rank.device)
-    of = torch.cat([torch.full((size,), i, device=device) for i, size in enumerate(sizes)])
-    begins = torch.cat([torch.full((size,), sum(sizes[:i]), device=device) for i, size in enumerate(sizes)])
+    if len(set(sizes)) == 1:  # which mini-batch, and where it begins
+        of, begins = every // sizes[0], every // sizes[0] * sizes[0]
+    else:
+        of = torch.cat([torch.full((size,), i, device=device) for i, size in enumerate(sizes)])
+        begins = torch.cat([torch.full((size,), sum(sizes[:i]), device=device) for i, size in enumerate(sizes)])
     per_batch = torch.zeros(len(sizes), dtype=torch.int64, device=device)
 
     care = nearness.argsort(stable=True)

@@ -18,7 +18,7 @@ from bullettrain.allocation import theoretical_speedup
 from bullettrain.attacks import frozen
 from bullettrain.data import ImageSet
 from bullettrain.engine.group import Batch
-from bullettrain.mining import Category, Separation
+from bullettrain.mining import Category
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunFolder, environment, read_weights
 from bullettrain.training.loop import Trainer
@@ -114,17 +114,20 @@ def bench(
     }
 
 
-def imposed(shares: tuple[float, float, float]) -> Separation:
+@dataclass(frozen=True)
+class Imposed:
     """A separation with given fractions of outlier, boundary and robust examples, by rank of the score."""
 
-    def separation(svar: Tensor, robust_fraction: float | Tensor) -> Tensor:
-        m = len(svar)
-        rank = svar.argsort().argsort()
-        outliers, upper = round(shares[0] * m), round((shares[0] + shares[1]) * m)
-        category = torch.where(rank < upper, int(Category.BOUNDARY), int(Category.ROBUST))
-        return torch.where(rank < outliers, int(Category.OUTLIER), category)
+    shares: tuple[float, float, float]
+    over_batches = True
+    """It takes several mini-batches at once, as the rule does."""
 
-    return separation
+    def __call__(self, svar: Tensor, robust_fraction: float | Tensor) -> Tensor:
+        """Categories like ``svar``, (m,) or (k, m)."""
+        m, (outlier, boundary, _) = svar.shape[-1], self.shares
+        rank = svar.argsort(dim=-1).argsort(dim=-1)
+        category = torch.where(rank < round((outlier + boundary) * m), int(Category.BOUNDARY), int(Category.ROBUST))
+        return torch.where(rank < round(outlier * m), int(Category.OUTLIER), category)
 
 
 def _maker(
@@ -190,7 +193,7 @@ def _time(
     trainer.network.load_state_dict(state["weights"])
     trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
     if shares is not None:
-        trainer.engine.separation = imposed(shares)
+        trainer.engine.separation = Imposed(shares)
     # Timing must not change the state much.
     trainer._rate = lambda step: 1e-6  # type: ignore[method-assign]
     if device.type == "cuda":
