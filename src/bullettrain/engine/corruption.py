@@ -14,7 +14,7 @@ from bullettrain.attacks.losses import gradient_at_logits, loss_named
 from bullettrain.augmix import ViewMaker
 from bullettrain.engine.copies import Shadow
 from bullettrain.engine.learner import compiled, dynamic
-from bullettrain.engine.memory import Memory, like, take
+from bullettrain.engine.memory import Memory, like, some, take
 from bullettrain.engine.plan import Plan, turns
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.precision import wide
@@ -80,12 +80,17 @@ class AttackPieces(CorruptionPieces):
         self.compile = compile
         norm, reach, bounds = objective.norm, objective.reach, objective.bounds
 
-        def move(images: Tensor, gradient: Tensor, clean: Tensor, size: Tensor) -> Tensor:
-            return norm.project(images + size * norm.direction(gradient), clean, reach, bounds)
+        # Buffers with the rows to look at in them: compiled, the looking up is part of the kernel.
+        def move(images: Tensor, gradient: Tensor, clean: Tensor, size: Tensor, rows: Tensor | None) -> Tensor:
+            return norm.project(images + some(size, rows) * norm.direction(gradient), some(clean, rows), reach, bounds)
 
         loss = objective.attack_loss
         self.aims = loss == "kl"
-        ascent = gradient_at_logits(loss_named(loss) if isinstance(loss, str) else loss)
+        climb = gradient_at_logits(loss_named(loss) if isinstance(loss, str) else loss)
+
+        def ascent(logits: Tensor, labels: Tensor, goal: Tensor | None, rows: Tensor | None) -> Tensor:
+            return climb(logits, some(labels, rows), None if goal is None else some(goal, rows))
+
         self.move = torch.compile(move, dynamic=True) if compile else move
         self.ascent = torch.compile(ascent, dynamic=True) if compile else ascent
 
@@ -144,23 +149,26 @@ class AttackPieces(CorruptionPieces):
 
     def _step(self, n: int) -> None:
         """One ascent step of the first n rows."""
-        buffers = self.adv, self.clean, self.labels, self.goal, self.size
-        self.adv[:n] = self._ascend(*(values[:n] for values in buffers))
+        clean, labels, goal, size = (values[:n] for values in (self.clean, self.labels, self.goal, self.size))
+        self.adv[:n] = self._ascend(self.adv[:n], clean, labels, goal, size, None)
 
     def _turn(self, n: int) -> None:
         """One ascent step of the n rows whose turn it is."""
         rows = self.turns.index_select(0, self.turn)[0, :n]
-        buffers = self.adv, self.clean, self.labels, self.goal, self.size
-        self.adv.index_copy_(0, rows, self._ascend(*(take(values, rows) for values in buffers)))
+        moved = self._ascend(take(self.adv, rows), self.clean, self.labels, self.goal, self.size, rows)
+        self.adv.index_copy_(0, rows, moved)
         self.turn.add_(1)
 
-    def _ascend(self, adv: Tensor, clean: Tensor, labels: Tensor, goal: Tensor, size: Tensor) -> Tensor:
+    def _ascend(
+        self, adv: Tensor, clean: Tensor, labels: Tensor, goal: Tensor, size: Tensor, rows: Tensor | None
+    ) -> Tensor:
+        """``adv`` (n, …) after a step; what belongs to them is the others' ``rows``, or all there is."""
         images = adv.detach().requires_grad_()
         with torch.enable_grad():
             logits = self.attacked(dynamic(images))
-            direction = self.ascent(wide(logits.detach()), labels, goal if self.aims else None)
+            direction = self.ascent(wide(logits.detach()), labels, goal if self.aims else None, rows)
             (gradient,) = torch.autograd.grad(logits, images, direction.to(logits.dtype))
-        return self.move(images.detach(), gradient, clean, size)
+        return self.move(images.detach(), gradient, clean, size, rows)
 
     def _return(self, memory: Memory, rows: int) -> None:
         """x' to where the examples came from."""

@@ -61,3 +61,8 @@ def take(images: Tensor, rows: Tensor) -> Tensor:
     if images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last):
         return images.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
     return images.index_select(0, rows)
+
+
+def some(values: Tensor, rows: Tensor | None) -> Tensor:
+    """These rows, or all."""
+    return values if rows is None else take(values, rows)
