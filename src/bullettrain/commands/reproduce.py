@@ -56,12 +56,12 @@ def reproduce(
         typer.Option(min=0, help="Test images for attacks that training does not end with anyway; 0: all."),
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="Of those attacks: float32, tf32 or bf16; tables say where it is not float32.")
+        str, typer.Option(help="Of those attacks: float32, tf32 or bf16. Tables say where it is not float32.")
     ] = "float32",
     train_only: Annotated[
         bool,
         typer.Option(
-            "--train-only", help="Judge nothing beyond that; `bullettrain evaluate` or this without it goes on."
+            "--train-only", help="Leave those attacks for later: for `bullettrain evaluate`, or this without it."
         ),
     ] = False,
     dry_run: Annotated[
