@@ -258,7 +258,7 @@ def test_two_programs_are_compiled_however_images_lie_and_gradients_are_asked_fo
     monkeypatch.setattr("bullettrain.evaluation.network.channels_last", lambda device: last)
     net = norm_net().eval().requires_grad_(False)
     plain, judged = Judged(net, half=False), Judged(net, half=False, compiled=True)
-    for n in (5, 8, 3):
+    for n in (5, 8, 1, 3):
         rows = to_unit(images(n).images)
         for x in (rows, rows.contiguous(memory_format=torch.channels_last)) if last else (rows,):
             assert torch.allclose(judged(x), plain(x))

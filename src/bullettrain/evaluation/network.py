@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks import frozen
+from bullettrain.attacks.state import uncompiled
 from bullettrain.checks import check_logits_shape
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.precision import wide
@@ -34,11 +35,14 @@ class Judged(nn.Module):
         """Logits of ``x``; half precision is autocast, as in training."""
         if channels_last(x.device) and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        if self.is_compiled:
+        network = self.network
+        if self.is_compiled and len(x) == 1:  # it would be a program of its own
+            network = uncompiled(network)
+        elif self.is_compiled:
             torch._dynamo.maybe_mark_dynamic(x, 0)
         wanted = torch.is_grad_enabled() and x.requires_grad
         with torch.set_grad_enabled(wanted), torch.autocast(x.device.type, torch.bfloat16, enabled=self.in_half):
-            logits: Tensor = self.network(x)
+            logits: Tensor = network(x)
         return wide(logits) if torch.is_tensor(logits) else logits
 
 
