@@ -355,6 +355,11 @@ def test_both_precisions_and_their_difference(robust_run, digits, tmp_path):
     assert "points" in text
     assert "of 359 images)" in text
     assert difference(asked[:2]) == ""
+    assert difference(asked[2:], asked[:2]) == text  # float32 from before
+    coarse = [replace(result, precision="tf32") for result in asked[:2]]
+    assert difference([*asked, *coarse]) == f"{text}; tf32 against float32: " + ", ".join(
+        f"{name} ±0.00 points (0 of 359 images)" for name in ("Clean", "PGD-3")
+    )
 
 
 @dataclass(frozen=True)

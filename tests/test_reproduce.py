@@ -119,6 +119,33 @@ def test_a_record_that_lacks_a_figure_is_judged_not_trained_again(tmp_path, monk
     assert record.figures["pgd20x2"]["examples"] == 50
 
 
+def test_training_and_judging_apart(tmp_path, monkeypatch):
+    """Trained in one go; judged by `evaluate`, whose figures the tables take up; the rest by the command as usual."""
+    options = ("table-trades", "--rows", "trades,bt-nr2", "--out", tmp_path, *FAST)
+    with monkeypatch.context() as patched:
+        patched.setattr(rows_module, "evaluate", lambda *arguments, **options: pytest.fail("judged"))
+        invoke(*options, "--train-only")
+        assert "0 to train or judge, 2 from before" in invoke(*options, "--train-only")
+    records = read_records(tmp_path / "records")
+    assert [set(record.figures) for record in records.values()] == [{"clean", "pgd10"}] * 2
+    assert all(record.finished for record in records.values())
+
+    name, exact = next((name, record.figures) for name, record in records.items() if "r2-o0" in name)
+    attacks = "clean,pgd10,pgd:steps=10,restarts=2,loss=margin"
+    words = ["evaluate", str(tmp_path / "runs" / name), "--attack", attacks, "--precision", "bf16", "--device", "cpu"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    invoke(*options, "--tables")
+    figures = read_records(tmp_path / "records")[name].figures
+    assert {"clean": figures["clean"], "pgd10": figures["pgd10"]} == exact  # float32 stays where there is both
+    assert figures["pgd10x2-margin"]["precision"] == "bf16"
+    assert "TRADES λ=1/6 + BT, N_R=2: PGD-10×2 margin in bf16." in (tmp_path / "table-trades.md").read_text()
+
+    monkeypatch.setattr("bullettrain.training.loop.Trainer.run", lambda self: pytest.fail("trained again"))
+    assert "1 to train or judge, 1 from before" in invoke(*options, "--precision", "bf16")
+    for record in read_records(tmp_path / "records").values():
+        assert record.figures["pgd10x2-margin"]["precision"] == "bf16"
+
+
 def test_a_stop_leaves_a_table_and_the_command_to_go_on(tmp_path, monkeypatch):
     done = []
 
@@ -212,6 +239,10 @@ def test_wrong_names_say_what_there_is(tmp_path):
         invoke("table-trades", "--scale", "tiny")
     with pytest.raises(ConfigError, match=r"no setting 'gama'; did you mean"):
         invoke("table-trades", "--set", "gama=1", "--out", tmp_path)
+    with pytest.raises(ConfigError, match=r"--precision is 'bf15'; there are float32, tf32, bf16; did you mean"):
+        invoke("table-trades", "--precision", "bf15", "--out", tmp_path)
+    with pytest.raises(ConfigError, match=r"--train-only trains and --tables does not"):
+        invoke("table-trades", "--train-only", "--tables", "--out", tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"is a file; give a folder"):
         invoke("table-trades", "--out", tmp_path / "file")

@@ -245,6 +245,34 @@ def test_a_network_in_half_precision_gives_float32_logits_and_close_ones():
     assert torch.allclose(exact, half, atol=0.05)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks at it
+@pytest.mark.parametrize("last", [False, True])
+def test_two_programs_are_compiled_however_images_lie_and_gradients_are_asked_for(monkeypatch, last):
+    """AutoAttack looks at networks with gradients on that nobody takes, and its images lie row by row."""
+    from torch._dynamo.testing import CompileCounter
+
+    from bullettrain.evaluation.network import Judged
+
+    counter, compile = CompileCounter(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda network: compile(network, backend=counter))
+    monkeypatch.setattr("bullettrain.evaluation.network.channels_last", lambda device: last)
+    net = norm_net().eval().requires_grad_(False)
+    plain, judged = Judged(net, half=False), Judged(net, half=False, compiled=True)
+    for n in (5, 8, 1, 3):
+        rows = to_unit(images(n).images)
+        for x in (rows, rows.contiguous(memory_format=torch.channels_last)) if last else (rows,):
+            assert torch.allclose(judged(x), plain(x))
+            assert not judged(x).requires_grad
+            with torch.no_grad():
+                judged(x)
+            leaf = x.clone().requires_grad_()
+            for at in (leaf, 1 * leaf):
+                gradients = [torch.autograd.grad(network(at).exp().sum(), at)[0] for network in (judged, plain)]
+                assert torch.allclose(*gradients)
+                assert gradients[0].abs().sum() > 0
+    assert counter.frame_count == 2
+
+
 def test_float32_is_float32_while_a_network_is_judged():
     from bullettrain.evaluation.network import arithmetic
 

@@ -33,7 +33,7 @@ def show(console: Console, entry: Entry, asked: Sequence[Result], config: Config
         if result.corruptions:
             console.print(_corruptions(result))
             console.print(mean_in_words(result), highlight=False, soft_wrap=True)
-    for text in (weakest(entry, asked), difference(asked)):
+    for text in (weakest(entry, asked), difference(asked, entry.results)):
         if text:
             console.print(text, highlight=False, soft_wrap=True, markup=False)
     for warning in entry.warnings:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
+import typing
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -16,18 +17,19 @@ from rich.markup import escape
 from bullettrain.commands.reproduce_terminal import forecast, show, show_list
 from bullettrain.data.base import root
 from bullettrain.evaluation import autoattack
+from bullettrain.evaluation.network import Precision
 from bullettrain.reproduction import figures, tables
 from bullettrain.reproduction.estimate import Estimator
 from bullettrain.reproduction.jobs import run_all
 from bullettrain.reproduction.records import read_records
 from bullettrain.reproduction.results import Results
-from bullettrain.reproduction.rows import FOLDERS, RECORDS, Outcome, Task, merged
+from bullettrain.reproduction.rows import FOLDERS, RECORDS, Outcome, Task, merged, take_up
 from bullettrain.reproduction.scales import SCALES, Scale, find_scale
 from bullettrain.reproduction.studies import find_study
 from bullettrain.reproduction.study import Row
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunFolder
-from bullettrain.training.settings import ConfigError
+from bullettrain.training.settings import ConfigError, nearest
 from bullettrain.training.setup import Place, find_place
 
 
@@ -53,11 +55,24 @@ def reproduce(
         int | None,
         typer.Option(min=0, help="Test images for attacks that training does not end with anyway; 0: all."),
     ] = None,
+    precision: Annotated[
+        str, typer.Option(help="Of those attacks: float32, tf32 or bf16. Tables say where it is not float32.")
+    ] = "float32",
+    train_only: Annotated[
+        bool,
+        typer.Option(
+            "--train-only", help="Leave those attacks for later: for `bullettrain evaluate`, or this without it."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run and how long it would take, and stop.")
     ] = False,
     only_tables: Annotated[
-        bool, typer.Option("--tables", help="Train nothing; write tables and pictures of what is there.")
+        bool,
+        typer.Option(
+            "--tables",
+            help="Train nothing; write tables and pictures of what is there, also of what `evaluate` found since.",
+        ),
     ] = False,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
@@ -95,15 +110,21 @@ def reproduce(
     if rows and not ready:
         chosen[0].config(size_of)  # says what it needs
     changed = tuple(settings or ())
+    if precision not in typing.get_args(Precision):
+        there = list(typing.get_args(Precision))
+        raise ConfigError(f"--precision is {precision!r}; there are {', '.join(there)}{nearest(precision, there)}")
+    if train_only and only_tables:
+        raise ConfigError("--train-only trains and --tables does not; give one of them")
 
     def task(row: Row, seed: int) -> Task:
         config = _config(row, size_of, changed, seed, place)
         return Task(
             config,
             out,
-            attacks=tuple(size_of.attack(attack) for attack in study.attacks),
-            ranks=study.ranks and not row.plain,
+            attacks=() if train_only else tuple(size_of.attack(attack) for attack in study.attacks),
+            ranks=study.ranks and not row.plain and not train_only,
             size=size_of.size if size is None else size,
+            precision=cast(Precision, precision),
             corruptions=root(data_dir) / FOLDERS[config.data.name] if config.data.name in FOLDERS else None,
             data_dir=data_dir,
             device=device,
@@ -116,6 +137,9 @@ def reproduce(
         absent = [row for row in chosen if not row.ready]
         forecast(console, f"{name}, scale {scale}", tasks, Estimator(place, read_records(out / RECORDS)), jobs, absent)
         return
+    if only_tables:
+        for one in tasks:
+            take_up(one)
     signal, problems = (None, []) if only_tables else _run(console, tasks, jobs)
     results = Results(study, size_of, read_records(out / RECORDS), settings=changed)
     written = _write(results, out)

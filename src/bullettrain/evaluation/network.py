@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks import frozen
+from bullettrain.attacks.state import uncompiled
 from bullettrain.checks import check_logits_shape
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.precision import wide
@@ -19,19 +20,29 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 
 class Judged(nn.Module):
-    """Logits (m, K) in float32 of images (m, C, H, W), whatever precision they are computed in."""
+    """Logits (m, K) in float32 of images (m, C, H, W), whatever precision they are computed in.
+
+    Gradients go to the images alone. However they are asked for, there are two programs to compile, with a gradient
+    and without, each for every m.
+    """
 
     def __init__(self, network: nn.Module, *, half: bool, compiled: bool = False) -> None:
         super().__init__()
-        self.network: nn.Module = network
-        if compiled:
-            self.network = torch.compile(network, dynamic=True)  # type: ignore[assignment]
-        self.in_half = half
+        self.network: nn.Module = torch.compile(network) if compiled else network  # type: ignore[assignment]
+        self.in_half, self.is_compiled = half, compiled
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of ``x``; half precision is autocast, as in training."""
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.in_half):
-            logits: Tensor = self.network(x)
+        if channels_last(x.device) and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        network = self.network
+        if self.is_compiled and len(x) == 1:  # it would be a program of its own
+            network = uncompiled(network)
+        elif self.is_compiled:
+            torch._dynamo.maybe_mark_dynamic(x, 0)
+        wanted = torch.is_grad_enabled() and x.requires_grad
+        with torch.set_grad_enabled(wanted), torch.autocast(x.device.type, torch.bfloat16, enabled=self.in_half):
+            logits: Tensor = network(x)
         return wide(logits) if torch.is_tensor(logits) else logits
 
 

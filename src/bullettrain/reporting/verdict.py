@@ -55,19 +55,19 @@ def rows(entry: Entry, results: Sequence[Result], config: Config | None) -> list
     return found
 
 
-def difference(results: Sequence[Result]) -> str:
-    """How much bf16 differs from float32, where both were run; else nothing."""
-    exact = {str(result.attack): result for result in results if result.precision == "float32"}
-    parts = []
+def difference(results: Sequence[Result], known: Sequence[Result] = ()) -> str:
+    """How much tf32 and bf16 differ from float32, where both were run, now or (``known``) before; else nothing."""
+    exact = {str(r.attack): r for r in (*known, *results) if r.precision == "float32" and r.role == "attack"}
+    parts: dict[str, list[str]] = {}
     for result in results:
         other = exact.get(str(result.attack))
-        if result.precision != "bf16" or other is None:
+        if result.precision == "float32" or other is None:
             continue
         part = f"{attack_name(result.name)} {points(result.accuracy - other.accuracy, 2)}"
         if result.survived and other.survived and result.examples == other.examples:
             part += f" ({int((result.mask != other.mask).sum())} of {result.examples} images)"
-        parts.append(part)
-    return f"bf16 against float32: {', '.join(parts)}" if parts else ""
+        parts.setdefault(result.precision, []).append(part)
+    return "; ".join(f"{precision} against float32: {', '.join(said)}" for precision, said in parts.items())
 
 
 def weakest(entry: Entry, results: Sequence[Result]) -> str:

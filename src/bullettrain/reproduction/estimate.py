@@ -34,8 +34,8 @@ LEFT = 0.5
 """Share of the images that are still to be attacked, on average: the lost are left alone."""
 AUTOATTACK = 200 + LEFT * (9 * 100 * 2 + 9 * 100 * 3 + 5000)
 """Passes an image: APGD, its targets, FAB's, and Square's queries."""
-FLOAT32 = 3.0
-"""How much slower networks are judged than trained on a GPU: float32 without graphs. A guess."""
+SLOWER = {"float32": 7.0, "tf32": 2.0, "bf16": 1.0}
+"""How much slower networks are judged than trained on a GPU, by precision. A guess, from what its units can do."""
 
 
 Key = tuple[str, str, bool]
@@ -69,7 +69,7 @@ class Estimator:
         images = min(task.size or test, test)
         record = task.record()
         judging = sum(_judging(attack, config) for attack in task.missing(record)) * images
-        return training, judging / speed.passes * (FLOAT32 if self.place.device.type == "cuda" else 1.0)
+        return training, judging / speed.passes * (SLOWER[task.precision] if self.place.device.type == "cuda" else 1.0)
 
     def speed(self, config: Config) -> Speed:
         """Of the config's network on its data: of runs here, else as recorded for this device, else measured now."""

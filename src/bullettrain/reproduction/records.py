@@ -67,9 +67,9 @@ class Record:
     work: float
     """Counted passes an example."""
     shares: dict[str, float]
-    figures: dict[str, dict[str, float]]
-    """By attack: accuracy as a share, on how many images, and over how many corruptions."""
-    averaged: dict[str, dict[str, float]] = field(default_factory=dict)
+    figures: dict[str, dict[str, Any]]
+    """By attack: accuracy as a share, on how many images, over how many corruptions, the precision if not float32."""
+    averaged: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The same of the averaged weights, where training judged them."""
     measures: dict[str, float] = field(default_factory=dict)
     """What else was measured, as the rank correlation with the oracle's classes."""
@@ -106,7 +106,7 @@ class Record:
     def value(self, metric: str) -> float | None:
         """Accuracies and shares in percent, seconds as minutes, the rest as it is; None where it is not known."""
         if metric in self.figures:
-            return 100 * self.figures[metric]["accuracy"]
+            return 100 * float(self.figures[metric]["accuracy"])
         if metric in SHARES:
             return 100 * self.shares[metric] if self.mined else None
         if metric == "minutes":
@@ -181,7 +181,7 @@ def record_of(path: Path, *, jobs: int = 1, measures: Mapping[str, float] | None
     config = folder.config()
     environment = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")).get("environment", {})
     end: dict[str, Any] = next((r for r in reversed(folder.records()) if r.get("kind") == "end"), {})
-    figures: dict[str, dict[str, dict[str, float]]] = {}
+    figures: dict[str, dict[str, dict[str, Any]]] = {}
     for judged in run.evaluations:
         about = {"accuracy": judged.accuracy, "examples": judged.examples}
         figures.setdefault(judged.weights, {})[judged.attack] = about
@@ -190,10 +190,12 @@ def record_of(path: Path, *, jobs: int = 1, measures: Mapping[str, float] | None
         if entry.weights != WEIGHTS:
             continue
         for result in entry.results:
-            if result.role == "attack" and result.examples >= found.get(result.name, {}).get("examples", 0):
-                found[result.name] = {"accuracy": result.accuracy, "examples": result.examples}
-                if result.corruptions:
-                    found[result.name]["over"] = result.corruptions["over"]
+            exact, other = result.precision == "float32", found.get(result.name, {"examples": 0})
+            if result.role != "attack" or (result.examples, exact) < (other["examples"], "precision" not in other):
+                continue
+            about = {"accuracy": result.accuracy, "examples": result.examples}
+            about |= {"over": result.corruptions["over"]} if result.corruptions else {}
+            found[result.name] = about | ({} if exact else {"precision": result.precision})
     curve = {name: [_short(v) for v in thin(run.steps["epoch"], run.steps[name])[1]] for name in CURVE}
     batch = run.batch
     return Record(

@@ -180,7 +180,7 @@ class Results:
         ]
 
     def _small_print(self, run: Record) -> list[str]:
-        """Figures that are of fewer images or of other corruptions than one would think."""
+        """Figures that are of fewer images, of other corruptions or less exact than one would think."""
         whole, said = run.figures.get("clean", {}).get("examples", 0), []
         for name in dict.fromkeys(self.metric(attack) for attack in self.study.attacks):
             figure = run.figures.get(name, {})
@@ -188,6 +188,8 @@ class Results:
                 said.append(f"corruptions: the mean of {figure['over']:.0f}, not of 15")
             elif figure.get("examples", whole) < whole:
                 said.append(f"{attack_title(name)} on {figure['examples']:.0f} of {whole:.0f} test images")
+            if "precision" in figure:
+                said.append(f"{attack_title(name)} in {figure['precision']}")
         return said
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from bullettrain.data import ImageSet, load
 from bullettrain.data.sets import stratified
 from bullettrain.evaluation.evaluate import Plan, evaluate
+from bullettrain.evaluation.network import Precision
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.specs import Defaults, parse_attack
 from bullettrain.evaluation.subject import find_subject
@@ -40,9 +41,11 @@ class Task:
     out: Path
     """Of the reproduction; the run has a folder in its ``runs``."""
     attacks: tuple[str, ...]
-    """As `--attack` takes them."""
+    """As `--attack` takes them; none: it is trained, and judged some other time."""
     ranks: bool = False
     size: int = 0
+    precision: Precision = "float32"
+    """Of the attacks that training does not end with."""
     corruptions: Path | None = None
     """Folder of CIFAR-C's files; without one, corruptions are made on the spot."""
     data_dir: Path | None = None
@@ -146,10 +149,7 @@ def perform(task: Task, console: Console | None = None) -> Outcome:
 def _judge(task: Task, config: Config, console: Console | None, stop: StopRequest, kept: Record | None) -> None:
     """The attacks and measures that training did not end with, and the record."""
     device = find_place(task.device).device
-    jobs = kept.jobs if kept is not None and kept.finished else _most_jobs(task)
-    record = record_of(task.folder, jobs=jobs, measures=kept.measures if kept else None)
-    if kept is not None:
-        record.figures, record.note = {**kept.figures, **record.figures}, kept.note
+    record = _so_far(task, kept)
     record.write(task.out / RECORDS)  # what training alone gave is worth keeping already
     missing = task.missing(record)
     if not missing and not task.ranks:
@@ -157,13 +157,15 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
     spot = task.corruptions is None and "corruptions" in missing
     attacks = [attack for attack in missing if not (spot and attack == "corruptions")]
     test = load_data(config, task.data_dir)[2] if missing else None
-    figures: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     if attacks:
         assert test is not None
         images = _part(test, task.size)
         plan = Plan(
             [parse_attack(attack, _defaults(config)) for attack in attacks],
+            (task.precision,),
             batch_size=1000 if device.type == "cuda" else 500,
+            compiled=config.training.compile and device.type == "cuda",
             corruptions=task.corruptions,
         )
         subject = find_subject(str(task.folder), weights=WEIGHTS)
@@ -178,9 +180,25 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
     if task.ranks and "ranked" not in measures:
         images = load(config.data.name, split="train", root=task.data_dir, image_size=config.data.image_size)
         measures |= {**score_ranks(network, images, config.method, device=device), "ranked": 1.0}
-    final = record_of(task.folder, jobs=jobs, measures=measures, note=record.note)
+    final = record_of(task.folder, jobs=record.jobs, measures=measures, note=record.note)
     final.figures = {**record.figures, **final.figures, **figures}
     final.write(task.out / RECORDS)
+
+
+def take_up(task: Task) -> None:
+    """Put what `bullettrain evaluate` has found since into the record of a finished run, where that is here."""
+    kept = task.record()
+    if kept is not None and kept.finished and RunFolder(task.folder).exists:
+        _so_far(task, kept).write(task.out / RECORDS)
+
+
+def _so_far(task: Task, kept: Record | None) -> Record:
+    """The record of a run as its folder has it, with what was ``kept`` before and is not in the folder."""
+    jobs = kept.jobs if kept is not None and kept.finished else _most_jobs(task)
+    record = record_of(task.folder, jobs=jobs, measures=kept.measures if kept else None)
+    if kept is not None:
+        record.figures, record.note = {**kept.figures, **record.figures}, kept.note
+    return record
 
 
 def _most_jobs(task: Task) -> int:
