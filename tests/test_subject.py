@@ -122,7 +122,7 @@ def test_a_function_of_the_users(module, tmp_path):
     assert same(normalised, nn.Sequential(bt.models.Normalize([0.5], [0.5]), found.network), (2, 1, 8, 8))
 
 
-def test_timm(monkeypatch):
+def test_timm(monkeypatch, tmp_path):
     """Against a stand-in, since timm needs torchvision; the next test takes the real one where it imports."""
     made = []
 
@@ -139,6 +139,13 @@ def test_timm(monkeypatch):
     assert made == [("some_net", True)]
     assert isinstance(found.network[0], bt.models.Normalize)
     assert found.network(torch.rand(2, 3, 8, 8)).shape == (2, 10)
+    torch.save({key: value + 1 for key, value in found.network[1].state_dict().items()}, tmp_path / "w.pt")
+    filled = find_subject(str(tmp_path / "w.pt"), network="timm:some_net").network
+    assert made[-1] == ("some_net", False)
+    assert isinstance(filled[0], bt.models.Normalize)
+    assert filled[1][1].weight.shape == (10, 192)
+    given = find_subject("timm:some_net", mean=[0.1, 0.1, 0.1], std=[1.0, 1.0, 1.0]).network  # instead of its own
+    assert torch.allclose(given(torch.full((1, 3, 8, 8), 0.1)), given[1][1].bias)
     with pytest.raises(ConfigError, match=r"timm:nothing: Unknown model"):
         find_subject("timm:nothing")
     monkeypatch.setitem(sys.modules, "timm", None)
@@ -151,7 +158,9 @@ def test_timms_own(tmp_path):
     network = timm.create_model("resnet10t", pretrained=False)
     torch.save(network.state_dict(), tmp_path / "w.pt")
     found = find_subject(str(tmp_path / "w.pt"), network="timm:resnet10t")
-    assert found.network(torch.rand(1, 3, 64, 64)).shape == (1, 1000)
+    x, config = torch.rand(1, 3, 64, 64), network.pretrained_cfg
+    normalised = bt.models.Normalize(config["mean"], config["std"])(x)
+    assert torch.allclose(found.network(x), network.eval()(normalised), atol=1e-5)
 
 
 def test_the_digest_changes_with_whatever_the_network_computes():

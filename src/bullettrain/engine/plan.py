@@ -68,8 +68,8 @@ class Plan:
 
 
 def coarse(bucket: int, batches: int) -> int:
-    """The bucket of a whole group: as many sizes as one mini-batch has, whatever its length."""
-    return bucket * batches if bucket > 1 else 1
+    """The bucket of a whole group: it grows with the group, so that a long one does not have many more sizes."""
+    return max(bucket, bucket * batches // 2) if bucket > 1 else 1
 
 
 def steps_of_levels(budget: StepBudget, fresh: int) -> tuple[int, int, int]:

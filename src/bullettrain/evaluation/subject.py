@@ -93,7 +93,8 @@ def find_subject(
         return Subject(path.name, _fill(network, tensors, path, mean, std, shape), path.name)
     if ":" in model:
         _unused(network, None, None, f"{model} is a network, not weights for one")
-        return Subject(model, _normalised(_called(model, pretrained=True), mean, std).eval(), model)
+        made, own = _called(model, pretrained=True)
+        return Subject(model, _normalised(made, mean, std, own).eval(), model)
     raise _no_network(model)
 
 
@@ -171,9 +172,8 @@ def _fill(
         kept = [tensors.pop(key).flatten().tolist() for key in ("mu", "sigma")]
         mean, std = (mean, std) if mean is not None else (kept[0], kept[1])
     if ":" in network:
-        made = _called(network, pretrained=False)
-        inside = made
-        made = _normalised(made, mean, std)
+        inside, own = _called(network, pretrained=False)
+        made = _normalised(inside, mean, std, own)
     else:
         try:
             made = inside = build(
@@ -199,8 +199,12 @@ def _classes(tensors: Mapping[str, Tensor]) -> int | None:
     return len(matrices[-1]) if matrices and len(matrices[-1]) > 1 else None
 
 
-def _called(text: str, *, pretrained: bool) -> nn.Module:
-    """A network from `timm:NAME`, or from `package.module:function`, called without arguments."""
+Normalisation = tuple[Sequence[float] | None, Sequence[float] | None]
+"""Mean and standard deviation, one value a channel."""
+
+
+def _called(text: str, *, pretrained: bool) -> tuple[nn.Module, Normalisation]:
+    """A network from `timm:NAME`, or from `package.module:function`, called without arguments; what it goes with."""
     where, _, name = text.partition(":")
     if where == "timm":
         return _of_timm(name, pretrained)
@@ -220,7 +224,7 @@ def _called(text: str, *, pretrained: bool) -> nn.Module:
     made = function()
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{text} returned {type(made).__name__}; it has to return a torch.nn.Module")
-    return made
+    return made, (None, None)
 
 
 def _offered(names: Iterable[str]) -> str:
@@ -228,7 +232,7 @@ def _offered(names: Iterable[str]) -> str:
     return f"; it has {', '.join(shown[:8])}" if shown else ""
 
 
-def _of_timm(name: str, pretrained: bool) -> nn.Module:
+def _of_timm(name: str, pretrained: bool) -> tuple[nn.Module, Normalisation]:
     try:
         import timm
     except ImportError as error:  # it needs torchvision, which no extra of ours brings
@@ -238,10 +242,15 @@ def _of_timm(name: str, pretrained: bool) -> nn.Module:
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"timm:{name}: {(str(error) or 'unknown').splitlines()[0]}") from None
     about: Mapping[str, Any] = getattr(network, "pretrained_cfg", None) or {}
-    return _normalised(network, about.get("mean"), about.get("std"))
+    return network, (about.get("mean"), about.get("std"))
 
 
-def _normalised(network: nn.Module, mean: Sequence[float] | None, std: Sequence[float] | None) -> nn.Module:
+def _normalised(
+    network: nn.Module, mean: Sequence[float] | None, std: Sequence[float] | None, own: Normalisation = (None, None)
+) -> nn.Module:
+    """The network after a normalisation: the one that is given or else its own, if any."""
+    if mean is None and std is None:
+        mean, std = own
     if mean is None and std is None:
         return network
     if mean is None or std is None:

@@ -35,7 +35,7 @@ class Tally:
             self.sums.new_full((1,), len(y)),
             (out.loss.detach() * loss_weight).view(1),
             one_hot.sum(dim=0),
-            svar @ one_hot,
+            (svar[:, None] * one_hot).sum(dim=0),  # a matrix product in float64 is slow on a GPU
             clean.view(1),
             hits.view(-1, len(y)).mean(dim=0).sum().view(1),
         ]
