@@ -50,6 +50,36 @@ def few_queries(monkeypatch):
     return Quick
 
 
+class Rounding(nn.Module):
+    """A network that in its own precision gets some images wrong: the package would pass them over."""
+
+    def __init__(self, exact, wrong):
+        super().__init__()
+        self.exact, self.wrong = exact, wrong
+
+    def forward(self, x):
+        logits = self.exact(x)
+        first = x.flatten(1).sum(1)[:, None] == self.wrong
+        return torch.where(first.any(dim=1, keepdim=True), -logits, logits)
+
+    def verdict(self, x):
+        return self.exact(x)
+
+
+@real
+def test_what_rounding_alone_loses_is_attacked_too(robust_run, digits, monkeypatch):
+    few_queries(monkeypatch)
+    network = find_subject(str(robust_run)).network.requires_grad_(False)
+    x, y = to_unit(digits.images), digits.labels
+    right = network(x).argmax(1) == y
+    x, y = x[right], y[right]
+    rounds, _ = autoattack_rounds(
+        Rounding(network, x[:3].flatten(1).sum(1)), eps=0.9, norm="linf", classes=10, seed=4, device=CPU
+    )
+    assert (Rounding(network, x[:3].flatten(1).sum(1))(x).argmax(1) != y).sum() == 3
+    assert not rounds[0].withstood(x, y, 0).any()
+
+
 @real
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_rounds_give_what_the_package_gives_in_one_go(robust_run, digits, monkeypatch, norm):

@@ -15,7 +15,7 @@ from bullettrain.evaluation import clean_accuracy, robust_accuracy
 from bullettrain.evaluation.results import pack, unpack
 from bullettrain.evaluation.rounds import pgd_rounds
 from bullettrain.evaluation.statistics import rises, wilson
-from bullettrain.evaluation.survival import Round, Survival, clean_round, survive
+from bullettrain.evaluation.survival import Round, Survival, clean_round, correct, survive
 from conftest import assert_same, norm_net, snapshot
 
 CPU = torch.device("cpu")
@@ -243,6 +243,21 @@ def test_a_network_in_half_precision_gives_float32_logits_and_close_ones():
     assert torch.equal(exact, net(x))
     assert not torch.equal(exact, half)
     assert torch.allclose(exact, half, atol=0.05)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_whatever_the_precision_float32_gives_the_verdict(monkeypatch, compiled):
+    from bullettrain.evaluation.network import Judged
+
+    net = nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)).eval().requires_grad_(False)
+    net[1].weight.copy_(torch.tensor([[1.0], [1.001]]))  # the same in bf16, where the first of equals counts
+    monkeypatch.setattr(torch, "compile", lambda network: network)
+    judged, x = Judged(net, half=True, compiled=compiled), torch.ones(3, 1, 1, 1)
+    assert judged(x).argmax(dim=1).tolist() == [0, 0, 0]
+    assert correct(judged, x, torch.ones(3, dtype=torch.int64)).all()
+    assert torch.equal(judged.exact(x), net(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert judged.verdict(x).argmax(dim=1).tolist() == [1, 1, 1]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks at it

@@ -66,7 +66,8 @@ def evaluate(
     std: Annotated[str | None, typer.Option(help="With --mean.")] = None,
     size: Annotated[int, typer.Option(min=0, help="Judge only so many test images, every class alike; 0: all.")] = 0,
     precision: Annotated[
-        str, typer.Option(help="float32, tf32, bf16, or both: float32 and bf16, and how they differ.")
+        str,
+        typer.Option(help="What attacks search in: float32, tf32, bf16, or both (the first and last). Float32 judges."),
     ] = "float32",
     curves: Annotated[
         bool, typer.Option("--curves", help="Also accuracy against ε and against steps, and a look for masking.")

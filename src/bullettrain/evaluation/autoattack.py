@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,25 +50,39 @@ def autoattack_rounds(
     """
     module = _module()
     notes = Notes()
-    rows = _AsRows(model)
-    arguments: dict[str, Any] = {"norm": {"linf": "Linf", "l2": "L2"}[norm], "eps": eps, "seed": seed}
-    arguments |= {"version": "standard", "device": device}
-    if "verbose" in inspect.signature(module.AutoAttack).parameters:
-        arguments["verbose"] = False
-    adversary = module.AutoAttack(rows, **arguments)
-    adversary.verbose = False
-    for part in (adversary, adversary.apgd, adversary.apgd_targeted):
-        part.logger = notes
-    targets = min(TARGETS, classes - 1)
-    adversary.apgd_targeted.n_target_classes = adversary.fab.n_target_classes = targets
-    evaluate = adversary.run_standard_evaluation
-    size = "batch_size" if "batch_size" in inspect.signature(evaluate).parameters else "bs"
+
+    def adversary(attacked: nn.Module) -> Callable[[str, Tensor, Tensor], Tensor]:
+        arguments: dict[str, Any] = {"norm": {"linf": "Linf", "l2": "L2"}[norm], "eps": eps, "seed": seed}
+        arguments |= {"version": "standard", "device": device}
+        if "verbose" in inspect.signature(module.AutoAttack).parameters:
+            arguments["verbose"] = False
+        made = module.AutoAttack(_AsRows(attacked), **arguments)
+        made.verbose = False
+        for part in (made, made.apgd, made.apgd_targeted):
+            part.logger = notes
+        made.apgd_targeted.n_target_classes = made.fab.n_target_classes = min(TARGETS, classes - 1)
+        evaluate = made.run_standard_evaluation
+        size = "batch_size" if "batch_size" in inspect.signature(evaluate).parameters else "bs"
+
+        def run(name: str, x: Tensor, y: Tensor) -> Tensor:
+            made.attacks_to_run = [name]
+            with frozen(attacked), _own_noise(device):
+                found = evaluate(x.contiguous(), y, **{size: len(x)})
+            images: Tensor = found[0] if isinstance(found, tuple) else found
+            return images
+
+        return run
+
+    searching, exact = adversary(model), adversary(getattr(model, "exact", model))
 
     def withstood(name: str, x: Tensor, y: Tensor) -> Tensor:
-        adversary.attacks_to_run = [name]
-        with frozen(model), _own_noise(device):
-            found = evaluate(x.contiguous(), y, **{size: len(x)})
-        x_adv = found[0] if isinstance(found, tuple) else found
+        with frozen(model), torch.no_grad():
+            right = model(x).argmax(dim=1) == y
+        x_adv = x.clone()
+        if right.any():
+            x_adv[right] = searching(name, x[right], y[right])
+        if not right.all():  # lost by rounding alone, and so passed over: attacked in real float32
+            x_adv[~right] = exact(name, x[~right], y[~right])
         return correct(model, x_adv, y)
 
     def as_round(name: str) -> Round:

@@ -22,6 +22,8 @@ Precision = Literal["float32", "tf32", "bf16"]
 class Judged(nn.Module):
     """Logits (m, K) in float32 of images (m, C, H, W), whatever precision they are computed in.
 
+    Attacks look for images in that precision; what an image is taken for is said by :meth:`verdict`, in float32.
+
     Gradients go to the images alone. However they are asked for, there are two programs to compile, with a gradient
     and without, each for every m.
     """
@@ -43,6 +45,29 @@ class Judged(nn.Module):
         wanted = torch.is_grad_enabled() and x.requires_grad
         with torch.set_grad_enabled(wanted), torch.autocast(x.device.type, torch.bfloat16, enabled=self.in_half):
             logits: Tensor = network(x)
+        return wide(logits) if torch.is_tensor(logits) else logits
+
+    @property
+    def exact(self) -> nn.Module:
+        """The same network in real float32, not compiled: what judges, and what attacks where this one is mistaken."""
+        return _Exact(uncompiled(self.network))
+
+    def verdict(self, x: Tensor) -> Tensor:
+        """Logits (m, K) of ``x`` in real float32."""
+        logits: Tensor = self.exact(x)
+        return logits
+
+
+class _Exact(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        if channels_last(x.device) and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        with arithmetic("float32"), torch.autocast(x.device.type, enabled=False):
+            logits: Tensor = self.network(x)
         return wide(logits) if torch.is_tensor(logits) else logits
 
 

@@ -132,7 +132,7 @@ def clean_round(model: nn.Module) -> Round:
 
 
 def correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """(m,) bool: which of x (m, C, H, W) the network, in eval mode, classifies as y (m,)."""
+    """(m,) bool: which of x (m, C, H, W) the network, in eval mode, classifies as y (m,); its verdict if it has one."""
     with frozen(model), torch.no_grad():
-        logits: Tensor = model(x)
+        logits: Tensor = getattr(model, "verdict", model)(x)
     return logits.argmax(dim=1) == y
