@@ -91,8 +91,8 @@ class AttackPieces(CorruptionPieces):
         def ascent(logits: Tensor, labels: Tensor, goal: Tensor | None, rows: Tensor | None) -> Tensor:
             return climb(logits, some(labels, rows), None if goal is None else some(goal, rows))
 
-        self.move = torch.compile(move, dynamic=True) if compile else move
-        self.ascent = torch.compile(ascent, dynamic=True) if compile else ascent
+        self.move = torch.compile(move) if compile else move
+        self.ascent = torch.compile(ascent) if compile else ascent
 
     def allocate(self, memory: Memory) -> None:
         """Buffers in the order of the attack: the examples, where they have got to, labels, targets, step sizes.
@@ -164,11 +164,14 @@ class AttackPieces(CorruptionPieces):
     ) -> Tensor:
         """``adv`` (n, …) after a step; what belongs to them is the others' ``rows``, or all there is."""
         images = adv.detach().requires_grad_()
+        if rows is not None:
+            rows = dynamic(rows)
         with torch.enable_grad():
             logits = self.attacked(dynamic(images))
-            direction = self.ascent(wide(logits.detach()), labels, goal if self.aims else None, rows)
+            seen = dynamic(wide(logits.detach()))
+            direction = self.ascent(seen, dynamic(labels), dynamic(goal) if self.aims else None, rows)
             (gradient,) = torch.autograd.grad(logits, images, direction.to(logits.dtype))
-        return self.move(images.detach(), gradient, clean, size, rows)
+        return self.move(dynamic(images.detach()), dynamic(gradient), dynamic(clean), dynamic(size), rows)
 
     def _return(self, memory: Memory, rows: int) -> None:
         """x' to where the examples came from."""
