@@ -188,7 +188,9 @@ class _Normalise(torch.autograd.Function):
         shift = -mean * scale if bias is None else bias - mean * scale
         ctx.save_for_backward(x, weight, centre, member, number, mean, inverse)
         ctx.has_bias = bias is not None
-        y = (values * _spread(member, scale, x) + _spread(member, shift, x)).to(x.dtype)
+        y = values * _spread(member, scale, x) + _spread(member, shift, x)
+        if y.dtype != x.dtype:  # compiled by torch 2.11, a conversion that changes nothing loses the gradient
+            y = y.to(x.dtype)
         whole_mean = mean + centre.flatten()
         ctx.mark_non_differentiable(whole_mean, var)
         return y, whole_mean, var
