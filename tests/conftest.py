@@ -85,3 +85,20 @@ def robust_run(tmp_path_factory) -> Path:
     settings = ["epochs=6", "data.validation=0", "probe=0", "evaluation.steps=5", "log_every=50"]
     assert train(recipe("digits").with_settings(settings), folder, Place(torch.device("cpu"))).finished
     return folder
+
+
+def few_queries(monkeypatch):
+    """Square with fewer than its 5000 queries, and FAB and APGD with fewer iterations: the same code, sooner."""
+    import pyautoattack
+
+    original = pyautoattack.AutoAttack
+
+    class Quick(original):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.square.n_queries = 60
+            for part in (self.apgd, self.apgd_targeted, self.fab):
+                part.n_iter = 10
+
+    monkeypatch.setattr(pyautoattack, "AutoAttack", Quick)
+    return Quick

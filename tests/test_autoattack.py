@@ -20,7 +20,7 @@ from bullettrain.evaluation.specs import PGD, AutoAttack, parse_attacks
 from bullettrain.evaluation.subject import Subject, find_subject
 from bullettrain.evaluation.survival import Round, clean_round, survive
 from bullettrain.evaluation.watch import Watch
-from conftest import assert_same, snapshot
+from conftest import assert_same, few_queries, snapshot
 
 CPU = torch.device("cpu")
 real = pytest.mark.skipif(
@@ -31,23 +31,6 @@ real = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def digits():
     return load("digits", split="test").subset(torch.arange(24))
-
-
-def few_queries(monkeypatch):
-    """Square with fewer than its 5000 queries, and FAB and APGD with fewer iterations: the same code, sooner."""
-    import pyautoattack
-
-    original = pyautoattack.AutoAttack
-
-    class Quick(original):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.square.n_queries = 60
-            for part in (self.apgd, self.apgd_targeted, self.fab):
-                part.n_iter = 10
-
-    monkeypatch.setattr(pyautoattack, "AutoAttack", Quick)
-    return Quick
 
 
 class Rounding(nn.Module):

@@ -1,5 +1,6 @@
 """The command as a person types it: in a process of its own, judged by what it prints and how it exits."""
 
+import ast
 import json
 import os
 import re
@@ -185,3 +186,11 @@ def test_data_list_and_verify(invoke, real_data):
 
 def test_verify_fails_where_files_are_missing(invoke, tmp_path):
     assert invoke("data", "verify", "mnist", "--data-dir", tmp_path).exit_code == 2
+
+
+def test_options_are_named_where_they_have_a_metavar():
+    """Typer 0.27 makes the name of an option that has none of its metavar: `--ATTACK`."""
+    for path in (Path(bullettrain.__file__).parent / "commands").glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "typer.Option":
+                assert call.args or "metavar" not in [keyword.arg for keyword in call.keywords], ast.unparse(call)

@@ -17,7 +17,7 @@ from bullettrain.training import run as runs
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.folder import read_weights
 from bullettrain.training.setup import Place
-from conftest import batch
+from conftest import batch, few_queries
 
 pytestmark = [
     pytest.mark.gpu,
@@ -306,8 +306,8 @@ def test_a_nan_inside_a_captured_step_is_noticed(tmp_path):
         runs.train(small("lr=1e30", "optimizer.name=sgd", "epochs=20"), tmp_path / "run", Place(CUDA))
 
 
-def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path):
-    """Channels last, exact float32: what survives differs by rounding alone."""
+def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
+    """Channels last, exact float32: what survives differs by rounding alone. AutoAttack in a short form."""
     from bullettrain.evaluation.evaluate import Plan, evaluate
     from bullettrain.evaluation.results import Store
     from bullettrain.evaluation.specs import parse_attacks
@@ -320,6 +320,7 @@ def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path):
     data = ImageSet(images, network(to_unit(images)).argmax(dim=1), digits.classes)
     texts = ["pgd5x2:eps=0.01", "pgd5:norm=l2,eps=0.1", "pgd5:loss=kl,eps=0.01"]
     if importlib.util.find_spec("pyautoattack") is not None:
+        few_queries(monkeypatch)
         texts += ["autoattack:eps=0.002"]
     found = {}
     for device in ("cpu", "cuda"):

@@ -88,7 +88,9 @@ def corrupt(
     data_dir: Where = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Make this one; again for more, or several with commas between them."),
+        typer.Option(
+            "--only", metavar="NAME", help="Make this one; again for more, or several with commas between them."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="What chance does depends on it.")] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one a core.")] = None,

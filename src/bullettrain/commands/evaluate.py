@@ -42,6 +42,7 @@ def evaluate(
     attack: Annotated[
         list[str] | None,
         typer.Option(
+            "--attack",
             metavar="ATTACK",
             help="clean, pgd20, pgd100x10, pgd1000x5, pgd:KEY=VALUE,…, autoattack, corruptions; again, or with "
             "commas, for more. Default: clean,pgd20.",

@@ -43,7 +43,9 @@ def reproduce(
     ] = None,
     rows: Annotated[
         list[str] | None,
-        typer.Option(metavar="ROW", help="Run these alone, with commas between them; * stands for any letters."),
+        typer.Option(
+            "--rows", metavar="ROW", help="Run these alone, with commas between them; * stands for any letters."
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Run every row so often; tables then have mean ± std.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once on the device; their seconds then say nothing.")] = 1,
