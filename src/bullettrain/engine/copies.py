@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,27 +58,67 @@ class Joint(nn.Module):
     """
 
     count: Tensor
+    """Images of the first batch, on the device: one compiled program serves all counts."""
 
     def __init__(self, network: nn.Module, half: bool) -> None:
         super().__init__()
         some = next(network.parameters())
         self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=some.device), persistent=False)
-        norms = [_JointNorm(norm, self.count) for norm in network.modules() if isinstance(norm, _BatchNorm)]
+        split = _Split()
+        norms = [norm for norm in network.modules() if isinstance(norm, _BatchNorm)]
+        self.norms = [_JointNorm(norm, index, split) for index, norm in enumerate(norms)]
         shared = [*network.parameters(), *network.buffers()]
-        memo: dict[int, object] = {id(t): t for t in shared} | {id(joint.norm): joint for joint in norms}
-        self.copy = copy.deepcopy(network, memo)
-        self.half_precision = half
-        self._pairs = _to_half(self.copy) if half else []
+        memo: dict[int, object] = {id(t): t for t in shared} | {id(joint.norm): joint for joint in self.norms}
+        self.inner = _Inner(copy.deepcopy(network, memo), split, half)
+        self.run: Callable[[Tensor, Tensor], _Outcome] = self.inner
+        self._pairs = _to_half(self.inner.copy) if half else []
+        self._first = 0
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """From now on compiled, by `torch.compile` with these arguments."""
+        # The norms' autograd.Function is left to the compiler's second stage: its first is slow with them.
+        torch._dynamo.allow_in_graph(_normalise)  # type: ignore[no-untyped-call]
+        self.run = torch.compile(self.inner, *args, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, K) of images of which the first ``count`` are one batch and the others another."""
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half_precision):
-            logits: Tensor = self.copy(x.to(torch.bfloat16) if self.half_precision else x)
+        logits, called, means, variances = self.run(x, self.count)
+        self._remember(called, means, variances, (self._first, len(x) - self._first))
         return logits
+
+    @torch.no_grad()
+    def _remember(
+        self, called: list[int], means: list[Tensor], variances: list[Tensor], sizes: tuple[int, int]
+    ) -> None:
+        """Move the running statistics as the norms themselves would, by one batch after the other.
+
+        ``called``: which norm saw ``means`` and ``variances``, (2, C) each, over how many values an example.
+        """
+        seen = list(zip([self.norms[index] for index in called], means, variances, strict=True))
+        # All at once, but for a norm that is called twice or has a momentum of its own.
+        kinds = dict.fromkeys(joint.norm.momentum for joint, _, _ in seen)
+        several = [[one for one in seen if one[0].norm.momentum == momentum] for momentum in kinds]
+        for some in several if len(set(called)) == len(called) else [[one] for one in seen]:
+            for part, size in enumerate(sizes):
+                if size:  # an empty batch changes nothing
+                    self._move(some, part, size)
+
+    @staticmethod
+    def _move(seen: list[tuple[_JointNorm, Tensor, Tensor]], part: int, size: int) -> None:
+        """Running statistics of norms of one momentum by what they saw of one batch, ``size`` examples."""
+        norms, numbers = [joint.norm for joint, _, _ in seen], [size * joint.pixels for joint, _, _ in seen]
+        unbiased = torch._foreach_mul([var[part] for _, _, var in seen], [n / max(n - 1, 1) for n in numbers])
+        for name, values in (("running_mean", [mean[part] for _, mean, _ in seen]), ("running_var", unbiased)):
+            running = [getattr(norm, name) for norm in norms]
+            alike = [value.to(old.dtype) for old, value in zip(running, values, strict=True)]
+            torch._foreach_lerp_(running, alike, norms[0].momentum)  # type: ignore[arg-type]
+        if tracked := [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]:
+            torch._foreach_add_(tracked, 1)
 
     def prepare(self, count: int) -> None:
         """For images of which the first ``count`` are one batch: the weights as they are now."""
         self.count.fill_(count)
+        self._first = count
         if self._pairs:
             with torch.no_grad():
                 torch._foreach_copy_([mine for mine, _ in self._pairs], [theirs for _, theirs in self._pairs])
@@ -117,43 +159,73 @@ class Joint(nn.Module):
         return all(bool((a - b).abs().max() <= 1e-8 * b.abs().max().clamp_min(1)) for a, b in pairs if b.numel())
 
 
-class _JointNorm(nn.Module):
-    """A batch norm over rows [0, count) and over the rest, each by its own mean and variance."""
+_Outcome = tuple[Tensor, list[int], list[Tensor], list[Tensor]]
+"""Logits; the norms in the order in which they were called; the mean and the variance that each saw, (2, C)."""
 
-    count: Tensor
 
-    def __init__(self, norm: _BatchNorm, count: Tensor) -> None:
+class _Split:
+    """What a network's norms share during a forward."""
+
+    member: Tensor | None = None
+    """(n, 2): which row is in which batch."""
+    number: Tensor | None = None
+    """(2,): how many rows each has."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, Tensor, Tensor]] = []
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _Split:
+        return self
+
+
+class _Inner(nn.Module):
+    """What is compiled of a :class:`Joint`: all but the running statistics."""
+
+    def __init__(self, network: nn.Module, split: _Split, half: bool) -> None:
         super().__init__()
-        self.norm = norm
-        self.register_buffer("count", count, persistent=False)
+        self.copy, self.split, self.half_precision = network, split, half
+
+    def forward(self, x: Tensor, count: Tensor) -> _Outcome:
+        split = self.split
+        first = torch.arange(len(x), device=x.device) < count
+        split.member = torch.stack([first, ~first], dim=1).to(wide(x[:1]).dtype)
+        split.number = torch.stack([count, len(x) - count])
+        split.seen = []
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half_precision):
+            logits: Tensor = self.copy(x.to(torch.bfloat16) if self.half_precision else x)
+        seen = split.seen
+        split.member, split.number, split.seen = None, None, []
+        return logits, [index for index, _, _ in seen], [mean for _, mean, _ in seen], [var for _, _, var in seen]
+
+
+class _JointNorm(nn.Module):
+    """A batch norm over the rows of one batch and over those of another, each by its own mean and variance."""
+
+    def __init__(self, norm: _BatchNorm, index: int, split: _Split) -> None:
+        super().__init__()
+        self.norm, self.index, self.split = norm, index, split
+        self.pixels = 1
+        """Values that a channel has of one example."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x (n, C, …) normalised."""
-        norm = self.norm
+        norm, split = self.norm, self.split
         if not norm.training:
             normal: Tensor = norm(x)
             return normal
-        first = torch.arange(len(x), device=x.device) < self.count
-        member = torch.stack([first, ~first], dim=1).to(wide(x[:1]).dtype)
-        number = torch.stack([self.count, len(x) - self.count]) * x[0, 0].numel()
-        y, mean, var = _Normalise.apply(x, norm.weight, norm.bias, member, number, norm.eps)  # type: ignore[no-untyped-call]
-        self._remember(mean, var, number)
-        assert isinstance(y, Tensor)
+        assert split.member is not None
+        assert split.number is not None
+        self.pixels = x[0, 0].numel()
+        y, mean, var = _normalise(x, norm.weight, norm.bias, split.member, split.number * self.pixels, norm.eps)
+        split.seen.append((self.index, mean, var))
         return y
 
-    @torch.no_grad()
-    def _remember(self, mean: Tensor, var: Tensor, number: Tensor) -> None:
-        """Move the running statistics as the norm itself would, by one batch after the other, each (C,)."""
-        norm = self.norm
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        momentum = (number > 0).to(mean.dtype) * (norm.momentum or 0.0)  # an empty batch changes nothing
-        unbiased = var * (number.to(var.dtype) / (number - 1).clamp_min(1))[:, None]
-        for running, values in ((norm.running_mean, mean), (norm.running_var, unbiased)):
-            moved = running.to(mean.dtype).lerp(values[0], momentum[0]).lerp(values[1], momentum[1])
-            running.copy_(moved)
-        if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.add_((number > 0).sum())
+
+def _normalise(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, member: Tensor, number: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, mean, var = _Normalise.apply(x, weight, bias, member, number, eps)  # type: ignore[no-untyped-call]
+    return y, mean, var
 
 
 class _Normalise(torch.autograd.Function):
@@ -228,7 +300,7 @@ def _by_batch(member: Tensor, rows: Tensor) -> Tensor:
 
 def _spread(member: Tensor, of_batch: Tensor, x: Tensor) -> Tensor:
     """(n, C, 1, …) of (2, C): each row what its batch has."""
-    of_row = member[:, :1] * of_batch[0] + member[:, 1:] * of_batch[1]
+    of_row = torch.where(member[:, :1] > 0, of_batch[0], of_batch[1])
     return of_row.view(*of_row.shape, *(1,) * (x.ndim - 2))
 
 

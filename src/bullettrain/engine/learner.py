@@ -26,7 +26,6 @@ class Learner:
         self.network, self.half, self.compile, self.wants_joint = network, half, compile, joint
         self.net: nn.Module = compiled(network) if compile else network
         self.joint: Joint | None = None
-        self.joined: nn.Module | None = None
 
     def look_at(self, x: Tensor) -> int:
         """The number of classes, from a first batch, which also shows whether two batches can be joined."""
@@ -35,8 +34,8 @@ class Learner:
         if self.joint is None and self.wants_joint and Joint.suits(self.network, x):
             with training(self.network):  # its parts keep these modes
                 self.joint = Joint(self.network, self.half)
-            # Without splitting: it makes two kernels of each sum over a few hundred rows.
-            self.joined = compiled(self.joint, split_reductions=False) if self.compile else self.joint
+            if self.compile:  # without splitting: it makes two kernels of each sum over a few hundred rows
+                self.joint.compile(options={"split_reductions": False})
         return classes
 
     def both(self, clean: Tensor | None, corrupted: Tensor, z: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -45,7 +44,7 @@ class Learner:
         ``z``: logits of the clean batch, where they are there already.
         """
         sizes = [len(x) for x in (clean, corrupted) if x is not None]
-        if self.joined is not None and z is None and 1 not in sizes:  # a lone example has no statistics
+        if self.joint is not None and z is None and 1 not in sizes:  # a lone example has no statistics
             if clean is None:
                 return None, self._together(corrupted, len(corrupted))
             logits = self._together(torch.cat([clean, corrupted]), len(clean))
@@ -62,7 +61,7 @@ class Learner:
         """
         before, logits = [buffer.clone() for buffer in self.network.buffers()], []
         for part in parts:
-            if self.joined is not None and len(part) > 1:
+            if self.joint is not None and len(part) > 1:
                 logits.append(self._together(part, len(part)).detach())
             else:
                 with torch.no_grad(), self._precision():
@@ -80,10 +79,9 @@ class Learner:
 
     def _together(self, x: Tensor, count: int) -> Tensor:
         assert self.joint is not None
-        assert self.joined is not None
         self.joint.prepare(count)
         with training(self.network):
-            logits: Tensor = self.joined(dynamic(x))
+            logits: Tensor = self.joint(dynamic(x))
         return logits
 
     def _precision(self) -> torch.autocast:
