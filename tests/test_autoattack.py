@@ -15,6 +15,7 @@ from bullettrain.data import load, to_unit
 from bullettrain.evaluation import autoattack
 from bullettrain.evaluation.autoattack import Notes, attack_names, autoattack_rounds, installed
 from bullettrain.evaluation.evaluate import Plan, evaluate
+from bullettrain.evaluation.network import Judged
 from bullettrain.evaluation.results import FILE, Store
 from bullettrain.evaluation.specs import PGD, AutoAttack, parse_attacks
 from bullettrain.evaluation.subject import Subject, find_subject
@@ -33,33 +34,31 @@ def digits():
     return load("digits", split="test").subset(torch.arange(24))
 
 
-class Rounding(nn.Module):
-    """A network that in its own precision gets some images wrong: the package would pass them over."""
+class Rounding(Judged):
+    """A network that in its own precision gets some images wrong, which its verdict does not."""
 
-    def __init__(self, exact, wrong):
-        super().__init__()
-        self.exact, self.wrong = exact, wrong
+    def __init__(self, network, images, among):
+        super().__init__(network, half=False)
+        self.known, self.among = images.flatten(1).sum(1), among
 
     def forward(self, x):
-        logits = self.exact(x)
-        first = x.flatten(1).sum(1)[:, None] == self.wrong
-        return torch.where(first.any(dim=1, keepdim=True), -logits, logits)
-
-    def verdict(self, x):
-        return self.exact(x)
+        known = (x.flatten(1).sum(1)[:, None] == self.known).any(dim=1, keepdim=True)
+        logits = super().forward(x)
+        return torch.where(known == self.among, -logits, logits)
 
 
 @real
-def test_what_rounding_alone_loses_is_attacked_too(robust_run, digits, monkeypatch):
+@pytest.mark.parametrize("among", [True, False])
+def test_where_rounding_misleads_the_search_float32_attacks(robust_run, digits, monkeypatch, among):
+    """Wrong from the start, an image would be passed over; wrong after any change, it would be left too early."""
     few_queries(monkeypatch)
     network = find_subject(str(robust_run)).network.requires_grad_(False)
     x, y = to_unit(digits.images), digits.labels
     right = network(x).argmax(1) == y
     x, y = x[right], y[right]
-    rounds, _ = autoattack_rounds(
-        Rounding(network, x[:3].flatten(1).sum(1)), eps=0.9, norm="linf", classes=10, seed=4, device=CPU
-    )
-    assert (Rounding(network, x[:3].flatten(1).sum(1))(x).argmax(1) != y).sum() == 3
+    model = Rounding(network, x[:3] if among else x, among)
+    assert (model(x).argmax(1) != y).sum() == (3 if among else 0)
+    rounds, _ = autoattack_rounds(model, eps=0.9, norm="linf", classes=10, seed=4, device=CPU)
     assert not rounds[0].withstood(x, y, 0).any()
 
 

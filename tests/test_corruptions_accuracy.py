@@ -11,6 +11,7 @@ from torch import nn
 from bullettrain.corruptions import AVERAGED, CORRUPTIONS
 from bullettrain.data import DataError
 from bullettrain.evaluation.corruptions import CorruptionResult, corruption_accuracy, mean_corruption_error
+from bullettrain.evaluation.network import Judged
 from conftest import assert_same, norm_net, snapshot
 
 CPU = torch.device("cpu")
@@ -239,3 +240,13 @@ def test_mean_corruption_error():
 def test_a_baseline_that_does_not_fit_is_named(baseline, match):
     with pytest.raises(DataError, match=match):
         mean_corruption_error(CorruptionResult({"fog": (0.5,) * 5}, (), 10), baseline)
+
+
+def test_float32_judges_in_whatever_precision_a_network_attacks(tmp_path):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3072, 4, bias=False)).requires_grad_(False)
+    net[1].weight.copy_(torch.tensor([1.0, 1.001, 0.0, 0.0])[:, None].expand(4, 3072))  # two of them equal in bf16
+    np.save(tmp_path / "labels.npy", np.ones(5 * N, np.uint8))
+    np.save(tmp_path / "fog.npy", np.full((5 * N, 32, 32, 3), 200, np.uint8))
+    judged = Judged(net, half=True)
+    assert (judged(torch.ones(1, 3, 32, 32)).argmax(1) == 0).all()
+    assert corruption_accuracy(judged, tmp_path, device=CPU).accuracy["fog"] == (1.0,) * 5

@@ -22,7 +22,10 @@ from conftest import batch, few_queries
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),  # what the compiler and a first capture remark
+    # What the compiler and a first capture remark.
+    pytest.mark.filterwarnings("ignore:.*Online softmax is disabled"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
 CUDA = torch.device("cuda")

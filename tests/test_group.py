@@ -76,6 +76,9 @@ def test_plans_round_towards_care_only(group, counts, bucket, fresh):
         assert (given_steps[at : at + size][part[:touched]] > 0).all()
         assert (given_steps[at : at + size][part[touched:]] == 0).all()
         at += size
+    if budget.robust:  # an outlier is never moved up by two classes
+        moved_far = (category == Category.OUTLIER) & (given_steps > max(budget.robust, budget.outlier))
+        assert not moved_far.any()
     # Who is moved up is nearest to the class above: no robust example with a lower SVar is left behind.
     robust = (category == Category.ROBUST) & (given_steps == budget.robust) if budget.robust else torch.tensor([False])
     moved = (category == Category.ROBUST) & (given_steps > budget.robust) & (given_steps == budget.boundary)
@@ -271,6 +274,37 @@ def test_counted_work_is_what_the_hooks_see(name, selection, counts, sizes, buck
     assert total == pytest.approx(seen["held"] + 2 * seen["attack"] + 3 * seen["train"])
     idle = seen["attack"] - sum(int(out.steps.sum()) for out in outs)
     assert idle == 0 if bucket == 1 else idle >= 0
+
+
+@settings(max_examples=40)
+@given(
+    name=st.sampled_from(sorted(OBJECTIVES)),
+    norm=st.sampled_from(["linf", "l2"]),
+    counts=st.sampled_from([*BUDGETS[:3], (10, 2, 0), (5, 5, 0), (2, 1, 0), (6, 3, 2)]),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    bucket=st.sampled_from([1, 2, 4, 8]),
+    fresh=st.integers(0, 2),
+    known=st.sampled_from([0.0, 0.4, 1.0]),
+    seed=st.integers(0, 50),
+)
+def test_what_is_reported_is_what_was_done(name, norm, counts, sizes, bucket, fresh, known, seed):
+    """Steps and categories of every example, through PGD by itself, give its x'."""
+    net, budget = tiny_net(seed=seed), StepBudget(*counts)
+    train = BulletTrain(OBJECTIVES[name](eps=0.05, norm=norm), budget=budget)
+    train.robust_fraction.load_state_dict({"value": known, "gamma": 0.8, "momentum": 0.9})
+    batches = []
+    for i, m in enumerate(sizes):
+        x, y = batch(m, channels=1, size=4, dtype=torch.float64, seed=100 * seed + i)
+        y = torch.where(torch.arange(m) % 3 > 0, net(x).argmax(1), y)
+        batches.append((x, y, (x + 0.01 * torch.randn(x.shape, dtype=torch.float64)).clamp(0, 1)))
+    fresh = min(fresh, next(n for n in (*counts[:0:-1], counts[0]) if n))
+    settings_ = GroupSettings(group=3, bucket=bucket, fresh=fresh)
+    outs = GroupEngine(train, net, lambda: None, settings=settings_).step(batches)
+    for (x, y, start), out in zip(batches, outs, strict=True):
+        aim = {"loss": "kl", "target": net(x).softmax(1).detach()} if name == "trades" else {}
+        sizes_ = budget.step_sizes(out.category, out.steps, 0.05)
+        expected = pgd(net, x, y, eps=0.05, steps=out.steps, step_size=sizes_, start=start, norm=norm, **aim)
+        assert torch.allclose(out.x_prime, expected, atol=1e-11)
 
 
 def test_larger_buckets_differ_only_for_those_moved_up():

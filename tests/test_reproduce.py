@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from bullettrain.commands import app
 from bullettrain.reproduction import STUDIES
 from bullettrain.reproduction import rows as rows_module
-from bullettrain.reproduction.records import read_records
+from bullettrain.reproduction.records import better, read_records
 from bullettrain.reproduction.rows import Outcome, Task
 from bullettrain.reproduction.scales import SMOKE
 from bullettrain.training.folder import RunFolder
@@ -138,12 +138,35 @@ def test_training_and_judging_apart(tmp_path, monkeypatch):
     figures = read_records(tmp_path / "records")[name].figures
     assert {"clean": figures["clean"], "pgd10": figures["pgd10"]} == exact  # float32 stays where there is both
     assert figures["pgd10x2-margin"]["precision"] == "bf16"
-    assert "TRADES λ=1/6 + BT, N_R=2: PGD-10×2 margin in bf16." in (tmp_path / "table-trades.md").read_text()
+    assert "TRADES λ=1/6 + BT, N_R=2: PGD-10×2 margin searched in bf16." in (tmp_path / "table-trades.md").read_text()
 
     monkeypatch.setattr("bullettrain.training.loop.Trainer.run", lambda self: pytest.fail("trained again"))
     assert "1 to train or judge, 1 from before" in invoke(*options, "--precision", "bf16")
     for record in read_records(tmp_path / "records").values():
         assert record.figures["pgd10x2-margin"]["precision"] == "bf16"
+    assert "0 to train or judge, 2 from before" in invoke(*options)  # what is there will do
+    assert "2 runs: 2 to train or judge" in invoke(*options, "--precision", "float32")
+    for record in read_records(tmp_path / "records").values():
+        assert "precision" not in record.figures["pgd10x2-margin"]
+
+
+def test_a_record_is_left_alone_while_its_training_is_made_again(tmp_path):
+    options = ("table-trades", "--rows", "bt-nr2", "--out", tmp_path, *FAST)
+    invoke(*options)
+    ((name, before),) = read_records(tmp_path / "records").items()
+    course = tmp_path / "runs" / name / "metrics.jsonl"  # as of a run that was stopped on its way
+    lines = [line for line in course.read_text().splitlines() if json.loads(line)["kind"] not in ("end", "evaluation")]
+    course.write_text("\n".join(lines) + "\n")
+    (tmp_path / "runs" / name / "evaluation.json").unlink()
+    invoke(*options, "--tables")
+    assert read_records(tmp_path / "records")[name] == before
+
+
+def test_of_two_figures_the_better_is_kept():
+    exact, half, few = {"examples": 9, "accuracy": 0.5}, {"examples": 9, "precision": "bf16"}, {"examples": 3}
+    assert better({"a": exact, "b": few}, {"a": half, "c": few}) == {"a": exact, "b": few, "c": few}
+    assert better({"a": few}, {"a": half}) == {"a": half}
+    assert better({"a": half}, {"a": dict(half, accuracy=1)})["a"]["accuracy"] == 1
 
 
 def test_a_stop_leaves_a_table_and_the_command_to_go_on(tmp_path, monkeypatch):

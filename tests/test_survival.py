@@ -247,7 +247,7 @@ def test_a_network_in_half_precision_gives_float32_logits_and_close_ones():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_whatever_the_precision_float32_gives_the_verdict(monkeypatch, compiled):
-    from bullettrain.evaluation.network import Judged
+    from bullettrain.evaluation.network import Judged, verdict
 
     net = nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)).eval().requires_grad_(False)
     net[1].weight.copy_(torch.tensor([[1.0], [1.001]]))  # the same in bf16, where the first of equals counts
@@ -257,7 +257,9 @@ def test_whatever_the_precision_float32_gives_the_verdict(monkeypatch, compiled)
     assert correct(judged, x, torch.ones(3, dtype=torch.int64)).all()
     assert torch.equal(judged.exact(x), net(x))
     with torch.autocast("cpu", torch.bfloat16):
-        assert judged.verdict(x).argmax(dim=1).tolist() == [1, 1, 1]
+        assert verdict(judged, x).argmax(dim=1).tolist() == [1, 1, 1]
+    net.add_module("verdict", nn.Identity())  # a user's network may have parts called anything
+    assert torch.equal(verdict(net, x), net(x))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks at it

@@ -1,5 +1,6 @@
 """The training command, end to end on small data: figures, folders, resuming, collapse, errors."""
 
+import copy
 import json
 import math
 import multiprocessing
@@ -618,6 +619,26 @@ def test_settings_run(tmp_path, settings):
     torch.compiler.reset()
     result = runs.train(small("epochs=2", *settings), tmp_path / "run", CPU)
     assert result.finished
+
+
+def test_the_captured_average_is_the_plain_one(tmp_path):
+    """Weights, statistics and counts, as `AveragedModel` moves them."""
+    config = small("attack_group=2", "training.average=0.75", "network.name=wrn-10-1")
+    trainer = Trainer(config, RunFolder(tmp_path), CPU, load_data(config, None))
+    for step in range(3):
+        with torch.no_grad():
+            for t in (*trainer.network.parameters(), *trainer.network.buffers()):
+                t.add_(step + 1)
+        theirs = copy.deepcopy(trainer.average)
+        if step == 0:
+            trainer.average.update_parameters(trainer.network)  # the first copies
+        else:
+            trainer.stepper._average()
+        theirs.update_parameters(trainer.network)
+        for (key, mine), expected in zip(
+            trainer.average.state_dict().items(), theirs.state_dict().values(), strict=True
+        ):
+            assert torch.allclose(mine, expected, atol=1e-6), key
 
 
 @pytest.mark.parametrize("settings", [("attack_group=3",), ("attack_group=2", "fresh=1", "objective=mart")])

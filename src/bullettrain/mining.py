@@ -26,7 +26,10 @@ Score = Callable[[Tensor, Tensor], Tensor]
 """``score(logits (m, K), labels (m,)) -> (m,)``: negative where misclassified, larger where safer."""
 
 Separation = Callable[[Tensor, "float | Tensor"], Tensor]
-"""``separation(score (m,), robust_fraction) -> (m,)`` integers of :class:`Category`."""
+"""``separation(score (m,), robust_fraction) -> (m,)`` integers of :class:`Category`.
+
+One with an attribute ``over_batches`` that is true also takes (k, m), k batches of which each is separated by itself.
+"""
 
 
 class Category(IntEnum):

@@ -58,8 +58,12 @@ def reproduce(
         typer.Option(min=0, help="Test images for attacks that training does not end with anyway; 0: all."),
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="Of those attacks: float32, tf32 or bf16. Tables say where it is not float32.")
-    ] = "float32",
+        str | None,
+        typer.Option(
+            help="What those attacks search in: float32, tf32 or bf16. Tables say where it is not float32. Default: "
+            "what is there will do, float32 for the rest."
+        ),
+    ] = None,
     train_only: Annotated[
         bool,
         typer.Option(
@@ -112,7 +116,7 @@ def reproduce(
     if rows and not ready:
         chosen[0].config(size_of)  # says what it needs
     changed = tuple(settings or ())
-    if precision not in typing.get_args(Precision):
+    if precision is not None and precision not in typing.get_args(Precision):
         there = list(typing.get_args(Precision))
         raise ConfigError(f"--precision is {precision!r}; there are {', '.join(there)}{nearest(precision, there)}")
     if train_only and only_tables:
@@ -126,7 +130,7 @@ def reproduce(
             attacks=() if train_only else tuple(size_of.attack(attack) for attack in study.attacks),
             ranks=study.ranks and not row.plain and not train_only,
             size=size_of.size if size is None else size,
-            precision=cast(Precision, precision),
+            precision=cast(Precision | None, precision),
             corruptions=root(data_dir) / FOLDERS[config.data.name] if config.data.name in FOLDERS else None,
             data_dir=data_dir,
             device=device,

@@ -74,7 +74,8 @@ class AttackPieces(CorruptionPieces):
     def __init__(
         self, objective: AdversarialObjective, budget: StepBudget, network: nn.Module, *, half: bool, compile: bool
     ) -> None:
-        self.budget, self.in_turns = budget, budget.uniform_steps is None and budget.robust > 0
+        self.budget = budget
+        self.in_turns = any(0 < steps < budget.boundary for steps in (budget.robust, budget.outlier))
         self.shadow = Shadow(network, half)
         self.attacked: nn.Module = compiled(self.shadow) if compile else self.shadow
         self.compile = compile

@@ -339,7 +339,7 @@ class GroupEngine:
 
 
 def why_not(train: BulletTrain) -> str | None:
-    """Why the group engine cannot take this engine's steps, if so: it slices, and slices need an order."""
+    """Why the group engine cannot take this engine's steps, if so: rows take turns, and N_B has to be the most."""
     objective, budget = train.objective, train.budget
     if isinstance(objective, AugMix):
         if not isinstance(objective.views, ViewMaker):

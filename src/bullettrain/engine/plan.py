@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Plan:
     """Rows there are."""
     budget: StepBudget
     bucket: int = 1
-    """Rows under attack are a multiple of this, or all."""
+    """Rows under attack are a multiple of this, or all; 1 where all get the same steps."""
     fresh: int = 0
     """The last steps of each row, which are taken elsewhere."""
 
@@ -46,9 +47,9 @@ class Plan:
         """Of the group's attack."""
         return self.budget.boundary - self.fresh if self.rows else 0
 
-    @property
+    @cached_property
     def schedule(self) -> list[int]:
-        """Rows under attack at each iteration. To fill a bucket, rows without steps stand idle in it."""
+        """Rows under attack at each iteration; what fills a bucket up stands idle."""
         levels = steps_of_levels(self.budget, self.fresh)
         rows = (self.boundary, self.robust - self.boundary, self.rows - self.robust)
         steps = sum(n * each for n, each in zip(rows, levels, strict=True))
@@ -131,8 +132,8 @@ def arrange(
         iterations = budget.boundary - fresh
         slots = _rounded(steps.sum(), iterations) // iterations
         room = (_rounded(slots, coarse(bucket, len(sizes))).clamp_max(len(rank)) - slots) * iterations
-        to_the_top = torch.where(every < rows, iterations - steps, room + 1).cumsum(0)
-        boundary = (to_the_top <= room).sum()
+        more = torch.where(every < rows, iterations - steps, room + 1).cumsum(0)
+        boundary = torch.maximum(boundary, torch.minimum((more <= room).sum(), (rank < 2).sum()))
         robust = torch.maximum(boundary, robust)
     return order, local, torch.cat([torch.stack([boundary, robust]), touched])
 

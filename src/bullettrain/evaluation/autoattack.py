@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks import frozen
+from bullettrain.evaluation.network import Judged, arithmetic
 from bullettrain.evaluation.survival import Round, correct
 from bullettrain.extras import extra
 
@@ -73,17 +74,26 @@ def autoattack_rounds(
 
         return run
 
-    searching, exact = adversary(model), adversary(getattr(model, "exact", model))
+    searching = adversary(model)
+    exact = adversary(model.exact) if isinstance(model, Judged) else searching
+
+    def taken_for(x: Tensor) -> Tensor:
+        with frozen(model), torch.no_grad():
+            classes: Tensor = model(x).argmax(dim=1)
+        return classes
 
     def withstood(name: str, x: Tensor, y: Tensor) -> Tensor:
-        with frozen(model), torch.no_grad():
-            right = model(x).argmax(dim=1) == y
-        x_adv = x.clone()
+        x_adv, right = x.clone(), taken_for(x) == y
         if right.any():
             x_adv[right] = searching(name, x[right], y[right])
-        if not right.all():  # lost by rounding alone, and so passed over: attacked in real float32
-            x_adv[~right] = exact(name, x[~right], y[~right])
-        return correct(model, x_adv, y)
+        alive = correct(model, x_adv, y)
+        # Mistaken by rounding alone, the search has passed these over or stopped early: once more, in real float32.
+        mistaken = alive & (taken_for(x_adv) != y)
+        if mistaken.any():
+            with arithmetic("float32"):
+                x_adv[mistaken] = exact(name, x[mistaken], y[mistaken])
+            alive[mistaken] = correct(model, x_adv[mistaken], y[mistaken])
+        return alive
 
     def as_round(name: str) -> Round:
         return Round(name, lambda x, y, _: withstood(name, x, y))

@@ -16,6 +16,7 @@ from bullettrain.corruptions.files import LABELS, Array, image_file, open_images
 from bullettrain.corruptions.table import AVERAGED, CORRUPTIONS, SEVERITIES
 from bullettrain.data import to_unit
 from bullettrain.data.base import DataError
+from bullettrain.evaluation.network import verdict
 
 Tick = Callable[[int], None]
 """Told after each batch how many images it had."""
@@ -142,7 +143,7 @@ def _share(
     count = torch.zeros((), dtype=torch.int64, device=device)
     for at in range(0, len(images), batch_size):
         pixels = torch.from_numpy(images[at : at + batch_size].copy()).to(device)  # the map itself is read-only
-        logits = net(to_unit(pixels.permute(0, 3, 1, 2).contiguous()))
+        logits = verdict(net, to_unit(pixels.permute(0, 3, 1, 2).contiguous()))
         check_logits_shape(logits, len(pixels))
         if at == 0 and int(labels.max()) >= logits.shape[1]:
             raise DataError(

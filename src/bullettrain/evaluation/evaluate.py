@@ -219,6 +219,8 @@ class _Judge:
     def _key(self, attack: Attack, images: str, **more: Any) -> str:
         if isinstance(attack, AutoAttack):
             more["package"] = autoattack.installed()
+        if self.precision != "float32":
+            more["judged"] = "float32"
         return key_of(
             network=self.entry.digest,
             images=images,

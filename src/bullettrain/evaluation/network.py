@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -22,7 +22,7 @@ Precision = Literal["float32", "tf32", "bf16"]
 class Judged(nn.Module):
     """Logits (m, K) in float32 of images (m, C, H, W), whatever precision they are computed in.
 
-    Attacks look for images in that precision; what an image is taken for is said by :meth:`verdict`, in float32.
+    Attacks look for images in that precision; what an image is taken for is said by :func:`verdict`, in float32.
 
     Gradients go to the images alone. However they are asked for, there are two programs to compile, with a gradient
     and without, each for every m.
@@ -49,26 +49,16 @@ class Judged(nn.Module):
 
     @property
     def exact(self) -> nn.Module:
-        """The same network in real float32, not compiled: what judges, and what attacks where this one is mistaken."""
-        return _Exact(uncompiled(self.network))
-
-    def verdict(self, x: Tensor) -> Tensor:
-        """Logits (m, K) of ``x`` in real float32."""
-        logits: Tensor = self.exact(x)
-        return logits
+        """The same network, not compiled and not in half precision: within ``arithmetic("float32")`` it judges."""
+        return Judged(uncompiled(self.network), half=False)
 
 
-class _Exact(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        if channels_last(x.device) and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        with arithmetic("float32"), torch.autocast(x.device.type, enabled=False):
-            logits: Tensor = self.network(x)
-        return wide(logits) if torch.is_tensor(logits) else logits
+def verdict(model: nn.Module, x: Tensor) -> Tensor:
+    """Logits (m, K) of x (m, C, H, W), eval mode, by which it is judged: of a :class:`Judged` those in real float32."""
+    judge, exactly = (model.exact, arithmetic("float32")) if isinstance(model, Judged) else (model, nullcontext())
+    with frozen(judge), torch.no_grad(), exactly:
+        logits: Tensor = judge(x)
+    return logits
 
 
 @contextmanager

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bullettrain.attacks import frozen
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.base import derive_seed
+from bullettrain.evaluation.network import verdict
 
 Tick = Callable[[int], None]
 """Told after each batch how many images it had."""
@@ -132,7 +132,5 @@ def clean_round(model: nn.Module) -> Round:
 
 
 def correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """(m,) bool: which of x (m, C, H, W) the network, in eval mode, classifies as y (m,); its verdict if it has one."""
-    with frozen(model), torch.no_grad():
-        logits: Tensor = getattr(model, "verdict", model)(x)
-    return logits.argmax(dim=1) == y
+    """(m,) bool: which of x (m, C, H, W) the network, in eval mode, classifies as y (m,)."""
+    return verdict(model, x).argmax(dim=1) == y

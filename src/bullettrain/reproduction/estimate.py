@@ -69,7 +69,9 @@ class Estimator:
         images = min(task.size or test, test)
         record = task.record()
         judging = sum(_judging(attack, config) for attack in task.missing(record)) * images
-        return training, judging / speed.passes * (SLOWER[task.precision] if self.place.device.type == "cuda" else 1.0)
+        return training, judging / speed.passes * (
+            SLOWER[task.precision or "float32"] if self.place.device.type == "cuda" else 1.0
+        )
 
     def speed(self, config: Config) -> Speed:
         """Of the config's network on its data: of runs here, else as recorded for this device, else measured now."""

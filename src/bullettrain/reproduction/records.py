@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bullettrain.evaluation.results import Store, key_of
+from bullettrain.evaluation.results import Result, Store, key_of
 from bullettrain.extras import extra
 from bullettrain.reporting.plotting import thin
 from bullettrain.reporting.run import EPOCH_COLUMNS, SHARES, STEP_COLUMNS, Batch, Run, read_run
@@ -68,7 +68,7 @@ class Record:
     """Counted passes an example."""
     shares: dict[str, float]
     figures: dict[str, dict[str, Any]]
-    """By attack: accuracy as a share, on how many images, over how many corruptions, the precision if not float32."""
+    """By attack: accuracy as a share, on how many images, over how many corruptions, the search's precision."""
     averaged: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The same of the averaged weights, where training judged them."""
     measures: dict[str, float] = field(default_factory=dict)
@@ -183,19 +183,16 @@ def record_of(path: Path, *, jobs: int = 1, measures: Mapping[str, float] | None
     end: dict[str, Any] = next((r for r in reversed(folder.records()) if r.get("kind") == "end"), {})
     figures: dict[str, dict[str, dict[str, Any]]] = {}
     for judged in run.evaluations:
-        about = {"accuracy": judged.accuracy, "examples": judged.examples}
-        figures.setdefault(judged.weights, {})[judged.attack] = about
+        figure = {"accuracy": judged.accuracy, "examples": judged.examples}
+        figures.setdefault(judged.weights, {})[judged.attack] = figure
     found = figures.setdefault(WEIGHTS, {})
     for entry in Store(path).entries:
         if entry.weights != WEIGHTS:
             continue
         for result in entry.results:
-            exact, other = result.precision == "float32", found.get(result.name, {"examples": 0})
-            if result.role != "attack" or (result.examples, exact) < (other["examples"], "precision" not in other):
+            if result.role != "attack":
                 continue
-            about = {"accuracy": result.accuracy, "examples": result.examples}
-            about |= {"over": result.corruptions["over"]} if result.corruptions else {}
-            found[result.name] = about | ({} if exact else {"precision": result.precision})
+            found = better(found, {result.name: figure_of(result)})
     curve = {name: [_short(v) for v in thin(run.steps["epoch"], run.steps[name])[1]] for name in CURVE}
     batch = run.batch
     return Record(
@@ -225,6 +222,23 @@ def record_of(path: Path, *, jobs: int = 1, measures: Mapping[str, float] | None
         },
         note=note,
     )
+
+
+def figure_of(result: Result) -> dict[str, Any]:
+    """What a record keeps of a result of `bullettrain evaluate`."""
+    about: dict[str, Any] = {"accuracy": result.accuracy, "examples": result.examples}
+    about |= {"over": result.corruptions["over"]} if result.corruptions else {}
+    return about | ({} if result.precision == "float32" else {"precision": result.precision})
+
+
+def better(old: Mapping[str, dict[str, Any]], new: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of two figures of an attack the one on more images, then the one searched in float32, then the new one."""
+
+    def worth(figure: Mapping[str, Any]) -> tuple[int, bool]:
+        return figure["examples"], "precision" not in figure
+
+    kept = {name: figure for name, figure in old.items() if name in new and worth(figure) > worth(new[name])}
+    return {**old, **new, **kept}
 
 
 def read_record(file: Path) -> Record | None:

@@ -189,7 +189,7 @@ class Results:
             elif figure.get("examples", whole) < whole:
                 said.append(f"{attack_title(name)} on {figure['examples']:.0f} of {whole:.0f} test images")
             if "precision" in figure:
-                said.append(f"{attack_title(name)} in {figure['precision']}")
+                said.append(f"{attack_title(name)} searched in {figure['precision']}")
         return said
 
 

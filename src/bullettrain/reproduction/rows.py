@@ -19,7 +19,7 @@ from bullettrain.evaluation.subject import find_subject
 from bullettrain.evaluation.watch import Watch
 from bullettrain.loading import load as load_network
 from bullettrain.reproduction.measures import score_ranks, spot_corruptions
-from bullettrain.reproduction.records import WEIGHTS, Record, read_record, record_of, run_name
+from bullettrain.reproduction.records import WEIGHTS, Record, better, figure_of, read_record, record_of, run_name
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder
@@ -44,8 +44,8 @@ class Task:
     """As `--attack` takes them; none: it is trained, and judged some other time."""
     ranks: bool = False
     size: int = 0
-    precision: Precision = "float32"
-    """Of the attacks that training does not end with."""
+    precision: Precision | None = None
+    """That attacks after training search in. None: what is there will do, and float32 for the rest."""
     corruptions: Path | None = None
     """Folder of CIFAR-C's files; without one, corruptions are made on the spot."""
     data_dir: Path | None = None
@@ -70,13 +70,15 @@ class Task:
         return read_record(self.out / RECORDS / f"{self.name}.json")
 
     def missing(self, record: Record | None) -> list[str]:
-        """Attacks that are wanted and not in ``record`` on enough images."""
+        """Attacks that are wanted and not in ``record`` on enough images, in float32 where that is asked for."""
         figures = record.figures if record is not None else {}
         whole = figures.get("clean", {}).get("examples", 0)
         enough = min(self.size, whole) if self.size else whole
 
-        def there(name: str) -> bool:  # a folder of corruptions has a size of its own
-            return name in figures and (name == "corruptions" or figures[name]["examples"] >= enough)
+        def there(name: str) -> bool:
+            if name not in figures or (self.precision == "float32" and "precision" in figures[name]):
+                return False  # a folder of corruptions has a size of its own
+            return name == "corruptions" or bool(figures[name]["examples"] >= enough)
 
         return [attack for attack in self.attacks if not there(attack_name(attack))]
 
@@ -118,7 +120,7 @@ def perform(task: Task, console: Console | None = None) -> Outcome:
     folder = RunFolder(task.folder)
     # How it is computed may differ from when it was begun (another device): what is learnt does not.
     config = folder.config() if folder.exists else task.config
-    kept = task.record() if folder.exists else None  # figures of another training have no place beside this one's
+    kept = task.record() if _is_trained(folder) else None  # figures of another training have no place beside these
     try:
         if kept is None or not kept.finished:
             _most_jobs(task)
@@ -163,7 +165,7 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
         images = _part(test, task.size)
         plan = Plan(
             [parse_attack(attack, _defaults(config)) for attack in attacks],
-            (task.precision,),
+            (task.precision or "float32",),
             batch_size=1000 if device.type == "cuda" else 500,
             compiled=config.training.compile and device.type == "cuda",
             corruptions=task.corruptions,
@@ -171,7 +173,9 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
         subject = find_subject(str(task.folder), weights=WEIGHTS)
         store = Store(task.folder)
         with store.alone(), Watch(console, stop) as watch:
-            evaluate(subject, images, config.data.name, plan, device=device, store=store, watch=watch)
+            _, asked = evaluate(subject, images, config.data.name, plan, device=device, store=store, watch=watch)
+        if task.precision is not None:  # asked for: these, and not what is there on more images in another precision
+            figures |= {result.name: figure_of(result) for result in asked if result.name != "clean"}
     network = load_network(task.folder, weights=WEIGHTS).to(device)
     if spot:
         assert test is not None
@@ -181,14 +185,14 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
         images = load(config.data.name, split="train", root=task.data_dir, image_size=config.data.image_size)
         measures |= {**score_ranks(network, images, config.method, device=device), "ranked": 1.0}
     final = record_of(task.folder, jobs=record.jobs, measures=measures, note=record.note)
-    final.figures = {**record.figures, **final.figures, **figures}
+    final.figures = {**better(record.figures, final.figures), **figures}
     final.write(task.out / RECORDS)
 
 
 def take_up(task: Task) -> None:
     """Put what `bullettrain evaluate` has found since into the record of a finished run, where that is here."""
     kept = task.record()
-    if kept is not None and kept.finished and RunFolder(task.folder).exists:
+    if kept is not None and kept.finished and _is_trained(RunFolder(task.folder)):
         _so_far(task, kept).write(task.out / RECORDS)
 
 
@@ -197,8 +201,14 @@ def _so_far(task: Task, kept: Record | None) -> Record:
     jobs = kept.jobs if kept is not None and kept.finished else _most_jobs(task)
     record = record_of(task.folder, jobs=jobs, measures=kept.measures if kept else None)
     if kept is not None:
-        record.figures, record.note = {**kept.figures, **record.figures}, kept.note
+        record.figures, record.note = better(kept.figures, record.figures), kept.note
     return record
+
+
+def _is_trained(folder: RunFolder) -> bool:
+    """Whether a training lies here that came to its end."""
+    ends = [record for record in folder.records() if record.get("kind") == "end"] if folder.exists else []
+    return bool(ends) and ends[-1].get("reason") == "finished"
 
 
 def _most_jobs(task: Task) -> int:

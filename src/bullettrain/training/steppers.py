@@ -174,12 +174,12 @@ class GroupStepper:
         decay = self.config.training.average
         ema = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         ema(mine, theirs, None)
-        means, counts = (
-            [t for t in module.buffers() if not t.is_floating_point()] for module in (self.average.module, self.network)
-        )
-        if means:  # at once: one by one they would be four kernels each
+        pairs = list(zip(self.average.module.buffers(), self.network.buffers(), strict=True))
+        for dtype in dict.fromkeys(mean.dtype for mean, _ in pairs if not mean.is_floating_point()):
+            # At once: one by one they would be four kernels each.
+            means, counts = zip(*[pair for pair in pairs if pair[0].dtype == dtype], strict=True)
             old, new = (torch.cat([t.flatten() for t in side]) for side in (means, counts))
-            moved = torch.split((old * decay + new * (1 - decay)).to(old.dtype), [t.numel() for t in means])
+            moved = torch.split((old * decay + new * (1 - decay)).to(dtype), [t.numel() for t in means])
             torch._foreach_copy_(means, [part.view_as(mean) for part, mean in zip(moved, means, strict=True)])
         self.average.n_averaged.add_(1)
 
