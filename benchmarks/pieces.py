@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bullettrain.engine.corruption import AttackPieces
 from bullettrain.training import recipe
 from bullettrain.training.bench import Imposed, _maker, _units
 from bullettrain.training.setup import Place, load_data
@@ -62,24 +63,27 @@ def main() -> None:
 def show(stepper: GroupStepper, key: Hashable, kernels: int) -> None:
     """One piece: the median of 20 replays, then the kernels of three more."""
     assert stepper.graphs is not None
-    graph, memory = stepper.graphs.graphs[key], stepper.group.memory
+    graph, memory, corruption = stepper.graphs.graphs[key], stepper.group.memory, stepper.group.corruption
     assert memory is not None
 
-    def replay() -> None:
-        memory.at.zero_()  # an update moves on to the next mini-batch
-        graph.replay()
+    def back() -> None:
+        memory.at.zero_()  # an update moves on to the next mini-batch, an attack to the next turn
+        if isinstance(corruption, AttackPieces):
+            corruption.turn.zero_()
 
     times = []
     for _ in range(23):
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        back()
         before.record()
-        replay()
+        graph.replay()
         after.record()
         torch.cuda.synchronize()
         times.append(before.elapsed_time(after))
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(3):
-            replay()
+            back()
+            graph.replay()
         torch.cuda.synchronize()
     events = [event for event in seen.key_averages() if event.self_device_time_total > 0]
     micros, counts = Counter[str](), Counter[str]()

@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 
-from bullettrain.engine.copies import Joint, Shadow
+from bullettrain.engine.copies import Shadow
 from bullettrain.engine.group import GroupEngine, GroupSettings
+from bullettrain.engine.joint import Joint
 from conftest import batch, norm_net
 from grouped import engine, learnable
 

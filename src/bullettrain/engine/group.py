@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from bullettrain.allocation import StepBudget, Work
 from bullettrain.augmix import ViewMaker
 from bullettrain.checks import check_batch, check_count, check_labels, check_norms, check_range
-from bullettrain.engine.copies import Joint
 from bullettrain.engine.corruption import AttackPieces, CorruptionPieces, ViewPieces
+from bullettrain.engine.joint import Joint
 from bullettrain.engine.learner import Learner, dynamic
 from bullettrain.engine.memory import Memory, take
 from bullettrain.engine.plan import Plan, allot, arrange

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks.state import frozen, training
-from bullettrain.engine.copies import Joint
+from bullettrain.engine.joint import Joint
 from bullettrain.objectives.base import forward
 
 

@@ -1,0 +1,273 @@
+"""A network that learns from two batches in one forward, each with batch-norm statistics of its own."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from bullettrain.attacks.state import training
+from bullettrain.engine.copies import to_half
+from bullettrain.precision import wide
+
+
+class Joint(nn.Module):
+    """Two batches in one training-mode forward, each with batch-norm statistics of its own.
+
+    Convolutions see one larger batch, and everything comes out as from two forwards one after the other, running
+    statistics included. Batch norms, with their parameters and statistics, are the network's own; in half precision
+    convolutions and linear layers are copies. :meth:`prepare` comes before each forward, :meth:`give_back` after
+    each backward.
+    """
+
+    count: Tensor
+    """Images of the first batch, on the device: one compiled program serves all counts."""
+
+    def __init__(self, network: nn.Module, half: bool) -> None:
+        super().__init__()
+        some = next(network.parameters())
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=some.device), persistent=False)
+        split = _Split()
+        norms = [norm for norm in network.modules() if isinstance(norm, _BatchNorm)]
+        self.norms = [_JointNorm(norm, index, split) for index, norm in enumerate(norms)]
+        shared = [*network.parameters(), *network.buffers()]
+        memo: dict[int, object] = {id(t): t for t in shared} | {id(joint.norm): joint for joint in self.norms}
+        self.inner = _Inner(copy.deepcopy(network, memo), split, half)
+        self.run: Callable[[Tensor, Tensor], _Outcome] = self.inner
+        self._pairs = to_half(self.inner.copy) if half else []
+        self._first = 0
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """From now on compiled, by `torch.compile` with these arguments."""
+        # The norms' autograd.Function is left to the compiler's second stage: its first is slow with them.
+        torch._dynamo.allow_in_graph(_normalise)  # type: ignore[no-untyped-call]
+        self.run = torch.compile(self.inner, *args, **kwargs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, K) of images of which the first ``count`` are one batch and the others another."""
+        logits, called, means, variances = self.run(x, self.count)
+        self._remember(called, means, variances, (self._first, len(x) - self._first))
+        return logits
+
+    @torch.no_grad()
+    def _remember(
+        self, called: list[int], means: list[Tensor], variances: list[Tensor], sizes: tuple[int, int]
+    ) -> None:
+        """Move the running statistics as the norms themselves would, by one batch after the other.
+
+        ``called``: which norm saw ``means`` and ``variances``, (2, C) each, over how many values an example.
+        """
+        seen = list(zip([self.norms[index] for index in called], means, variances, strict=True))
+        # All at once, but for a norm that is called twice or has a momentum of its own.
+        kinds = dict.fromkeys(joint.norm.momentum for joint, _, _ in seen)
+        several = [[one for one in seen if one[0].norm.momentum == momentum] for momentum in kinds]
+        for some in several if len(set(called)) == len(called) else [[one] for one in seen]:
+            for part, size in enumerate(sizes):
+                if size:  # an empty batch changes nothing
+                    self._move(some, part, size)
+
+    @staticmethod
+    def _move(seen: list[tuple[_JointNorm, Tensor, Tensor]], part: int, size: int) -> None:
+        """Running statistics of norms of one momentum by what they saw of one batch, ``size`` examples."""
+        norms, numbers = [joint.norm for joint, _, _ in seen], [size * joint.pixels for joint, _, _ in seen]
+        unbiased = torch._foreach_mul([var[part] for _, _, var in seen], [n / max(n - 1, 1) for n in numbers])
+        for name, values in (("running_mean", [mean[part] for _, mean, _ in seen]), ("running_var", unbiased)):
+            running = [getattr(norm, name) for norm in norms]
+            alike = [value.to(old.dtype) for old, value in zip(running, values, strict=True)]
+            torch._foreach_lerp_(running, alike, norms[0].momentum)  # type: ignore[arg-type]
+        if tracked := [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]:
+            torch._foreach_add_(tracked, 1)
+
+    def prepare(self, count: int) -> None:
+        """For images of which the first ``count`` are one batch: the weights as they are now."""
+        self.count.fill_(count)
+        self._first = count
+        if self._pairs:
+            with torch.no_grad():
+                torch._foreach_copy_([mine for mine, _ in self._pairs], [theirs for _, theirs in self._pairs])
+
+    def give_back(self) -> None:
+        """The copies' gradients to the network's weights, in their precision; the copies keep none."""
+        pairs = [(mine.grad, theirs) for mine, theirs in self._pairs if mine.grad is not None]
+        if not pairs:
+            return
+        wider = [torch.empty_like(theirs) for _, theirs in pairs]
+        torch._foreach_copy_(wider, [gradient for gradient, _ in pairs])
+        for gradient, (_, theirs) in zip(wider, pairs, strict=True):
+            theirs.grad = gradient if theirs.grad is None else theirs.grad + gradient
+        for mine, _ in self._pairs:
+            mine.grad = None
+
+    @staticmethod
+    def suits(network: nn.Module, x: Tensor) -> bool:
+        """Whether one joint forward of this network is two forwards: tried on a batch ``x``, in double precision.
+
+        It is not where examples look at each other otherwise than in a batch norm, or where chance plays a part.
+        """
+        norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+        if len(x) < 5 or any(norm.running_mean is None or norm.momentum is None for norm in norms):
+            return False
+        if any(isinstance(module, _DropoutNd) and module.p for module in network.modules()):
+            return False
+        one, two = copy.deepcopy(network).double(), copy.deepcopy(network).double()
+        images, count, cuda = x.double(), 2 * len(x) // 3, [x.device] if x.is_cuda else []
+        try:
+            with torch.random.fork_rng(devices=cuda), torch.no_grad(), training(one), training(two):
+                joint = Joint(one, half=False)
+                joint.prepare(count)
+                together, apart = joint(images), torch.cat([two(images[:count]), two(images[count:])])
+        except RuntimeError:  # a network that insists on its precision
+            return False
+        pairs = [(together, apart), *zip(one.buffers(), two.buffers(), strict=True)]
+        return all(bool((a - b).abs().max() <= 1e-8 * b.abs().max().clamp_min(1)) for a, b in pairs if b.numel())
+
+
+_Outcome = tuple[Tensor, list[int], list[Tensor], list[Tensor]]
+"""Logits; the norms in the order in which they were called; the mean and the variance that each saw, (2, C)."""
+
+
+class _Split:
+    """What a network's norms share during a forward."""
+
+    member: Tensor | None = None
+    """(n, 2): which row is in which batch."""
+    number: Tensor | None = None
+    """(2,): how many rows each has."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, Tensor, Tensor]] = []
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _Split:
+        return self
+
+
+class _Inner(nn.Module):
+    """What is compiled of a :class:`Joint`: all but the running statistics."""
+
+    def __init__(self, network: nn.Module, split: _Split, half: bool) -> None:
+        super().__init__()
+        self.copy, self.split, self.half_precision = network, split, half
+
+    def forward(self, x: Tensor, count: Tensor) -> _Outcome:
+        split = self.split
+        first = torch.arange(len(x), device=x.device) < count
+        split.member = torch.stack([first, ~first], dim=1).to(wide(x[:1]).dtype)
+        split.number = torch.stack([count, len(x) - count])
+        split.seen = []
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half_precision):
+            logits: Tensor = self.copy(x.to(torch.bfloat16) if self.half_precision else x)
+        seen = split.seen
+        split.member, split.number, split.seen = None, None, []
+        return logits, [index for index, _, _ in seen], [mean for _, mean, _ in seen], [var for _, _, var in seen]
+
+
+class _JointNorm(nn.Module):
+    """A batch norm over the rows of one batch and over those of another, each by its own mean and variance."""
+
+    def __init__(self, norm: _BatchNorm, index: int, split: _Split) -> None:
+        super().__init__()
+        self.norm, self.index, self.split = norm, index, split
+        self.pixels = 1
+        """Values that a channel has of one example."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (n, C, …) normalised."""
+        norm, split = self.norm, self.split
+        if not norm.training:
+            normal: Tensor = norm(x)
+            return normal
+        assert split.member is not None
+        assert split.number is not None
+        self.pixels = x[0, 0].numel()
+        y, mean, var = _normalise(x, norm.weight, norm.bias, split.member, split.number * self.pixels, norm.eps)
+        split.seen.append((self.index, mean, var))
+        return y
+
+
+def _normalise(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, member: Tensor, number: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, mean, var = _Normalise.apply(x, weight, bias, member, number, eps)  # type: ignore[no-untyped-call]
+    return y, mean, var
+
+
+class _Normalise(torch.autograd.Function):
+    """Batch norm of two batches that lie one after the other, with its gradient in closed form.
+
+    Sums over parts of each row come first, (n, C, P), then those over the rows of a batch, (2, C): one pass over the
+    images for both, and kernels that a compiler fuses with what is around them. Values are taken from a centre, the
+    first row's mean, so that squares do not cancel.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        member: Tensor,
+        number: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """y like x (n, C, …); mean and variance, (2, C).
+
+        ``member`` (n, 2) says which row is in which batch, ``number`` (2,) how many values a channel has there.
+        """
+        centre = wide(x[:1]).mean(dim=tuple(range(2, x.ndim)), keepdim=True) if x.ndim > 2 else wide(x[:1])
+        values = wide(x) - centre
+        number = number.clamp_min(1).to(values.dtype)[:, None]
+        mean = _by_batch(member, _by_row(values)) / number
+        var = (_by_batch(member, _by_row(values.square())) / number - mean.square()).clamp_min(0)
+        inverse = (var + eps).rsqrt()
+        scale = inverse if weight is None else inverse * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        ctx.save_for_backward(x, weight, centre, member, number, mean, inverse)
+        ctx.has_bias = bias is not None
+        y = values * _spread(member, scale, x) + _spread(member, shift, x)
+        if y.dtype != x.dtype:  # compiled by torch 2.11, a conversion that changes nothing loses the gradient
+            y = y.to(x.dtype)
+        whole_mean = mean + centre.flatten()
+        ctx.mark_non_differentiable(whole_mean, var)
+        return y, whole_mean, var
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor, *_: Tensor | None):  # type: ignore[no-untyped-def]
+        """Of x, weight and bias: dx = scale·(g − mean of g − x̂·mean of g·x̂), as g·a + x·b + c."""
+        x, weight, centre, member, number, mean, inverse = ctx.saved_tensors
+        values, g = wide(x) - centre, wide(gradient)
+        total = _by_batch(member, _by_row(g))
+        along = inverse * (_by_batch(member, _by_row(g * values)) - mean * total)  # Σ g·x̂
+        scale = inverse if weight is None else inverse * weight
+        slope = -scale * inverse * along / number
+        offset = -slope * mean - scale * total / number
+        dx = g * _spread(member, scale, x) + values * _spread(member, slope, x) + _spread(member, offset, x)
+        d_weight = None if weight is None else along.sum(dim=0)
+        return dx.to(x.dtype), d_weight, total.sum(dim=0) if ctx.has_bias else None, None, None, None
+
+
+def _by_row(values: Tensor) -> Tensor:
+    """(n, C, P) sums of (n, C, …) over P parts of each row: where channels are few, one part would not fill a GPU."""
+    if values.ndim == 2:
+        return values[:, :, None]
+    if values.ndim != 4:
+        return values.flatten(2).sum(dim=2, keepdim=True)
+    n, channels, height, width = values.shape
+    parts = math.gcd(height, max(1, 256 // channels))
+    return values.view(n, channels, parts, height // parts, width).sum(dim=(3, 4))
+
+
+def _by_batch(member: Tensor, rows: Tensor) -> Tensor:
+    """(2, C) sums of (n, C, P)."""
+    return (member[:, :, None, None] * rows[:, None]).sum(dim=(0, 3))
+
+
+def _spread(member: Tensor, of_batch: Tensor, x: Tensor) -> Tensor:
+    """(n, C, 1, …) of (2, C): each row what its batch has."""
+    of_row = torch.where(member[:, :1] > 0, of_batch[0], of_batch[1])
+    return of_row.view(*of_row.shape, *(1,) * (x.ndim - 2))
