@@ -165,6 +165,54 @@ def test_compiled_on_a_cpu_it_is_the_plain_step(monkeypatch):
             assert torch.allclose(a, b, atol=1e-12, rtol=0), key
 
 
+@pytest.mark.parametrize("harm", ["cut off", "bent", "rounded"])
+def test_a_compiler_that_changes_gradients_is_found_out(monkeypatch, harm):
+    """As torch 2.11 has done; what only rounds is let through."""
+
+    class Bent(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * (1e-6 + 1 if harm == "rounded" else 1.1)
+
+    class Harmed(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x, count):
+            weight = self.inner.copy[0].weight.requires_grad_(harm != "cut off")
+            logits, *rest = self.inner(x, count)
+            weight.requires_grad_(True)
+            return Bent.apply(logits) if harm != "cut off" else logits, *rest
+
+    def compile(function, **_):
+        return Harmed(function) if type(function).__name__ == "_Inner" else function
+
+    monkeypatch.setattr(torch, "compile", compile)
+    net = norm_net().double()
+    theirs, before = copy.deepcopy(net), copy.deepcopy(net.state_dict())
+    (one,) = learnable(net, [3])
+    losses = []
+    for network, compiled in ((theirs, False), (net, True)):
+        settings_ = GroupSettings(compile=compiled, joint=True)
+        group = GroupEngine(engine("trades", (3, 1, 0)), network, lambda: None, settings=settings_)
+        if compiled and harm != "rounded":
+            with pytest.warns(UserWarning, match="changes the gradients of this network"):
+                group.learner.look_at(one[0])
+        else:
+            group.learner.look_at(one[0])
+        assert (group.joint.run is not group.joint.inner) == (compiled and harm == "rounded")
+        assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+        losses.append(group.step([one])[0].loss.item())
+    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+    for a, b in zip(net.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-5)
+
+
 def test_networks_whose_examples_see_each_other_are_forwarded_one_after_the_other():
     class Mixes(torch.nn.Module):
         def __init__(self):

@@ -49,6 +49,30 @@ class Joint(nn.Module):
         torch._dynamo.allow_in_graph(_normalise)  # type: ignore[no-untyped-call]
         self.run = torch.compile(self.inner, *args, **kwargs)
 
+    def keeps_gradients(self, x: Tensor) -> bool:
+        """Whether, compiled, it has the gradients that it has as it is, on images ``x``; nothing is changed by it.
+
+        Compilers have lost the gradient of a norm without a word. What rounding alone does is let through.
+        """
+        buffers = [buffer.clone() for buffer in self.inner.buffers()]
+        parameters = [p for p in self.inner.parameters() if p.requires_grad]
+        self.prepare(2 * len(x) // 3)
+        found = []
+        for run in (self.inner, self.run):
+            with torch.enable_grad():
+                logits, *_ = run(x, self.count)
+                away = torch.linspace(-1, 1, logits.numel(), device=x.device).view(logits.shape)
+                found.append(torch.autograd.grad((wide(logits) * away).sum(), parameters, allow_unused=True))
+        with torch.no_grad():
+            for buffer, value in zip(self.inner.buffers(), buffers, strict=True):
+                buffer.copy_(value)
+            pairs = [(wide(a), wide(b)) for a, b in zip(*found, strict=True) if a is not None and b is not None]
+            lost = any((a is None) != (b is None) for a, b in zip(*found, strict=True))
+            sizes = torch.stack([a.norm() for a, _ in pairs])
+            off = torch.stack([(a - b).norm() for a, b in pairs])
+            near = 0.3 if self.inner.half_precision else 1e-3
+            return not lost and bool((off <= near * sizes + 1e-3 * sizes.norm()).all())
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, K) of images of which the first ``count`` are one batch and the others another."""
         logits, called, means, variances = self.run(x, self.count)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -26,6 +28,8 @@ class Learner:
         self.network, self.half, self.compile, self.wants_joint = network, half, compile, joint
         self.net: nn.Module = compiled(network) if compile else network
         self.joint: Joint | None = None
+        self.seconds = 0.0
+        """Spent on compiling the joint forward, and on looking at what came of it."""
 
     def look_at(self, x: Tensor) -> int:
         """The number of classes, from a first batch, which also shows whether two batches can be joined."""
@@ -34,9 +38,25 @@ class Learner:
         if self.joint is None and self.wants_joint and Joint.suits(self.network, x):
             with training(self.network):  # its parts keep these modes
                 self.joint = Joint(self.network, self.half)
-            if self.compile:  # without splitting: it makes two kernels of each sum over a few hundred rows
-                self.joint.compile(options={"split_reductions": False})
+            if self.compile:
+                self._compile_joint(self.joint, x)
         return classes
+
+    def _compile_joint(self, joint: Joint, x: Tensor) -> None:
+        """Compile it, and leave that if it changes gradients."""
+        began = time.perf_counter()
+        # Without splitting: it makes two kernels of each sum over a few hundred rows.
+        joint.compile(options={"split_reductions": False})
+        with training(self.network):
+            right = joint.keeps_gradients(dynamic(x.detach()))
+        if not right:
+            joint.run = joint.inner
+            warnings.warn(
+                f"torch {torch.__version__} changes the gradients of this network when it compiles two batches as one: "
+                "updates are not compiled",
+                stacklevel=2,
+            )
+        self.seconds += time.perf_counter() - began
 
     def both(self, clean: Tensor | None, corrupted: Tensor, z: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Logits of the clean batch and of the corrupted one: None for one that is not there, or is empty.

@@ -129,7 +129,7 @@ class GroupStepper:
     @property
     def capture_seconds(self) -> float:
         """Time spent so far on compilation and captures."""
-        return 0.0 if self.graphs is None else self.graphs.seconds
+        return self.group.learner.seconds + (0.0 if self.graphs is None else self.graphs.seconds)
 
     def loaded(self) -> None:
         """The optimiser's and the average's state were loaded: put them where a capture wants them."""
