@@ -44,9 +44,15 @@ def line(result: dict[str, Any], engine: str, baseline: dict[str, Any], mined: d
         f"{mined['epoch_seconds']:.2f}",
         f"{mined['wall_clock_speedup']:.2f}×",
         f"{mined['work_speedup']:.2f}×",
-        result["environment"]["device"],
+        device(result["environment"]),
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def device(environment: dict[str, Any]) -> str:
+    """What it ran on; on a CPU with how many threads."""
+    name, threads = str(environment["device"]), environment.get("threads")
+    return name.replace("2 cores", "1 core") if threads == 1 and name.startswith("2 cores") else name
 
 
 def main() -> None:

@@ -82,8 +82,8 @@ def weakest(entry: Entry, results: Sequence[Result]) -> str:
     (low, weak), (high, strong) = min(shares), max(shares)
     if low == high:
         return ""
-    text = f"weakest class under {attack_name(result.name)}: {weak} {percent(low)}; strongest: {strong} {percent(high)}"
-    return plain(text)
+    under = f"weakest class under {attack_name(result.name)}"
+    return plain(f"{under}: {weak} ({percent(low)}); strongest: {strong} ({percent(high)})")
 
 
 def mean_in_words(result: Result) -> str:

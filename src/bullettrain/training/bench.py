@@ -90,6 +90,9 @@ def bench(
         shares: impose these fractions of outlier, boundary and robust examples instead.
         checkpoint: weights to start from instead of training.
     """
+    for engine in engines:
+        if engine not in ENGINES:
+            raise ConfigError(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
     with tempfile.TemporaryDirectory() as folder:
         make = _maker(config, place, data, Path(folder))
         if checkpoint is not None:
@@ -134,8 +137,6 @@ def _maker(
     config: Config, place: Place, data: tuple[ImageSet, ImageSet, ImageSet], folder: Path
 ) -> Callable[[str, str], Trainer]:
     def make(engine: str, method: str) -> Trainer:
-        if engine not in ENGINES:
-            raise ConfigError(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
         settings = dict(ENGINES[engine])
         if engine == "eager":
             settings["attack_group"] = 1

@@ -98,7 +98,9 @@ class Display:
         if self.selects:
             parts += [shares(record), f"F_R {record['robust_fraction']:.2f}"]
         if record.get("validation_robust") is not None:
-            parts.append(f"validation {percent(record['validation_clean'])} / {percent(record['validation_robust'])}")
+            parts.append(
+                f"validation {percent(record['validation_clean'])}, under PGD {percent(record['validation_robust'])}"
+            )
         parts.append(f"{duration(left)} left")
         self.console.print("  ".join(parts), soft_wrap=True, highlight=False, markup=False)
 

@@ -94,8 +94,7 @@ def _cifar10_short(recipe: str, method: MethodConfig) -> Config:
         method=method,
         optimizer=OptimizerConfig("sgd", lr=0.1, weight_decay=5e-4, decay_norms=False),
         schedule=ScheduleConfig("one-cycle", warmup=0.3),
-        # Two mini-batches are attacked at once: a fifth faster on a GPU, and every second one an update stale.
-        training=TrainingConfig(epochs=30, precision="auto", channels_last=True, attack_group=2),
+        training=TrainingConfig(epochs=30, precision="auto", channels_last=True),
         evaluation=EvaluationConfig(step_size=0.003),
     )
 
