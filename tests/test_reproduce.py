@@ -45,8 +45,7 @@ def test_every_study_runs_and_leaves_its_table_and_pictures(tmp_path):
         for row in study.rows(SMOKE):
             assert row.title in table
             assert row.title in page
-        for claim in study.claims(SMOKE):
-            assert claim.text in table
+        assert not any(claim.text in table for claim in study.claims(SMOKE))  # figures that mean nothing prove nothing
         assert "src=http" not in page
         pictures = [file for file in tmp_path.glob(f"{name}*.png") if file.name.startswith(name)]
         assert bool(pictures) == (study.figure is not None), name

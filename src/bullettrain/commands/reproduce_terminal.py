@@ -19,7 +19,7 @@ from bullettrain.reproduction.studies import STUDIES
 from bullettrain.reproduction.study import Row
 from bullettrain.training.display import duration
 
-STYLES = {Verdict.HOLDS: "green", Verdict.PART: "yellow", Verdict.FAILS: "red", Verdict.OPEN: "dim"}
+STYLES = dict(zip(Verdict, ("green", "yellow", "yellow", "red", "dim"), strict=True))
 SHORT = {"theoretical": "theor. ×", "wall": "wall ×", "corruptions": "corr. %", "rank_correct": "ρ, correct"}
 MANY = 30
 """Rows of which only those that were run are listed."""

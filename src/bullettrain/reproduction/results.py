@@ -26,6 +26,7 @@ class Verdict(Enum):
 
     HOLDS = "holds"
     PART = "holds in part"
+    CHANCE = "too close to tell"
     FAILS = "does not hold here"
     OPEN = "not measured yet"
 
@@ -119,8 +120,8 @@ class Results:
     # -------------------------------------------------------------------------------------------- claims
 
     def claims(self) -> tuple[Claim, ...]:
-        """The paper's, of this study."""
-        return self.study.claims(self.scale)
+        """The paper's, of this study; none at scale smoke, whose figures mean nothing."""
+        return () if self.scale.name == "smoke" else self.study.claims(self.scale)
 
     def judge(self, check: Check) -> Judged:
         """Whether a check comes out as the paper has it."""
@@ -132,7 +133,9 @@ class Results:
         found = best.mean - other.mean
         short = {"≥": check.offset - found, "≤": found - check.offset, "≈": abs(found) - check.offset}[check.relation]
         slack, noise = self._margins(check, math.hypot(best.error, other.error))
-        verdict = Verdict.HOLDS if short <= slack else Verdict.PART if short <= noise else Verdict.FAILS
+        verdict = Verdict.HOLDS if short <= slack else Verdict.CHANCE if short <= noise else Verdict.FAILS
+        if verdict is Verdict.HOLDS and check.against and _is_opposite(check, found):
+            verdict = Verdict.CHANCE  # a slack is no reason to call less more
         return Judged(check, found, verdict)
 
     def _margins(self, check: Check, error: float) -> tuple[float, float]:
@@ -143,20 +146,20 @@ class Results:
         return slack, max(slack, 2 * error)
 
     def verdict(self, claim: Claim) -> tuple[Verdict, list[Judged]]:
-        """Of a claim: it holds where all its checks do, and in part where some do or are not measured yet."""
+        """Of a claim: it holds where all its checks do, and in part where only some do."""
         judged = [self.judge(check) for check in claim.checks]
         found = {part.verdict for part in judged}
         if len(found) == 1:
             return found.pop(), judged
-        if found == {Verdict.FAILS, Verdict.OPEN}:
-            return Verdict.FAILS, judged
-        return Verdict.PART, judged
+        if Verdict.HOLDS in found:
+            return Verdict.PART, judged
+        return Verdict.FAILS if Verdict.FAILS in found else Verdict.CHANCE, judged
 
     def cell(self, row: str, metric: str) -> Verdict | None:
         """How a cell of the table is coloured: the worst of the claims about it; None where there are none."""
         checks = [check for claim in self.claims() for check in claim.checks]
         found = [self.judge(check).verdict for check in checks if check.rows == (row,) and check.metric == metric]
-        order = (Verdict.FAILS, Verdict.PART, Verdict.OPEN, Verdict.HOLDS)
+        order = (Verdict.FAILS, Verdict.CHANCE, Verdict.PART, Verdict.OPEN, Verdict.HOLDS)
         return min(found, key=order.index) if found else None
 
     def status(self, row: Row) -> str:
@@ -207,3 +210,9 @@ def _cost(run: Record, metric: str) -> float | None:
 
 def _spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def _is_opposite(check: Check, found: float) -> bool:
+    """Whether more was claimed, or no less, and less was found; or the other way round."""
+    above, below = check.relation == "≥" and check.offset >= 0, check.relation == "≤" and check.offset <= 0
+    return (above and found < 0) or (below and found > 0)

@@ -19,8 +19,8 @@ HEADINGS = {
     "svar_order": "in order %",
 }
 CHANGES = ("robust_rise", "outlier_fall", "boundary_least")
-MARKS = {Verdict.HOLDS: "✓", Verdict.PART: "≈", Verdict.FAILS: "✗", Verdict.OPEN: "·"}
-CLASSES = {Verdict.HOLDS: "holds", Verdict.PART: "part", Verdict.FAILS: "fails", Verdict.OPEN: "open"}
+MARKS = {Verdict.HOLDS: "✓", Verdict.PART: "½", Verdict.CHANCE: "≈", Verdict.FAILS: "✗", Verdict.OPEN: "·"}
+CLASSES = dict(zip(Verdict, ("holds", "part", "part", "fails", "open"), strict=True))
 LEGEND = (
     "✓ holds, ≈ falls short by no more than chance could (two standard errors), ✗ does not hold here, · not measured "
     "yet. Accuracy is compared with our own baseline row, not only with the paper's figures."
