@@ -45,6 +45,9 @@ def show(console: Console, results: Results) -> None:
         if Measurement.get(console, console.options.update(width=1000), table).maximum <= console.width:
             break
     console.print(table)
+    if not (look.paper and look.titles):
+        said = "to base: points against its baseline; the files have more columns, and whole names"
+        console.print(said, highlight=False, style="dim")
     for row in results.rows.values():
         status = results.status(row) if row.ready else f"needs {row.method}, which is not there yet"
         if status and status != "not run yet":

@@ -121,7 +121,7 @@ class Results:
 
     def claims(self) -> tuple[Claim, ...]:
         """The paper's, of this study; none at scale smoke, whose figures mean nothing."""
-        return () if self.scale.name == "smoke" else self.study.claims(self.scale)
+        return self.study.claims(self.scale) if self.scale.like_paper else ()
 
     def judge(self, check: Check) -> Judged:
         """Whether a check comes out as the paper has it."""
