@@ -122,6 +122,7 @@ def test_nan_that_appears_in_mid_training_names_its_step():
         (lambda: bt.TRADES(eps=0), "eps is 0"),
         (lambda: bt.MART(eps=-1), "eps is -1"),
         (lambda: bt.PGDAT(eps=float("inf")), "eps is inf"),
+        (lambda: bt.TRADES(eps=8), r"eps is 8, but pixels are in \[0, 1\]; did you mean 8/255"),
         (lambda: bt.TRADES(beta=0), "beta is 0"),
         (lambda: bt.AugMix(beta=-2), "beta is -2"),
         (lambda: bt.TRADES(selection="test"), "'eval' or 'train'"),

@@ -166,6 +166,9 @@ class AdversarialObjective(Objective):
     ) -> None:
         super().__init__(self.own_selection if selection is None else selection)
         self.eps, self.bounds = check_positive(eps, "eps"), check_bounds(bounds)
+        low, high = self.bounds
+        if norm == "linf" and self.eps > high - low:
+            raise ValueError(f"eps is {eps:g}, but pixels are in [{low:g}, {high:g}]; did you mean {eps:g}/255?")
         self.norm = norm_named(norm) if isinstance(norm, str) else norm
         self.attack_mode: Mode = check_mode(attack_mode, "attack_mode")
         self.generator = generator
