@@ -255,12 +255,12 @@ def plane(results: Results) -> list[Picture]:
         drawn[kind] = axes.errorbar(at, judged.mean, judged.std, capsize=2, **look)
         words.append((at, judged.mean, row.title, COLOURS["boundary-ink" if kind == "other" else colour]))
     base = {row.name: (at, judged.mean) for at, judged, row in points}
+    lines = []
     for at, judged, row in points:
         if row.baseline in base and row.method is None:  # what mining changes, as a line from its baseline
-            (x, y) = base[row.baseline]
-            axes.plot(
-                [x, at], [y, judged.mean], color=COLOURS["accent"], linewidth=0.9, linestyle=(0, (2, 2)), zorder=0
-            )
+            lines.append((base[row.baseline], (at, judged.mean)))
+            dashes: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 2)), "zorder": 0}
+            axes.plot(*zip(*lines[-1], strict=True), color=COLOURS["accent"], **dashes)
     unit = "training, minutes" if cost == "minutes" else "training, counted passes an example"
     axes.set(xlabel=unit, ylabel=f"{_attack(results, attack)} accuracy, %")
     axes.margins(x=0.25, y=0.2)
@@ -269,7 +269,7 @@ def plane(results: Results) -> list[Picture]:
     wider = max(0.0, LEAST_SPAN - (high - low)) / 2  # half a point must not look like a cliff
     axes.set_ylim(low - wider, high + wider)
     axes.legend(list(drawn.values()), list(drawn), frameon=False, fontsize=9, loc="lower right")
-    _label(figure, axes, words)
+    _label(figure, axes, words, lines)
     text = "What each method reaches, over what its training costs; dashes lead from a baseline to BulletTrain on it"
     return [Picture("", f"{text}.", figure)]
 
@@ -282,13 +282,22 @@ def _legend(axes: Axes, loc: Literal["best", "lower right"] = "best") -> None:
     axes.legend(frameon=False, fontsize=9, loc=loc, handlelength=3)
 
 
-def _label(figure: Figure, axes: Axes, points: list[tuple[float, float, str, str]]) -> None:
-    """Words beside points (x, y, text, colour), each at the first of some places where it covers no other."""
+Point = tuple[float, float]
+
+
+def _label(
+    figure: Figure, axes: Axes, points: list[tuple[float, float, str, str]], lines: list[tuple[Point, Point]]
+) -> None:
+    """Words beside points (x, y, text, colour), each at the first of some places where it covers none, and no line."""
     from matplotlib.transforms import Bbox
 
     figure.draw_without_rendering()
     taken = [axes.transData.transform((x, y)) for x, y, _, _ in points]
     boxes = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in taken]
+    for ends in lines:
+        start, stop = (axes.transData.transform(end) for end in ends)
+        along = np.linspace(start, stop, 100)
+        boxes += [Bbox.from_bounds(x - 1, y - 1, 2, 2) for x, y in along]
     for x, y, text, colour in sorted(points, key=lambda point: -point[1]):
         for across, up in PLACES:
             side = "left" if across > 0 else "right"
