@@ -85,7 +85,7 @@ class Joint(nn.Module):
     ) -> None:
         """Move the running statistics as the norms themselves would, by one batch after the other.
 
-        ``called``: which norm saw ``means`` and ``variances``, (2, C) each, over how many values an example.
+        ``called``: which norm saw each of ``means`` and ``variances``, (2, C). ``sizes``: examples of the two batches.
         """
         seen = list(zip([self.norms[index] for index in called], means, variances, strict=True))
         # All at once, but for a norm that is called twice or has a momentum of its own.

@@ -132,8 +132,8 @@ def arrange(
         iterations = budget.boundary - fresh
         slots = _rounded(steps.sum(), iterations) // iterations
         room = (_rounded(slots, coarse(bucket, len(sizes))).clamp_max(len(rank)) - slots) * iterations
-        more = torch.where(every < rows, iterations - steps, room + 1).cumsum(0)
-        boundary = torch.maximum(boundary, torch.minimum((more <= room).sum(), (rank < 2).sum()))
+        extra = torch.where(every < rows, iterations - steps, room + 1).cumsum(0)  # steps to bring so many to the top
+        boundary = torch.maximum(boundary, torch.minimum((extra <= room).sum(), (rank < 2).sum()))
         robust = torch.maximum(boundary, robust)
     return order, local, torch.cat([torch.stack([boundary, robust]), touched])
 
