@@ -20,6 +20,9 @@ import bullettrain as bt
 from bullettrain.data import load
 from bullettrain.engine.group import GroupEngine
 from bullettrain.evaluation import clean_accuracy
+from bullettrain.reporting.run import read_run
+from bullettrain.reporting.summary import evaluations
+from bullettrain.reproduction.records import record_of, run_name
 from bullettrain.training import Config, recipe
 from bullettrain.training import run as runs
 from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
@@ -69,6 +72,22 @@ def test_a_run_leaves_its_folder(whole):
     assert Config.from_dict(saved) == small()
     assert environment["torch"] == torch.__version__
     assert {"commit", "device", "numpy", "python", "bullettrain", "command"} <= set(environment)
+
+
+def test_the_last_figures_can_be_searched_for_in_half_precision(whole, tmp_path):
+    result = runs.train(small("evaluation.precision=bf16"), tmp_path, CPU)
+    assert result.finished
+    exact, half = kinds(whole, "evaluation"), kinds(tmp_path, "evaluation")
+    assert [(r["weights"], r["attack"]) for r in half] == [(r["weights"], r["attack"]) for r in exact]
+    for one, other in zip(exact, half, strict=True):
+        clean = one["attack"] == "clean"
+        assert other.get("precision") == (None if clean else "bf16")  # float32 says what a clean image is
+        assert other["accuracy"] == pytest.approx(one["accuracy"], abs=0 if clean else 0.03)
+    found = record_of(tmp_path).figures
+    assert "precision" not in found["clean"]
+    assert found["pgd5"]["precision"] == "bf16"
+    assert "attacks searched in bf16, judged in float32" in evaluations(read_run(tmp_path)).note
+    assert run_name(small("evaluation.precision=bf16")) == run_name(small())  # what is learnt is the same
 
 
 def test_records_tell_the_run(whole):

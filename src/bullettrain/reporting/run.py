@@ -49,6 +49,8 @@ class Evaluation:
     attack: str
     accuracy: float
     examples: float
+    precision: str = "float32"
+    """What the attack searched in."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,12 @@ def read_run(folder: Path) -> Run:
                 batch = _batch(record) or batch
             case "evaluation":
                 key = (str(record.get("weights", "last")), str(record.get("attack", "clean")))
-                evaluations[key] = Evaluation(*key, _float(record.get("accuracy")), _float(record.get("examples")))
+                evaluations[key] = Evaluation(
+                    *key,
+                    _float(record.get("accuracy")),
+                    _float(record.get("examples")),
+                    str(record.get("precision", "float32")),
+                )
             case "warning":
                 warnings.append((_float(record.get("step")), str(record.get("message", ""))))
             case "end":

@@ -176,6 +176,8 @@ def evaluations(run: Run) -> Grid:
     rows = [[name, *(percent(run.accuracy(name, attack), 2) for attack in attacks)] for name in weights]
     sizes = {evaluation.examples for evaluation in run.evaluations if math.isfinite(evaluation.examples)}
     note = f", on {number(sizes.pop(), 0)} test examples" if len(sizes) == 1 else ""
+    for precision in sorted({e.precision for e in run.evaluations} - {"float32"}):
+        note += f"; attacks searched in {precision}, judged in float32"
     return Grid(["Weights", *map(attack_name, attacks)], rows, note)
 
 

@@ -31,7 +31,7 @@ HOW = {
         *("seed", "engine", "joint", "bucket", "channels_last", "compile", "average", "threads", "log_every"),
         *("save_minutes", "probe"),
     )
-}
+} | {"evaluation.precision"}
 """Settings that say how a run is computed, not what is learnt: a row's run may have others."""
 
 
@@ -183,7 +183,8 @@ def record_of(path: Path, *, jobs: int = 1, measures: Mapping[str, float] | None
     end: dict[str, Any] = next((r for r in reversed(folder.records()) if r.get("kind") == "end"), {})
     figures: dict[str, dict[str, dict[str, Any]]] = {}
     for judged in run.evaluations:
-        figure = {"accuracy": judged.accuracy, "examples": judged.examples}
+        figure: dict[str, Any] = {"accuracy": judged.accuracy, "examples": judged.examples}
+        figure |= {} if judged.precision == "float32" else {"precision": judged.precision}
         figures.setdefault(judged.weights, {})[judged.attack] = figure
     found = figures.setdefault(WEIGHTS, {})
     for entry in Store(path).entries:

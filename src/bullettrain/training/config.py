@@ -253,9 +253,11 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """The figures at the end, in float32."""
+    """The figures at the end."""
 
     batch_size: int = 500
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    """What attacks search in; what an image is taken for is decided in float32 all the same."""
     steps: int = 20
     step_size: float | None = None
     """None: eps/10."""

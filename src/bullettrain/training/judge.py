@@ -11,7 +11,7 @@ from torch import nn
 from bullettrain.allocation import StepBudget, theoretical_speedup
 from bullettrain.data import ImageSet
 from bullettrain.evaluation import clean_accuracy, robust_accuracy, view_accuracy
-from bullettrain.evaluation.network import arithmetic
+from bullettrain.evaluation.network import Judged, arithmetic
 from bullettrain.objectives import Objective
 from bullettrain.training.config import Config
 from bullettrain.training.display import Display
@@ -42,8 +42,10 @@ class Judge:
 
     def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, float]:
         """Clean accuracy, and that under the attack that the config evaluates with; AugMix: on views of its kind."""
-        with arithmetic("float32"):
-            return self._final(model, images, name)
+        precision = self.config.evaluation.precision
+        judged = Judged(model, half=precision == "bf16").eval() if precision != "float32" else model
+        with arithmetic(precision):
+            return self._final(judged, images, name)
 
     def _final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, float]:
         evaluation = self.config.evaluation

@@ -387,7 +387,9 @@ class Trainer:
             elif name == "averaged" and self.average is not None:
                 model.load_state_dict(self.average.module.state_dict())
             for attack, accuracy in self.judge.final(model, self.test_set, name).items():
-                figures = {"accuracy": accuracy, "examples": len(self.test_set), "epoch": self.at.epoch}
+                figures: dict[str, Any] = {"accuracy": accuracy, "examples": len(self.test_set), "epoch": self.at.epoch}
+                if self.config.evaluation.precision != "float32" and attack != "clean":
+                    figures["precision"] = self.config.evaluation.precision
                 self.recorder.log({"kind": "evaluation", "weights": name, "attack": attack, **figures})
 
     def _kept(self) -> list[str]:
