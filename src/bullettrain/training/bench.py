@@ -32,6 +32,7 @@ ENGINES = {
     "compile": {"engine": "graphs", "compile": True},
 }
 
+METHODS = ("baseline", "bullettrain")
 PHASES = dict.fromkeys(("attack", "views", "return", "fresh"), "attack") | dict.fromkeys(
     ("update", "average"), "update"
 )
@@ -56,7 +57,7 @@ class Row:
     tflops: float
     """Counted passes × the network's forward, a second."""
     memory_gib: float | None
-    """Peak on the GPU."""
+    """Peak on the GPU, of this case alone."""
     capture_seconds: float
     """Compilation and captures."""
     work: float
@@ -100,12 +101,15 @@ def bench(
         state = _trained(make, train_steps, checkpoint, say)
         rows: list[Row] = []
         for engine in engines:
-            for method in ("baseline", "bullettrain"):
-                row = _time(make(engine, method), state, engine, method, steps, repeats, shares)
-                if method == "bullettrain":
-                    row = _with_speedups(row, rows[-1], config)
-                rows.append(row)
-                say(f"{engine} {method}: {row.step_ms:.2f} ms a step, {row.work:.2f} passes an example")
+            cases = [_Case(make, engine, method, state, shares, steps) for method in METHODS]
+            for _ in range(repeats):
+                for case in cases:  # in turns, so that a device that slows down does so for both
+                    case.time()
+            baseline, mined = (case.row() for case in cases)
+            rows += [baseline, _with_speedups(mined, baseline, config)]
+            for row in rows[-2:]:
+                say(f"{engine} {row.method}: {row.step_ms:.2f} ms a step, {row.work:.2f} passes an example")
+            del cases, case  # their graphs hold memory
     return {
         "config": config.to_dict(),
         "environment": environment(place.device),
@@ -181,61 +185,82 @@ def _units(trainer: Trainer) -> Iterator[list[Batch]]:
         trainer.at.index = 0
 
 
-def _time(
-    trainer: Trainer,
-    state: dict[str, Any],
-    engine: str,
-    method: str,
-    steps: int,
-    repeats: int,
-    shares: tuple[float, float, float] | None,
-) -> Row:
-    device = trainer.place.device
-    trainer.network.load_state_dict(state["weights"])
-    trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
-    if shares is not None:
-        trainer.engine.separation = Imposed(shares)
-    # Timing must not change the state much.
-    trainer._rate = lambda step: 1e-6  # type: ignore[method-assign]
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    units = _units(trainer)
-    turns = max(1, steps // trainer.stepper.unit)
-    began, warm_ups = time.perf_counter(), max(3, turns // 2)
-    for _ in range(warm_ups):  # also captures the sizes that occur
-        trainer._take(next(units))
-    _wait(device)
-    first, warmed = time.perf_counter() - began, warm_ups * trainer.stepper.unit
-    trainer.tally.read(False)
-    per_step = []
-    for _ in range(repeats):
-        _wait(device)
+class _Case:
+    """One engine, with or without BulletTrain: warmed up, compiled and captured, ready to be timed."""
+
+    def __init__(
+        self,
+        make: Callable[[str, str], Trainer],
+        engine: str,
+        method: str,
+        state: dict[str, Any],
+        shares: tuple[float, float, float] | None,
+        steps: int,
+    ) -> None:
+        before = _memory(peak=False)
+        self.engine, self.method, self.trainer = engine, method, make(engine, method)
+        self.device, stepper = self.trainer.place.device, self.trainer.stepper
+        self.trainer.network.load_state_dict(state["weights"])
+        self.trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
+        if shares is not None:
+            self.trainer.engine.separation = Imposed(shares)
+        # Timing must not change the state much.
+        self.trainer._rate = lambda step: 1e-6  # type: ignore[method-assign]
+        self.units, self.turns = _units(self.trainer), max(1, steps // stepper.unit)
+        self.per_step: list[float] = []
+        """Milliseconds a mini-batch, one a repeat."""
+        warm_ups = max(3, self.turns // 2)
+        self.first = self._seconds(warm_ups)  # also captures the sizes that occur
+        self.warmed = warm_ups * stepper.unit
+        self.memory = _memory(peak=True) - before
+        self.trainer.tally.read(False)
+
+    def time(self) -> None:
+        """Once more."""
+        self.per_step.append(1000 * self._seconds(self.turns) / (self.turns * self.trainer.stepper.unit))
+
+    def _seconds(self, turns: int) -> float:
+        _wait(self.device)
         began = time.perf_counter()
         for _ in range(turns):
-            trainer._take(next(units))  # with what a run does besides: drawing, cropping, flipping, noise
-        _wait(device)
-        per_step.append(1000 * (time.perf_counter() - began) / (turns * trainer.stepper.unit))
-    figures = trainer._figures(trainer.tally.read(False))
-    phases = _phases(trainer, units, turns) if isinstance(trainer.stepper, GroupStepper) else {}
-    m = trainer.config.training.batch_size
-    seconds = statistics.median(per_step) / 1000
-    graphs = trainer.stepper.graphs if isinstance(trainer.stepper, GroupStepper) else None
-    return Row(
-        engine=engine,
-        method=method,
-        step_ms=1000 * seconds,
-        spread_ms=max(per_step) - min(per_step),
-        select_ms=phases.get("select"),
-        attack_ms=phases.get("attack"),
-        update_ms=phases.get("update"),
-        epoch_seconds=seconds * len(trainer.train_set) / m,
-        examples_per_second=m / seconds,
-        tflops=figures["work"] * m * forward_flops(trainer) / seconds / 1e12,
-        memory_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
-        capture_seconds=graphs.seconds if graphs is not None else max(first - seconds * warmed, 0.0),
-        work=figures["work"],
-        **{name: figures[name] for name in ("outlier", "boundary", "robust")},
-    )
+            self.trainer._take(next(self.units))  # with what a run does besides: drawing, cropping, flipping, noise
+        _wait(self.device)
+        return time.perf_counter() - began
+
+    def row(self) -> Row:
+        """What was found."""
+        trainer, stepper = self.trainer, self.trainer.stepper
+        figures = trainer._figures(trainer.tally.read(False))
+        captured = isinstance(stepper, GroupStepper)
+        phases = _phases(trainer, self.units, self.turns) if captured else {}
+        m = trainer.config.training.batch_size
+        seconds = statistics.median(self.per_step) / 1000
+        return Row(
+            engine=self.engine,
+            method=self.method,
+            step_ms=1000 * seconds,
+            spread_ms=max(self.per_step) - min(self.per_step),
+            select_ms=phases.get("select"),
+            attack_ms=phases.get("attack"),
+            update_ms=phases.get("update"),
+            epoch_seconds=seconds * len(trainer.train_set) / m,
+            examples_per_second=m / seconds,
+            tflops=figures["work"] * m * forward_flops(trainer) / seconds / 1e12,
+            memory_gib=self.memory / 2**30 if self.device.type == "cuda" else None,
+            capture_seconds=stepper.capture_seconds or max(self.first - seconds * self.warmed, 0.0),
+            work=figures["work"],
+            **{name: figures[name] for name in ("outlier", "boundary", "robust")},
+        )
+
+
+def _memory(*, peak: bool) -> int:
+    """Bytes on the GPU: those taken now, from which the peak is counted anew, or the peak since then."""
+    if not torch.cuda.is_available():
+        return 0
+    if peak:
+        return torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
 
 
 def _phases(trainer: Trainer, units: Iterator[list[Batch]], turns: int) -> dict[str, float]:
