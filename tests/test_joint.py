@@ -5,9 +5,11 @@ import copy
 import pytest
 import torch
 
+from bullettrain.attacks.state import training
 from bullettrain.engine.copies import Shadow
 from bullettrain.engine.group import GroupEngine, GroupSettings
-from bullettrain.engine.joint import Joint
+from bullettrain.engine.joint import Joint, alike
+from bullettrain.models import build
 from conftest import batch, norm_net
 from grouped import engine, learnable
 
@@ -211,6 +213,35 @@ def test_a_compiler_that_changes_gradients_is_found_out(monkeypatch, harm):
     assert losses[0] == pytest.approx(losses[1], abs=1e-12)
     for a, b in zip(net.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(a.grad, b.grad, rtol=1e-5)
+
+
+def test_rounding_is_told_from_lost_gradients():
+    torch.manual_seed(0)
+    network, x = build("wrn-40-2", num_classes=10), torch.rand(24, 3, 32, 32)
+    found = []
+    for half in (False, True):
+        with training(network):
+            joint = Joint(network, half)
+            joint.prepare(16)
+            logits, *_ = joint.inner(x, joint.count)
+        away = torch.linspace(-1, 1, logits.numel()).view(logits.shape)
+        parameters = [p for p in joint.inner.parameters() if p.requires_grad]
+        found.append([g.float() for g in torch.autograd.grad((logits.float() * away).sum(), parameters)])
+    plain, half = found
+    worst = max(((a - b).norm() / a.norm()).item() for a, b in zip(plain, half, strict=True))
+    assert worst > 0.5  # a network without training yet, 40 layers deep
+    assert alike(plain, half)
+    assert alike(half, plain)
+    assert not alike(plain, [-g for g in half])
+    assert not alike(plain, [g.flip(0) for g in half])
+    total = torch.stack([g.norm() for g in plain]).norm()
+    for index, gradient in enumerate(plain):
+        if gradient.norm() > 0.005 * total:
+            assert not alike(plain, [*half[:index], torch.zeros_like(gradient), *half[index + 1 :]])
+    assert not alike(plain, [None, *half[1:]])
+    exact = [g.double() for g in plain]
+    assert alike(exact, [g * (1 + 1e-6) for g in exact])
+    assert not alike(exact, [g * 1.01 for g in exact])
 
 
 def test_networks_whose_examples_see_each_other_are_forwarded_one_after_the_other():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.allocation import StepBudget
-from bullettrain.attacks.losses import gradient_at_logits, loss_named
+from bullettrain.attacks.losses import gradient_at_logits
 from bullettrain.augmix import ViewMaker
 from bullettrain.engine.copies import Shadow
 from bullettrain.engine.learner import compiled, dynamic
@@ -85,9 +85,8 @@ class AttackPieces(CorruptionPieces):
         def move(images: Tensor, gradient: Tensor, clean: Tensor, size: Tensor, rows: Tensor | None) -> Tensor:
             return norm.project(images + some(size, rows) * norm.direction(gradient), some(clean, rows), reach, bounds)
 
-        loss = objective.attack_loss
-        self.aims = loss == "kl"
-        climb = gradient_at_logits(loss_named(loss) if isinstance(loss, str) else loss)
+        self.aims = objective.attack_loss == "kl"
+        climb = gradient_at_logits(objective.ascended)
 
         def ascent(logits: Tensor, labels: Tensor, goal: Tensor | None, rows: Tensor | None) -> Tensor:
             return climb(logits, some(labels, rows), None if goal is None else some(goal, rows))

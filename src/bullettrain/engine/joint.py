@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,12 +66,7 @@ class Joint(nn.Module):
         with torch.no_grad():
             for buffer, value in zip(self.inner.buffers(), buffers, strict=True):
                 buffer.copy_(value)
-            pairs = [(wide(a), wide(b)) for a, b in zip(*found, strict=True) if a is not None and b is not None]
-            lost = any((a is None) != (b is None) for a, b in zip(*found, strict=True))
-            sizes = torch.stack([a.norm() for a, _ in pairs])
-            off = torch.stack([(a - b).norm() for a, b in pairs])
-            near = 1e-3 if x.dtype == torch.float64 else 0.75  # two ways to round differ by 0.4, in TF32 by 0.1
-            return not lost and bool((off <= near * sizes + 1e-3 * sizes.norm()).all())
+            return alike(*found)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, K) of images of which the first ``count`` are one batch and the others another."""
@@ -295,3 +290,23 @@ def _spread(member: Tensor, of_batch: Tensor, x: Tensor) -> Tensor:
     """(n, C, 1, …) of (2, C): each row what its batch has."""
     of_row = torch.where(member[:, :1] > 0, of_batch[0], of_batch[1])
     return of_row.view(*of_row.shape, *(1,) * (x.ndim - 2))
+
+
+def alike(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
+    """Whether two lists of gradients are the same but for rounding.
+
+    In double precision, to a thousandth. Otherwise each is as large as its twin, to a factor of two, and all of them
+    together point the same way: rounding to half precision turns the gradients of a deep network without training yet
+    by half a right angle, but it hardly changes their sizes, while a lost one is 0.
+    """
+    if any((a is None) != (b is None) for a, b in zip(one, other, strict=True)):
+        return False
+    pairs = [(wide(a), wide(b)) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    sizes, others = (torch.stack([pair[i].norm() for pair in pairs]) for i in range(2))
+    little = 1e-3 * sizes.norm()
+    if pairs[0][0].dtype == torch.float64:
+        off = torch.stack([(a - b).norm() for a, b in pairs])
+        return bool((off <= 1e-3 * sizes + little).all())
+    sized = (others <= 2 * sizes + little) & (sizes <= 2 * others + little)
+    same_way = sum((a * b).sum() for a, b in pairs) / (sizes.norm() * others.norm())
+    return bool(sized.all()) and bool(same_way > 0.25)

@@ -23,6 +23,7 @@ from bullettrain.attacks import (
     random_noise,
     starting_point,
 )
+from bullettrain.attacks.losses import UntilWrong, loss_named
 from bullettrain.attacks.norms import norm_named
 from bullettrain.attacks.state import Mode, check_mode, forward_some, training
 from bullettrain.checks import check_bounds, check_logits_shape, check_positive
@@ -186,6 +187,12 @@ class AdversarialObjective(Objective):
         return self.attack.start or self.random_start
 
     @property
+    def ascended(self) -> AttackLoss:
+        """What the attack makes large."""
+        loss = loss_named(self.attack_loss) if isinstance(self.attack_loss, str) else self.attack_loss
+        return UntilWrong(loss) if self.attack.until_wrong else loss
+
+    @property
     def reach(self) -> float:
         """How far x' may be from x: eps, or without limit."""
         return self.eps if self.attack.project else math.inf
@@ -225,7 +232,7 @@ class AdversarialObjective(Objective):
             steps=steps,
             step_size=step_sizes,
             norm=self.norm,
-            loss=self.attack_loss,
+            loss=self.ascended,
             target=self.attack_target(model, x, s) if steps.any() else None,
             start=start,
             bounds=self.bounds,

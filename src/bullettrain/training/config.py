@@ -78,6 +78,8 @@ class MethodConfig:
     """Radius of a uniform start, in units of eps."""
     project: bool = True
     """Whether attacked images are brought back into the ball; false: into valid pixels only."""
+    until_wrong: bool = False
+    """Whether the attack leaves an example alone once it is misclassified."""
     first_layer: int = 0
     """YOPO: moves through the first layer alone after each step, that is each full pass; 0: none, plain steps."""
     align: float = 0.0
@@ -120,7 +122,7 @@ class MethodConfig:
         return kind(eps=self.eps, norm=self.norm, beta=beta, attack=self._attack())
 
     def _make_pgd_at(self) -> bt.Objective:
-        attack = ("start", "start_radius", "project", "first_layer")
+        attack = ("start", "start_radius", "project", "until_wrong", "first_layer")
         if self.carry:
             self._refuse((*attack, "align"), "method.carry (Free) has no attack of its own")
             if self.budget().uniform_steps != 1:
@@ -134,7 +136,7 @@ class MethodConfig:
         return bt.PGDAT(eps=self.eps, norm=self.norm, attack=self._attack())
 
     def _make_augmix(self) -> bt.AugMix:
-        attack = ("start", "start_radius", "project", "first_layer", "align", "carry")
+        attack = ("start", "start_radius", "project", "until_wrong", "first_layer", "align", "carry")
         self._refuse(attack, "AugMix has no attack")
         for key in ("boundary", "robust", "outlier"):
             if getattr(self, key) > 1:
@@ -154,7 +156,7 @@ class MethodConfig:
                 raise ConfigError(f"method.{key} is set, but {why}; leave it {default}")
 
     def _attack(self) -> Attack:
-        plain = Attack(start=self.start, radius=self.start_radius, project=self.project)
+        plain = Attack(start=self.start, radius=self.start_radius, project=self.project, until_wrong=self.until_wrong)
         return dataclasses.replace(plain, climb=FirstLayer(self.first_layer)) if self.first_layer else plain
 
     def view_maker(self) -> ViewMaker:
