@@ -348,18 +348,19 @@ def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
 @pytest.mark.parametrize("half", [False, True])
 def test_a_compiled_network_is_judged_as_it_is(half):
     """Logits and gradients of all sizes, of images that lie either way."""
-    from bullettrain.evaluation.network import Judged
+    from bullettrain.evaluation.network import Judged, arithmetic
 
     torch.manual_seed(0)
     network = build("preact-resnet-18", num_classes=10).to(CUDA, memory_format=torch.channels_last)
     network.eval().requires_grad_(False)
     plain, compiled = Judged(network, half=half), Judged(network, half=half, compiled=True)
     close = {"rtol": 0.05, "atol": 0.02} if half else {"rtol": 1e-3, "atol": 1e-4}
-    for m in (64, 37, 8, 1):
-        x = torch.rand(m, 3, 32, 32, device=CUDA)
-        for images in (x, x.contiguous(memory_format=torch.channels_last)):
-            with torch.no_grad():
-                torch.testing.assert_close(compiled(images), plain(images), **close)
-            at = images.clone().requires_grad_()
-            ours, theirs = (torch.autograd.grad(net(at).logsumexp(1).sum(), at)[0] for net in (compiled, plain))
-            assert torch.nn.functional.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0) > 0.99
+    with arithmetic("bf16" if half else "float32"):
+        for m in (64, 37, 8, 1):
+            x = torch.rand(m, 3, 32, 32, device=CUDA)
+            for images in (x, x.contiguous(memory_format=torch.channels_last)):
+                with torch.no_grad():
+                    torch.testing.assert_close(compiled(images), plain(images), **close)
+                at = images.clone().requires_grad_()
+                ours, theirs = (torch.autograd.grad(net(at).logsumexp(1).sum(), at)[0] for net in (compiled, plain))
+                assert torch.nn.functional.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0) > 0.99

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Literal
@@ -70,7 +71,10 @@ def arithmetic(precision: Precision) -> Iterator[None]:
     try:
         torch.backends.cudnn.allow_tf32 = fast
         torch.set_float32_matmul_precision("high" if fast else "highest")
-        yield
+        with warnings.catch_warnings():
+            # The compiler's advice, where TF32 is off on purpose.
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+            yield
     finally:
         torch.backends.cudnn.allow_tf32 = before[0]
         torch.set_float32_matmul_precision(before[1])
