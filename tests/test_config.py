@@ -67,6 +67,16 @@ def test_the_papers_settings():
     assert (short.optimizer.weight_decay, short.optimizer.decay_norms) == (5e-4, False)
 
 
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("cifar10-trades", "eval"), ("cifar10-mart", "train"), ("cifar10-pgd", "eval"), ("cifar10-augmix", "train")],
+)
+def test_which_clean_logits_select(name, own):
+    assert recipe(name).method.make_objective().selection == own
+    for mode in ("eval", "train"):
+        assert recipe(name).with_settings([f"selection={mode}"]).method.make_objective().selection == mode
+
+
 def test_a_baseline_gives_everyone_the_full_steps():
     plain = recipe("cifar10-trades").baseline()
     assert plain.method.budget().uniform_steps == 10

@@ -125,10 +125,12 @@ def compare(name, counts, case, *, joint, **settings):
 
 
 @pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("budget", [StepBudget(1, 0), StepBudget.uniform(1)])
-def test_captured_augmix_steps_are_the_plain_ones(budget, compile):
+@pytest.mark.parametrize(
+    ("budget", "selection"), [(StepBudget(1, 0), "train"), (StepBudget(1, 0), "eval"), (StepBudget.uniform(1), "train")]
+)
+def test_captured_augmix_steps_are_the_plain_ones(budget, selection, compile):
     torch.manual_seed(0)
-    objective = bt.AugMix()
+    objective = bt.AugMix(selection=selection)
     net = WideResNet(10, 1).to(CUDA, torch.float64).to(memory_format=torch.channels_last)
     theirs = copy.deepcopy(net)
     plain, train = (BulletTrain(objective, budget=budget) for _ in range(2))

@@ -187,11 +187,11 @@ def test_a_group_is_attacked_with_the_same_weights_and_updated_one_by_one(name, 
 
 
 @pytest.mark.parametrize("joint", [False, True])
-@pytest.mark.parametrize("case", ["mined", "everyone", "no jsd"])
+@pytest.mark.parametrize("case", ["mined", "mined in eval mode", "everyone", "no jsd"])
 def test_augmix_in_a_group_is_the_plain_step(case, joint):
     """Views do not become stale, so that a group of one is the plain step, and a longer one selects earlier only."""
-    budget = StepBudget(1, 0) if case == "mined" else StepBudget.uniform(1)
-    objective = bt.AugMix(jsd=case != "no jsd")
+    budget = StepBudget(1, 0) if case.startswith("mined") else StepBudget.uniform(1)
+    objective = bt.AugMix(jsd=case != "no jsd", selection="eval" if "eval" in case else "train")
     net = norm_net().double()
     theirs = copy.deepcopy(net)
     plain, train = (BulletTrain(objective, budget=budget) for _ in range(2))
@@ -219,15 +219,16 @@ def test_augmix_in_a_group_is_the_plain_step(case, joint):
         assert float(train.robust_fraction.value) == pytest.approx(float(plain.robust_fraction.value), abs=1e-15)
 
 
-def test_a_group_of_augmix_selects_all_and_then_learns():
-    objective = bt.AugMix()
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_group_of_augmix_selects_all_and_then_learns(mode):
+    objective = bt.AugMix(selection=mode)
     train = BulletTrain(objective, budget=StepBudget(1, 0))
     train.robust_fraction.load_state_dict({"value": 0.4, "gamma": 0.8, "momentum": 0.9})
     net = norm_net().double()
     batches = [
         (x, y, objective.draw(len(x), x.device)) for x, y, _ in [*learnable(net, range(2)), *learnable(net, [5], m=5)]
     ]
-    probe = copy.deepcopy(net)
+    probe = copy.deepcopy(net).train(mode == "train")
     group = GroupEngine(train, net, torch.optim.SGD(net.parameters(), lr=0.1).step, settings=GroupSettings(group=3))
     outs = group.step(batches)
     for (x, y, _), out in zip(batches, outs, strict=True):
@@ -273,7 +274,7 @@ def test_counted_work_is_what_the_hooks_see(name, selection, counts, sizes, buck
         seen["attack" if attack else "held" if not out.requires_grad else "train"] += len(args[0])
 
     net.register_forward_hook(count)
-    group.corruption.shadow.register_forward_hook(count)
+    group.still.shadow.register_forward_hook(count)
     outs = group.step(batches)
     total = sum(out.work.total for out in outs)
     assert total == pytest.approx(seen["held"] + 2 * seen["attack"] + 3 * seen["train"])
@@ -396,7 +397,6 @@ def test_what_cannot_be_sliced_is_said():
         (odd, "order boundary"),
         (oracle, "looks at the network"),
         (BulletTrain(bt.AugMix(views=lambda x: (x, x)), budget=StepBudget(1, 0)), "function of its own"),
-        (BulletTrain(bt.AugMix(selection="eval"), budget=StepBudget(1, 0)), "eval-mode logits"),
         (BulletTrain(bt.TRADES(attack_mode="train"), budget=StepBudget(2, 1)), "training mode"),
         (BulletTrain(Own(), budget=StepBudget(2, 1)), "a way of its own"),
         (BulletTrain(bt.AugMix(), budget=StepBudget(2, 1)), "AugMix has one step"),

@@ -284,7 +284,7 @@ def test_compiled_once_for_every_size(monkeypatch):
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", counted)
-    for module in ("learner", "corruption", "group"):
+    for module in ("learner", "still", "corruption", "group"):
         monkeypatch.setattr(f"bullettrain.engine.{module}.dynamic", dynamic)
     net = norm_net().double()
     settings_ = GroupSettings(group=2, bucket=2, compile=True, joint=True)

@@ -7,15 +7,15 @@ from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bullettrain.allocation import StepBudget
 from bullettrain.attacks.losses import gradient_at_logits
 from bullettrain.augmix import ViewMaker
-from bullettrain.engine.copies import Shadow
-from bullettrain.engine.learner import compiled, dynamic
+from bullettrain.engine.learner import dynamic
 from bullettrain.engine.memory import Memory, like, some, take
 from bullettrain.engine.plan import Plan, turns
+from bullettrain.engine.still import Still
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.precision import wide
 
@@ -24,7 +24,7 @@ Piece = tuple[Hashable, Callable[[], None]]
 
 
 class CorruptionPieces(ABC):
-    """What the group engine asks of a corruption. By default it has no buffers, no copy of the network, no target."""
+    """What the group engine asks of a corruption. By default it has no buffers and no target."""
 
     copies = 1
     """Corrupted copies of each example."""
@@ -37,9 +37,6 @@ class CorruptionPieces(ABC):
     def tensors(self) -> list[Tensor]:
         """The buffers that pieces change."""
         return []
-
-    def refresh(self) -> None:  # noqa: B027
-        """Take the network as it is now."""
 
     @abstractmethod
     def lay_out(self, memory: Memory, order: Tensor, counts: Tensor, held: Tensor | None, fresh: int) -> None:
@@ -67,18 +64,12 @@ class AttackPieces(CorruptionPieces):
     Args:
         objective: its loss, norm, radius and bounds.
         budget: steps; where classes have different ones, rows with few take turns.
-        network: refreshed from before each attack.
-        half, compile: run the copy in bf16, compiled.
+        still: what is attacked; refreshed before each attack.
     """
 
-    def __init__(
-        self, objective: AdversarialObjective, budget: StepBudget, network: nn.Module, *, half: bool, compile: bool
-    ) -> None:
-        self.budget = budget
+    def __init__(self, objective: AdversarialObjective, budget: StepBudget, still: Still) -> None:
+        self.budget, self.still, compile = budget, still, still.compile
         self.in_turns = any(0 < steps < budget.boundary for steps in (budget.robust, budget.outlier))
-        self.shadow = Shadow(network, half)
-        self.attacked: nn.Module = compiled(self.shadow) if compile else self.shadow
-        self.compile = compile
         norm, reach, bounds = objective.norm, objective.reach, objective.bounds
 
         # Buffers with the rows to look at in them: compiled, the looking up is part of the kernel.
@@ -109,16 +100,6 @@ class AttackPieces(CorruptionPieces):
     def tensors(self) -> list[Tensor]:
         """What pieces change."""
         return [self.clean, self.adv, self.labels, self.goal, self.size, self.turns, self.turn]
-
-    def refresh(self) -> None:
-        """The network as it is now."""
-        self.shadow.refresh()
-
-    def held_logits(self, x: Tensor) -> Tensor:
-        """Eval-mode logits; run like an attack's forward, so that no second version has to be compiled."""
-        with torch.enable_grad():
-            logits: Tensor = self.attacked(dynamic(x.detach().requires_grad_(self.compile)))
-        return logits.detach()
 
     def lay_out(self, memory: Memory, order: Tensor, counts: Tensor, held: Tensor | None, fresh: int) -> None:
         """The rows in the order of their attack, and their turns; a KL aims away from ``held``."""
@@ -167,7 +148,7 @@ class AttackPieces(CorruptionPieces):
         if rows is not None:
             rows = dynamic(rows)
         with torch.enable_grad():
-            logits = self.attacked(dynamic(images))
+            logits = self.still.net(dynamic(images))
             seen = dynamic(wide(logits.detach()))
             direction = self.ascent(seen, dynamic(labels), dynamic(goal) if self.aims else None, rows)
             (gradient,) = torch.autograd.grad(logits, images, direction.to(logits.dtype))
@@ -178,13 +159,13 @@ class AttackPieces(CorruptionPieces):
         memory.prime[0].index_copy_(0, memory.order[:rows], self.adv[:rows])
 
     def _freshen(self, memory: Memory, t: int, steps: int) -> None:
-        self.refresh()
+        self.still.refresh()
         rows = memory.at + memory.local.index_select(0, memory.at + torch.arange(t, device=memory.at.device))
         self.clean[:t], self.adv[:t] = take(memory.x, rows), take(memory.prime[0], rows)
         self.labels[:t] = memory.y[rows]
         self.size[:t] = memory.step_size[rows].view(-1, *(1,) * (memory.x.ndim - 1))
         if self.aims:
-            self.goal[:t] = wide(self.held_logits(self.clean[:t])).softmax(dim=1)
+            self.goal[:t] = wide(self.still.logits(self.clean[:t])).softmax(dim=1)
         for _ in range(steps):
             self._step(t)
         memory.prime[0].index_copy_(0, rows, self.adv[:t])

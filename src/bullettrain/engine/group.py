@@ -22,6 +22,7 @@ from bullettrain.engine.learner import Learner, dynamic
 from bullettrain.engine.memory import Memory, take
 from bullettrain.engine.plan import Plan, allot, arrange
 from bullettrain.engine.step import BulletTrain, StepOutput
+from bullettrain.engine.still import Still
 from bullettrain.mining import Category, SeparationWithModel, separate
 from bullettrain.objectives import MART, PGDAT, TRADES, AdversarialObjective, AugMix
 from bullettrain.precision import wide
@@ -96,9 +97,12 @@ class GroupEngine:
         self.selects = self.budget.uniform_steps is None
         self.by_loss_logits = self.objective.selection == "train" and self.objective.has_clean_term
         half, compile = settings.half, settings.compile
+        held = isinstance(self.objective, AdversarialObjective) or (self.selects and not self.by_loss_logits)
+        self.still = Still(network, half=half, compile=compile) if held else None
         self.corruption: CorruptionPieces
         if isinstance(self.objective, AdversarialObjective):
-            self.corruption = AttackPieces(self.objective, self.budget, network, half=half, compile=compile)
+            assert self.still is not None
+            self.corruption = AttackPieces(self.objective, self.budget, self.still)
             least = next((n for n in (self.budget.outlier, self.budget.robust) if n), self.budget.boundary)
         else:
             assert isinstance(self.objective, AugMix)
@@ -173,11 +177,11 @@ class GroupEngine:
         memory, rows = self._memory, sum(sizes)
         x, corruption = memory.x[:rows], self.corruption
         if not self.by_loss_logits or keeps:
-            corruption.refresh()
+            self._hold()
             held = None if keeps and not corruption.aims else self._held_logits(x)
             s = self.kept[rows].detach() if keeps else held
         else:  # as in the plain step the attack sees the statistics after these forwards
-            s = self.learner.one_by_one(torch.split(x, list(sizes)), meanwhile=corruption.refresh)
+            s = self.learner.one_by_one(torch.split(x, list(sizes)), meanwhile=self._hold)
             held = self._held_logits(x) if corruption.aims else None
         assert s is not None
         svar = self.train.score(wide(s), memory.y[:rows])
@@ -199,7 +203,7 @@ class GroupEngine:
     def _everyone(self, sizes: tuple[int, ...], fresh: int) -> None:
         """A group in which all get the same steps."""
         memory, rows = self._memory, sum(sizes)
-        self.corruption.refresh()
+        self._hold()
         places = [torch.arange(size, device=memory.order.device) for size in sizes]
         memory.local[:rows] = torch.cat(places)
         everyone = torch.full_like(memory.counts[:3], rows)
@@ -304,10 +308,14 @@ class GroupEngine:
         assert self.memory is not None
         return self.memory
 
+    def _hold(self) -> None:
+        """The network as it is now is what is attacked, and what selects in eval mode."""
+        if self.still is not None:
+            self.still.refresh()
+
     def _held_logits(self, x: Tensor) -> Tensor:
-        """Eval-mode logits, of the copy that is attacked."""
-        assert isinstance(self.corruption, AttackPieces)
-        return self.corruption.held_logits(x)
+        assert self.still is not None
+        return self.still.logits(x)
 
     def _as_output(self, m: int, category: Tensor, steps: Tensor, svar: Tensor, x_prime: Tensor) -> StepOutput:
         memory = self._memory
@@ -346,8 +354,6 @@ def why_not(train: BulletTrain) -> str | None:
             return "its views are made by a function of its own"
         if isinstance(budget, StepBudget) and budget.boundary > 1:
             return "AugMix has one step"
-        if objective.has_clean_term and objective.selection == "eval":
-            return "it selects by eval-mode logits"
     elif not isinstance(objective, AdversarialObjective):
         return "its objective is no attack"
     elif objective.not_captured:

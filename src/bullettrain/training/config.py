@@ -69,6 +69,8 @@ class MethodConfig:
     gamma: float = 0.8
     momentum: float = 0.9
     """Of the moving average F_R."""
+    selection: Literal["eval", "train"] | None = None
+    """Mode of the network whose clean logits select; None: the objective's own."""
     score: Literal["svar", "cross-entropy", "margin", "gradient-norm", "random"] = "svar"
     separation: Literal["quantile", "oracle"] = "quantile"
     """oracle: the true classes by ten PGD steps, for studies."""
@@ -119,7 +121,7 @@ class MethodConfig:
         self._refuse(("align", "carry"), f"that goes with pgd-at, not with {self.objective}")
         kind = bt.TRADES if self.objective == "trades" else bt.MART
         beta = 6.0 if self.beta is None else self.beta
-        return kind(eps=self.eps, norm=self.norm, beta=beta, attack=self._attack())
+        return kind(eps=self.eps, norm=self.norm, beta=beta, attack=self._attack(), selection=self.selection)
 
     def _make_pgd_at(self) -> bt.Objective:
         attack = ("start", "start_radius", "project", "until_wrong", "first_layer")
@@ -133,7 +135,7 @@ class MethodConfig:
             if not self.budget().uniform_steps:
                 raise ConfigError("method.align (GradAlign) wants the same steps for everyone, e.g. one each")
             return GradAlign(weight=self.align, eps=self.eps, norm=self.norm)
-        return bt.PGDAT(eps=self.eps, norm=self.norm, attack=self._attack())
+        return bt.PGDAT(eps=self.eps, norm=self.norm, attack=self._attack(), selection=self.selection)
 
     def _make_augmix(self) -> bt.AugMix:
         attack = ("start", "start_radius", "project", "until_wrong", "first_layer", "align", "carry")
@@ -146,7 +148,8 @@ class MethodConfig:
                 "method.jsd is false, which is one view of every example: nothing is mined, "
                 f"so add --set robust={self.boundary} --set outlier={self.boundary}"
             )
-        return bt.AugMix(views=self.view_maker(), beta=12.0 if self.beta is None else self.beta, jsd=self.jsd)
+        beta = 12.0 if self.beta is None else self.beta
+        return bt.AugMix(views=self.view_maker(), beta=beta, jsd=self.jsd, selection=self.selection or "train")
 
     def _refuse(self, keys: tuple[str, ...], why: str) -> None:
         """Settings that would have no effect are mistakes."""
