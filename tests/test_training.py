@@ -517,6 +517,10 @@ def test_what_counts_as_collapse():
     plain = WrongStreak(selects=False, has_clean=True)
     counts.sums.update(examples=2000, outlier=0, clean=0)
     assert "outlier" in plain.look(counts)  # a baseline has no outliers, but clean predictions
+    attacked = WrongStreak(selects=False, has_clean=False)  # PGD-AT's baseline sees no clean predictions
+    counts.sums.update(examples=2000, robust_hits=0)
+    assert [attacked.look(counts) for _ in range(9)] == [None] * 9  # as it is with a large eps at first
+    assert "no attacked example" in attacked.look(counts)
     assert "catastrophic" in look_at_epoch(0.7, 0.01, classes=10)
     fine = [(0.7, 0.3, 10), (0.2, 0.0, 10), (0.7, None, 10), (0.6, 0.0, 2)]  # the last: little above chance
     assert [look_at_epoch(robust, probe, classes=k) for robust, probe, k in fine] == [None] * 4

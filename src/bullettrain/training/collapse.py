@@ -11,6 +11,8 @@ ABOVE_CHANCE, NEAR_ZERO, KEPT = 0.35, 0.05, 0.2
 of the former that the probe has to keep. Sound runs keep two fifths and more at every epoch."""
 ENOUGH = 1000
 """Examples without a single correct one before a run is given up: fewer can be chance."""
+ATTACKED = 20
+"""So many times more where only attacked examples are looked at: all of them are lost while a network knows little."""
 
 
 class CollapseError(RuntimeError):
@@ -37,8 +39,13 @@ class WrongStreak:
         if self.key == "outlier":
             wrong = counts.sums["examples"] if counts.sums["outlier"] == counts.sums["examples"] else 0.0
         self.examples = self.examples + wrong if wrong else 0.0
-        if self.examples < ENOUGH:
+        attacked = self.key == "robust_hits"
+        if self.examples < ENOUGH * (ATTACKED if attacked else 1):
             return None
+        if attacked:
+            return (
+                "no attacked example has been predicted right for long; lower the learning rate, or method.eps"
+            )
         return "every example has become an outlier: the network predicts nothing right; lower the learning rate"
 
 
