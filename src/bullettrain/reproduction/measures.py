@@ -14,7 +14,7 @@ from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.sets import stratified
 from bullettrain.mining import Category, is_correct
 from bullettrain.oracle import OracleSeparation
-from bullettrain.training.config import SCORES, MethodConfig
+from bullettrain.training.method import SCORES, MethodConfig
 
 SPOT = ("gaussian_noise", "gaussian_blur", "contrast")
 """Corruptions that can be made of images of any size."""

@@ -43,9 +43,7 @@ class WrongStreak:
         if self.examples < ENOUGH * (ATTACKED if attacked else 1):
             return None
         if attacked:
-            return (
-                "no attacked example has been predicted right for long; lower the learning rate, or method.eps"
-            )
+            return "no attacked example has been predicted right for long; lower the learning rate, or method.eps"
         return "every example has become an outlier: the network predicts nothing right; lower the learning rate"
 
 

@@ -9,12 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import bullettrain as bt
-from bullettrain.allocation import StepBudget
-from bullettrain.attacks import NORMS, Attack
-from bullettrain.augmix import ViewMaker
-from bullettrain.baselines import FirstLayer, Free, GradAlign
-from bullettrain.training.settings import ConfigError, as_setting, nearest, parse
+from bullettrain.attacks import NORMS
+from bullettrain.training.method import MethodConfig
+from bullettrain.training.settings import ConfigError, nearest, parse
 
 
 @dataclass(frozen=True)
@@ -46,146 +43,6 @@ class NetworkConfig:
     mean: tuple[float, ...] | None = None
     """Normalisation inside the network, one value a channel."""
     std: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True)
-class MethodConfig:
-    """The objective, and how BulletTrain spends the effort on it."""
-
-    objective: Literal["pgd-at", "trades", "mart", "augmix"] = "trades"
-    eps: float = 0.031
-    norm: str = "linf"
-    beta: float | None = None
-    """Weight of the robust term; None: the objective's own."""
-    boundary: int = 10
-    robust: int = 2
-    outlier: int = 0
-    ordered: bool = True
-    """Refuse step counts that the method does not want; studies say false."""
-    step_size: float | None = None
-    """Of boundary examples; None: 0.007 at eps 0.031, else 2.25·eps/boundary."""
-    scale: float | None = None
-    """Step size of boundary examples as scale·eps/boundary instead."""
-    gamma: float = 0.8
-    momentum: float = 0.9
-    """Of the moving average F_R."""
-    selection: Literal["eval", "train"] | None = None
-    """Mode of the network whose clean logits select; None: the objective's own."""
-    score: Literal["svar", "cross-entropy", "margin", "gradient-norm", "random"] = "svar"
-    separation: Literal["quantile", "oracle"] = "quantile"
-    """oracle: the true classes by ten PGD steps, for studies."""
-    start: Literal["uniform", "normal", "clipped", "zero"] | None = None
-    """Where the attack starts; clipped: uniform, then clipped to valid pixels. None: the objective's own."""
-    start_radius: float = 1.0
-    """Radius of a uniform start, in units of eps."""
-    project: bool = True
-    """Whether attacked images are brought back into the ball; false: into valid pixels only."""
-    until_wrong: bool = False
-    """Whether the attack leaves an example alone once it is misclassified."""
-    first_layer: int = 0
-    """YOPO: moves through the first layer alone after each step, that is each full pass; 0: none, plain steps."""
-    align: float = 0.0
-    """GradAlign: weight of the term that aligns gradients; 0: none."""
-    carry: bool = False
-    """Free: the perturbation is carried over and moved by the updates' own backward; training.replays goes with it."""
-    jsd: bool = True
-    """AugMix: whether views are held together by the JSD; false: cross-entropy on one view of every example."""
-    severity: float = 3.0
-    """AugMix: strengths of the operations go up to this, of 10."""
-    width: int = 3
-    """AugMix: chains of operations in a view."""
-    depth: int = -1
-    """AugMix: operations in a chain; -1: 1 to 3 at random."""
-    all_ops: bool = False
-    """AugMix: also colour, contrast, brightness and sharpness, which test corruptions share."""
-
-    def budget(self) -> StepBudget:
-        """Steps for each class."""
-        return StepBudget(
-            self.boundary,
-            self.robust,
-            self.outlier,
-            ordered=self.ordered,
-            step_size=self.step_size,
-            scale=self.scale,
-        )
-
-    def make_objective(self) -> bt.Objective:
-        """The objective with its settings."""
-        if self.objective == "augmix":
-            return self._make_augmix()
-        self._refuse(("jsd", "severity", "width", "depth", "all_ops"), f"{self.objective} makes no AugMix views")
-        if self.objective == "pgd-at":
-            self._refuse(("beta",), "pgd-at has no beta")
-            return self._make_pgd_at()
-        self._refuse(("align", "carry"), f"that goes with pgd-at, not with {self.objective}")
-        kind = bt.TRADES if self.objective == "trades" else bt.MART
-        beta = 6.0 if self.beta is None else self.beta
-        return kind(eps=self.eps, norm=self.norm, beta=beta, attack=self._attack(), selection=self.selection)
-
-    def _make_pgd_at(self) -> bt.Objective:
-        attack = ("start", "start_radius", "project", "until_wrong", "first_layer")
-        if self.carry:
-            self._refuse((*attack, "align"), "method.carry (Free) has no attack of its own")
-            if self.budget().uniform_steps != 1:
-                raise ConfigError("method.carry (Free) is one step for everyone; set boundary=1, robust=1, outlier=1")
-            return Free(eps=self.eps, norm=self.norm)
-        if self.align:
-            self._refuse(attack, "method.align (GradAlign) attacks from x itself")
-            if not self.budget().uniform_steps:
-                raise ConfigError("method.align (GradAlign) wants the same steps for everyone, e.g. one each")
-            return GradAlign(weight=self.align, eps=self.eps, norm=self.norm)
-        return bt.PGDAT(eps=self.eps, norm=self.norm, attack=self._attack(), selection=self.selection)
-
-    def _make_augmix(self) -> bt.AugMix:
-        attack = ("start", "start_radius", "project", "until_wrong", "first_layer", "align", "carry")
-        self._refuse(attack, "AugMix has no attack")
-        for key in ("boundary", "robust", "outlier"):
-            if getattr(self, key) > 1:
-                raise ConfigError(f"method.{key} is {getattr(self, key)}; AugMix's step is both views, so 1 or 0")
-        if not self.jsd and self.budget().uniform_steps is None:
-            raise ConfigError(
-                "method.jsd is false, which is one view of every example: nothing is mined, "
-                f"so add --set robust={self.boundary} --set outlier={self.boundary}"
-            )
-        beta = 12.0 if self.beta is None else self.beta
-        return bt.AugMix(views=self.view_maker(), beta=beta, jsd=self.jsd, selection=self.selection or "train")
-
-    def _refuse(self, keys: tuple[str, ...], why: str) -> None:
-        """Settings that would have no effect are mistakes."""
-        for key in keys:
-            if getattr(self, key) != getattr(MethodConfig, key):
-                default = as_setting(getattr(MethodConfig, key))
-                raise ConfigError(f"method.{key} is set, but {why}; leave it {default}")
-
-    def _attack(self) -> Attack:
-        plain = Attack(start=self.start, radius=self.start_radius, project=self.project, until_wrong=self.until_wrong)
-        return dataclasses.replace(plain, climb=FirstLayer(self.first_layer)) if self.first_layer else plain
-
-    def view_maker(self) -> ViewMaker:
-        """What AugMix views are made of."""
-        return ViewMaker(self.severity, self.width, self.depth, self.all_ops)
-
-    def engine(self) -> bt.BulletTrain:
-        """The training step."""
-        oracle = bt.OracleSeparation(eps=self.eps, norm=self.norm) if self.separation == "oracle" else None
-        return bt.BulletTrain(
-            self.make_objective(),
-            budget=self.budget(),
-            gamma=self.gamma,
-            momentum=self.momentum,
-            score=SCORES[self.score],
-            separation=oracle or bt.separate,
-        )
-
-
-SCORES = {
-    "svar": bt.signed_prediction_variance,
-    "cross-entropy": bt.signed_cross_entropy,
-    "margin": bt.signed_margin,
-    "gradient-norm": bt.signed_gradient_norm,
-    "random": bt.random_score,
-}
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from bullettrain.training.config import (
     Config,
     DataConfig,
     EvaluationConfig,
-    MethodConfig,
     NetworkConfig,
     OptimizerConfig,
     ScheduleConfig,
     TrainingConfig,
 )
+from bullettrain.training.method import MethodConfig
 from bullettrain.training.settings import ConfigError
 
 
