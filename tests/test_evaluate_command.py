@@ -63,6 +63,12 @@ def test_a_run_is_judged_and_the_report_says_it(run):
         assert f'id="{figure}"' in section
     assert "PGD-3×2" in section
     assert "95 % interval" in section
+    assert " leaves " not in page[: page.index('id="judged"')]  # on fewer images
+    invoke(run, "--attack", "pgd5", "--eps", 0.3, "--size", 0)
+    assert " leaves " not in (run / "report.html").read_text()  # more than it was trained for
+    invoke(run, "--attack", "pgd20", "--size", 0)
+    head = (run / "report.html").read_text().split('id="judged"')[0]
+    assert re.search(r"PGD-20 leaves \d+\.\d\s% \(last weights\)\.", head)
     # Other weights of the run stand beside these.
     invoke(run, "--attack", "pgd2", "--size", 60, "--weights", "averaged")
     page = (run / "report.html").read_text()

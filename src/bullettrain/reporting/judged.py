@@ -13,7 +13,7 @@ from bullettrain.evaluation.results import FILE, Entry, Result, Store
 from bullettrain.evaluation.specs import radius, threat_in_words
 from bullettrain.reporting.figures import Plate
 from bullettrain.reporting.plotting import Curve, end_labels, line, panels, percent_axis
-from bullettrain.reporting.run import Floats
+from bullettrain.reporting.run import Floats, Run
 from bullettrain.reporting.summary import Grid
 from bullettrain.reporting.svg import COLOURS, drawing, inline
 from bullettrain.reporting.verdict import Row, difference, mean_in_words, rows
@@ -63,6 +63,24 @@ def judgement(entry: Entry, config: Mapping[str, Any] | None, index: int) -> Jud
         [plate for plate in plates if plate is not None],
         _corruptions(corrupted[0]) if corrupted else None,
     )
+
+
+def strongest(entries: Sequence[Entry], run: Run) -> str:
+    """A sentence where an attack left less than those that training ended with: the same threat, no fewer images."""
+    method = run.section("method")
+    own = [evaluation for evaluation in run.evaluations if evaluation.attack != "clean"]
+    found = [
+        (result.accuracy, attack_name(result.name), entry.weights)
+        for entry in entries
+        for result in entry.results
+        if result.role == "attack"
+        and result.threat == (method.get("norm"), method.get("eps"))
+        and all(result.examples >= evaluation.examples for evaluation in own)
+    ]
+    if not found or not own or min(found)[0] >= min(evaluation.accuracy for evaluation in own):
+        return ""
+    left, name, weights = min(found)
+    return f" {name} leaves {percent(left)} ({weights} weights)."
 
 
 def _note(entry: Entry) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bullettrain.evaluation.results import FILE as EVALUATION
 from bullettrain.extras import extra
 from bullettrain.reporting import figures, images, summary
-from bullettrain.reporting.judged import judgement, read_judged
+from bullettrain.reporting.judged import judgement, read_judged, strongest
 from bullettrain.reporting.run import Comparison, Run, read_comparison, read_run
 from bullettrain.reporting.words import method_name, number, settings, short
 
@@ -82,7 +82,7 @@ def _render(run: Run, comparison: Comparison | None) -> str:
         recipe=str(run.config.get("recipe") or run.folder.resolve().name),
         facts=_facts(run),
         status=_status(run),
-        outcome=summary.outcome(run, comparison),
+        outcome=summary.outcome(run, comparison) + strongest(entries, run),
         alerts=[*_alerts(run), *problems, *(_alerts(comparison.baseline, "Baseline: ") if comparison else [])],
         headline=summary.headline(run, comparison),
         shares=summary.shares(run),
