@@ -1,22 +1,19 @@
 """What tests of the group engine share: objectives, budgets, an engine with F_R in the middle, batches to learn."""
 
 import copy
-import functools
 
 import torch
 
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
-from bullettrain.attacks import Attack
 from conftest import batch
 
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
-ALL = {**OBJECTIVES, "pgd, until wrong": functools.partial(bt.PGDAT, attack=Attack(until_wrong=True))}
 BUDGETS = [(4, 2, 0), (4, 0, 0), (4, 2, 1), (3, 3, 3), (3, 2, 2), (0, 0, 0)]
 
 
 def engine(name, counts):
-    train = BulletTrain(ALL[name](eps=0.05), budget=StepBudget(*counts))
+    train = BulletTrain(OBJECTIVES[name](eps=0.05), budget=StepBudget(*counts))
     train.robust_fraction.load_state_dict({"value": 0.4, "gamma": 0.8, "momentum": 0.9})
     return train
 

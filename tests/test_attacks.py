@@ -8,7 +8,6 @@ from torch import nn
 
 import reference
 from bullettrain.attacks import NORMS, frozen, pgd
-from bullettrain.attacks.losses import UntilWrong, ce
 from conftest import assert_same, batch, norm_net, snapshot, tiny_net
 
 
@@ -35,25 +34,6 @@ def test_ragged_pgd_is_the_literal_one(counts, loss, seed):
         if count == 0:
             assert torch.equal(ours[i], x[i])
     assert not ours.requires_grad
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=7), st.integers(0, 5))
-def test_an_attack_may_end_at_the_first_mistake(norm, counts, seed):
-    net = tiny_net(seed=seed)
-    x, y = batch(len(counts), channels=1, size=4, dtype=torch.float64, seed=seed)
-    y = net(x).argmax(1)
-    if len(y) > 1:
-        y[0] = (y[0] + 1) % 4  # lost from the start
-    how = {"eps": 0.3, "step_size": 0.05, "norm": norm, "start": x}
-    ours = pgd(net, x, y, steps=torch.tensor(counts), loss=UntilWrong(ce), **how)
-    for i, count in enumerate(counts):
-        one = slice(i, i + 1)
-        literal = x[one]
-        for _ in range(count):  # a step at a time, looking first
-            if net(literal).argmax(1) == y[one]:
-                literal = pgd(net, x[one], y[one], steps=1, **{**how, "start": literal})
-        assert torch.allclose(ours[one], literal, atol=1e-12, rtol=0)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9))

@@ -61,7 +61,7 @@ def test_the_papers_settings():
     mnist = recipe("mnist-pgd")
     assert (mnist.method.eps, mnist.method.boundary, mnist.method.scale) == (0.3, 7, 1.7)
     assert (mnist.evaluation.steps, mnist.evaluation.restarts) == (100, 20)
-    assert mnist.method.make_objective().attack.until_wrong  # else its baseline never learns
+    assert mnist.method.ramp == 0.2  # else its baseline never learns
     short = recipe("cifar10-trades-short")
     assert (short.network.name, short.training.epochs, short.schedule.name) == ("preact-resnet-18", 30, "one-cycle")
     assert (short.optimizer.weight_decay, short.optimizer.decay_norms) == (5e-4, False)

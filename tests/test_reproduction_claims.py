@@ -87,7 +87,7 @@ def test_rows_have_names_of_their_own_and_claims_speak_of_rows(scale):
 def test_identity_is_what_is_learnt():
     config = ROWS["bt-nr2"].config(SHORT)
     same = ["seed=3", "training.compile=true", "threads=2", "engine=plain", "log_every=7"]
-    same += ["evaluation.precision=bf16", "evaluation.batch_size=2000"]
+    same += ["evaluation.search=bf16", "evaluation.batch_size=2000"]
     assert identity(config.with_settings(same)) == identity(config)
     for other in ("gamma=0.7", "attack_group=4", "epochs=29", "evaluation.steps=10", "score=margin"):
         assert identity(config.with_settings([other])) != identity(config)

@@ -75,7 +75,7 @@ def test_a_run_leaves_its_folder(whole):
 
 
 def test_the_last_figures_can_be_searched_for_in_half_precision(whole, tmp_path):
-    result = runs.train(small("evaluation.precision=bf16"), tmp_path, CPU)
+    result = runs.train(small("evaluation.search=bf16"), tmp_path, CPU)
     assert result.finished
     exact, half = kinds(whole, "evaluation"), kinds(tmp_path, "evaluation")
     assert [(r["weights"], r["attack"]) for r in half] == [(r["weights"], r["attack"]) for r in exact]
@@ -87,7 +87,29 @@ def test_the_last_figures_can_be_searched_for_in_half_precision(whole, tmp_path)
     assert "precision" not in found["clean"]
     assert found["pgd5"]["precision"] == "bf16"
     assert "attacks searched in bf16, judged in float32" in evaluations(read_run(tmp_path)).note
-    assert run_name(small("evaluation.precision=bf16")) == run_name(small())  # what is learnt is the same
+    assert run_name(small("evaluation.search=bf16")) == run_name(small())  # what is learnt is the same
+
+
+def test_eps_may_grow(tmp_path):
+    config = small("objective=pgd-at", "beta=null", "ramp=0.5", "epochs=2", "attack_group=2")
+    trainer = Trainer(config, RunFolder(tmp_path), CPU, load_data(config, None))
+    objective, seen = trainer.engine.objective, []
+    original = objective.corrupt
+
+    def corrupt(*args, start, **kwargs):
+        seen.append((objective.eps, (start - args[1]).abs().max().item(), args[5].max().item()))
+        return original(*args, start=start, **kwargs)
+
+    objective.corrupt = corrupt
+    assert trainer.run() == "finished"
+    steps, full = 2 * trainer.batches, config.method.eps
+    seen = seen[-steps:]  # the warm-up's is the first
+    assert [eps for eps, _, _ in seen] == pytest.approx([full * min(1, 2 * (i + 1) / steps) for i in range(steps)])
+    for eps, farthest, size in seen:
+        assert farthest <= eps * (1 + 1e-6)
+        assert min(abs(size / eps - 2.25 / 3), abs(size / eps - 1.7)) < 1e-6  # three steps, or a robust example's one
+    with pytest.raises(ConfigError, match=r"give method.scale in the place of step_size"):
+        small("ramp=0.5", "step_size=0.1")
 
 
 def test_records_tell_the_run(whole):
@@ -521,6 +543,8 @@ def test_what_counts_as_collapse():
     counts.sums.update(examples=2000, robust_hits=0)
     assert [attacked.look(counts) for _ in range(9)] == [None] * 9  # as it is with a large eps at first
     assert "no attacked example" in attacked.look(counts)
+    views = WrongStreak(selects=False, has_clean=False, attacks=False)  # AugMix without the JSD
+    assert "outlier" in views.look(counts)
     assert "catastrophic" in look_at_epoch(0.7, 0.01, classes=10)
     fine = [(0.7, 0.3, 10), (0.2, 0.0, 10), (0.7, None, 10), (0.6, 0.0, 2)]  # the last: little above chance
     assert [look_at_epoch(robust, probe, classes=k) for robust, probe, k in fine] == [None] * 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -32,17 +31,6 @@ def margin(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
     return other - true
 
 
-@dataclass(frozen=True)
-class UntilWrong:
-    """``loss`` for examples that are classified correctly; the others have no gradient, so they stay where they are."""
-
-    loss: AttackLoss
-
-    def __call__(self, logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
-        """(n,), 0 where the label is not the largest logit."""
-        return self.loss(logits, labels, target) * (logits.argmax(dim=1) == labels)
-
-
 LOSSES: dict[str, AttackLoss] = {"ce": ce, "kl": kl, "margin": margin}
 
 
@@ -63,11 +51,6 @@ def gradient_at_logits(loss: AttackLoss) -> AttackLoss:
         return _ce_gradient
     if loss is kl:
         return _kl_gradient
-    if isinstance(loss, UntilWrong):
-        plain = gradient_at_logits(loss.loss)
-        return lambda logits, labels, target: (
-            plain(logits, labels, target) * (logits.argmax(dim=1) == labels).to(logits.dtype)[:, None]
-        )
 
     def by_autograd(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
         with torch.enable_grad():

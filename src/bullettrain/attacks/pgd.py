@@ -186,14 +186,12 @@ class Attack:
         radius: of a uniform start, in units of eps.
         project: bring each step back into the ball of eps. False: into valid pixels only.
         climb: how a step is taken.
-        until_wrong: leave an example where it is once it is misclassified.
     """
 
     start: RandomStart | None = None
     radius: float = 1.0
     project: bool = True
     climb: Climb = WHOLE_NETWORK
-    until_wrong: bool = False
 
     def __post_init__(self) -> None:
         check_positive(self.radius, "radius")

@@ -28,8 +28,8 @@ def bench(
     shares: Annotated[
         str | None, typer.Option(help="Impose shares of outlier,boundary,robust, e.g. 0.18,0.28,0.54.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Mini-batches timed at once.")] = 40,
-    repeats: Annotated[int, typer.Option(help="How often they are timed.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Mini-batches timed at once.")] = 40,
+    repeats: Annotated[int, typer.Option(min=1, help="How often they are timed.")] = 5,
     data_dir: Annotated[Path | None, typer.Option(help="Where datasets lie.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1.")] = None,
     out: Annotated[

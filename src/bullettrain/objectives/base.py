@@ -23,7 +23,7 @@ from bullettrain.attacks import (
     random_noise,
     starting_point,
 )
-from bullettrain.attacks.losses import UntilWrong, loss_named
+from bullettrain.attacks.losses import loss_named
 from bullettrain.attacks.norms import norm_named
 from bullettrain.attacks.state import Mode, check_mode, forward_some, training
 from bullettrain.checks import check_bounds, check_logits_shape, check_positive
@@ -189,8 +189,7 @@ class AdversarialObjective(Objective):
     @property
     def ascended(self) -> AttackLoss:
         """What the attack makes large."""
-        loss = loss_named(self.attack_loss) if isinstance(self.attack_loss, str) else self.attack_loss
-        return UntilWrong(loss) if self.attack.until_wrong else loss
+        return loss_named(self.attack_loss) if isinstance(self.attack_loss, str) else self.attack_loss
 
     @property
     def reach(self) -> float:

@@ -31,7 +31,7 @@ HOW = {
         *("seed", "engine", "joint", "bucket", "channels_last", "compile", "average", "threads", "log_every"),
         *("save_minutes", "probe"),
     )
-} | {"evaluation.batch_size", "evaluation.precision"}
+} | {"evaluation.batch_size", "evaluation.search"}
 """Settings that say how a run is computed, not what is learnt: a row's run may have others."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import tempfile
 import time
@@ -99,6 +100,7 @@ def bench(
         if checkpoint is not None:
             train_steps = min(train_steps, 30)  # F_R still has to find its level
         state = _trained(make, train_steps, checkpoint, say)
+        gc.collect()
         rows: list[Row] = []
         for engine in engines:
             cases = [_Case(make, engine, method, state, shares, steps) for method in METHODS]
@@ -109,7 +111,8 @@ def bench(
             rows += [baseline, _with_speedups(mined, baseline, config)]
             for row in rows[-2:]:
                 say(f"{engine} {row.method}: {row.step_ms:.2f} ms a step, {row.work:.2f} passes an example")
-            del cases, case  # their graphs hold memory
+            del cases, case
+            gc.collect()  # their graphs hold memory, in circles
     return {
         "config": config.to_dict(),
         "environment": environment(place.device),

@@ -29,8 +29,9 @@ def look_at_loss(counts: Counts) -> str | None:
 class WrongStreak:
     """Notices that nothing has been predicted right for a long time."""
 
-    def __init__(self, *, selects: bool, has_clean: bool) -> None:
+    def __init__(self, *, selects: bool, has_clean: bool, attacks: bool = True) -> None:
         self.key = "outlier" if selects else "clean" if has_clean else "robust_hits"
+        self.attacked = attacks and self.key == "robust_hits"
         self.examples = 0.0
 
     def look(self, counts: Counts) -> str | None:
@@ -39,10 +40,9 @@ class WrongStreak:
         if self.key == "outlier":
             wrong = counts.sums["examples"] if counts.sums["outlier"] == counts.sums["examples"] else 0.0
         self.examples = self.examples + wrong if wrong else 0.0
-        attacked = self.key == "robust_hits"
-        if self.examples < ENOUGH * (ATTACKED if attacked else 1):
+        if self.examples < ENOUGH * (ATTACKED if self.attacked else 1):
             return None
-        if attacked:
+        if self.attacked:
             return "no attacked example has been predicted right for long; lower the learning rate, or method.eps"
         return "every example has become an outlier: the network predicts nothing right; lower the learning rate"
 

@@ -118,8 +118,8 @@ class EvaluationConfig:
     """The figures at the end."""
 
     batch_size: int = 500
-    precision: Literal["float32", "tf32", "bf16"] = "float32"
-    """What attacks search in; what an image is taken for is decided in float32 all the same."""
+    search: Literal["float32", "tf32", "bf16"] = "float32"
+    """Precision in which attacks search; what an image is taken for is decided in float32 all the same."""
     steps: int = 20
     step_size: float | None = None
     """None: eps/10."""
@@ -133,6 +133,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "data.test_size": (0, math.inf),
     "data.crop": (0, math.inf),
     "method.start_radius": (TINY, 1e30),
+    "method.ramp": (0, 1),
     "method.first_layer": (0, 1e6),
     "method.align": (0, 1e30),
     "optimizer.lr": (TINY, 1e30),

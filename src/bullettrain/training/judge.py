@@ -42,9 +42,9 @@ class Judge:
 
     def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, float]:
         """Clean accuracy, and that under the attack that the config evaluates with; AugMix: on views of its kind."""
-        precision = self.config.evaluation.precision
-        judged = Judged(model, half=precision == "bf16").eval() if precision != "float32" else model
-        with arithmetic(precision):
+        search = self.config.evaluation.search
+        judged = Judged(model, half=search == "bf16").eval() if search != "float32" else model
+        with arithmetic(search):
             return self._final(judged, images, name)
 
     def _final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, float]:

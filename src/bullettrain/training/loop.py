@@ -113,7 +113,8 @@ class Trainer:
         )
         self.judge = Judge(config, place.device, self.display)
         self.recorder = Recorder(folder if place.first else None)
-        self.streak = WrongStreak(selects=self.selects, has_clean=self.engine.objective.has_clean_term)
+        attacks = isinstance(self.engine.objective, AdversarialObjective)
+        self.streak = WrongStreak(selects=self.selects, has_clean=self.engine.objective.has_clean_term, attacks=attacks)
         self.fingerprint = fingerprint(data)
         self._warned: set[str] = set()
         self._began: float | None = None
@@ -227,6 +228,10 @@ class Trainer:
             assert draws is not None  # a config's views are made of draws
             return draws[self.loader.share(index)]
         assert isinstance(objective, AdversarialObjective)
+        method = self.config.method
+        if method.ramp:
+            steps = method.ramp * self.batches * self.config.training.epochs
+            objective.eps = method.eps * min(1.0, (self.at.epoch * self.batches + index + 1) / steps)
         whole = torch.empty_like(x)
         if self.place.together:
             whole = x.new_empty((self.loader.joint_size(index), *x.shape[1:]))
@@ -388,8 +393,8 @@ class Trainer:
                 model.load_state_dict(self.average.module.state_dict())
             for attack, accuracy in self.judge.final(model, self.test_set, name).items():
                 figures: dict[str, Any] = {"accuracy": accuracy, "examples": len(self.test_set), "epoch": self.at.epoch}
-                if self.config.evaluation.precision != "float32" and attack != "clean":
-                    figures["precision"] = self.config.evaluation.precision
+                if self.config.evaluation.search != "float32" and attack.startswith("pgd"):
+                    figures["precision"] = self.config.evaluation.search
                 self.recorder.log({"kind": "evaluation", "weights": name, "attack": attack, **figures})
 
     def _kept(self) -> list[str]:

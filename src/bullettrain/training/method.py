@@ -40,6 +40,8 @@ class MethodConfig:
     """Of boundary examples; None: 0.007 at eps 0.031, else 2.25·eps/boundary."""
     scale: float | None = None
     """Step size of boundary examples as scale·eps/boundary instead."""
+    ramp: float = 0.0
+    """Share of the steps over which eps, and the step sizes with it, grow to what they are; 0: from the start."""
     gamma: float = 0.8
     momentum: float = 0.9
     """Of the moving average F_R."""
@@ -54,8 +56,6 @@ class MethodConfig:
     """Radius of a uniform start, in units of eps."""
     project: bool = True
     """Whether attacked images are brought back into the ball; false: into valid pixels only."""
-    until_wrong: bool = False
-    """Whether the attack leaves an example alone once it is misclassified."""
     first_layer: int = 0
     """YOPO: moves through the first layer alone after each step, that is each full pass; 0: none, plain steps."""
     align: float = 0.0
@@ -86,6 +86,8 @@ class MethodConfig:
 
     def make_objective(self) -> bt.Objective:
         """The objective with its settings."""
+        if self.ramp and self.step_size is not None:
+            raise ConfigError("method.ramp lets step sizes grow with eps; give method.scale in the place of step_size")
         if self.objective == "augmix":
             return self._make_augmix()
         self._refuse(("jsd", "severity", "width", "depth", "all_ops"), f"{self.objective} makes no AugMix views")
@@ -98,21 +100,21 @@ class MethodConfig:
         return kind(eps=self.eps, norm=self.norm, beta=beta, attack=self._attack(), selection=self.selection)
 
     def _make_pgd_at(self) -> bt.Objective:
-        attack = ("start", "start_radius", "project", "until_wrong", "first_layer")
+        attack = ("start", "start_radius", "project", "first_layer")
         if self.carry:
-            self._refuse((*attack, "align"), "method.carry (Free) has no attack of its own")
+            self._refuse((*attack, "align", "selection"), "method.carry (Free) has no attack of its own")
             if self.budget().uniform_steps != 1:
                 raise ConfigError("method.carry (Free) is one step for everyone; set boundary=1, robust=1, outlier=1")
             return Free(eps=self.eps, norm=self.norm)
         if self.align:
-            self._refuse(attack, "method.align (GradAlign) attacks from x itself")
+            self._refuse((*attack, "selection"), "method.align (GradAlign) attacks everyone from x itself")
             if not self.budget().uniform_steps:
                 raise ConfigError("method.align (GradAlign) wants the same steps for everyone, e.g. one each")
             return GradAlign(weight=self.align, eps=self.eps, norm=self.norm)
         return bt.PGDAT(eps=self.eps, norm=self.norm, attack=self._attack(), selection=self.selection)
 
     def _make_augmix(self) -> bt.AugMix:
-        attack = ("start", "start_radius", "project", "until_wrong", "first_layer", "align", "carry")
+        attack = ("start", "start_radius", "project", "first_layer", "align", "carry", "ramp")
         self._refuse(attack, "AugMix has no attack")
         for key in ("boundary", "robust", "outlier"):
             if getattr(self, key) > 1:
@@ -122,6 +124,8 @@ class MethodConfig:
                 "method.jsd is false, which is one view of every example: nothing is mined, "
                 f"so add --set robust={self.boundary} --set outlier={self.boundary}"
             )
+        if not self.jsd:
+            self._refuse(("selection",), "without the JSD nothing is selected")
         beta = 12.0 if self.beta is None else self.beta
         return bt.AugMix(views=self.view_maker(), beta=beta, jsd=self.jsd, selection=self.selection or "train")
 
@@ -133,7 +137,7 @@ class MethodConfig:
                 raise ConfigError(f"method.{key} is set, but {why}; leave it {default}")
 
     def _attack(self) -> Attack:
-        plain = Attack(start=self.start, radius=self.start_radius, project=self.project, until_wrong=self.until_wrong)
+        plain = Attack(start=self.start, radius=self.start_radius, project=self.project)
         return dataclasses.replace(plain, climb=FirstLayer(self.first_layer)) if self.first_layer else plain
 
     def view_maker(self) -> ViewMaker:

@@ -77,8 +77,7 @@ def one_line(name: str) -> str:
 def _with(config: Config, budget: StepBudget, **settings: Any) -> Config:
     """The recipe with a budget and with an attack's settings; others of the attack are as they were made."""
     steps = {key: getattr(budget, key) for key in ("boundary", "robust", "outlier", "step_size", "scale")}
-    plain = {"start": None, "start_radius": 1.0, "project": True, "until_wrong": False}
-    plain |= {"first_layer": 0, "align": 0.0, "carry": False}
+    plain = {"start": None, "start_radius": 1.0, "project": True, "first_layer": 0, "align": 0.0, "carry": False}
     changed = config.replace_section("method", **{**plain, **steps, "separation": "quantile", **settings})
     if any(settings.get(key) for key in ("first_layer", "align", "carry")):  # which take mini-batches one by one
         changed = changed.replace_section("training", attack_group=1)
