@@ -101,7 +101,10 @@ def test_eps_may_grow(tmp_path):
         return original(*args, start=start, **kwargs)
 
     objective.corrupt = corrupt
+    trainer.judge.probe = lambda *args: 0.9 * trainer.at.epoch  # a strong attack, while the own is still weak
+    trainer._figures = lambda counts, figures=trainer._figures: {**figures(counts), "robust_accuracy": 0.9}
     assert trainer.run() == "finished"
+    assert not kinds(tmp_path, "warning")
     steps, full = 2 * trainer.batches, config.method.eps
     seen = seen[-steps:]  # the warm-up's is the first
     assert [eps for eps, _, _ in seen] == pytest.approx([full * min(1, 2 * (i + 1) / steps) for i in range(steps)])
@@ -109,7 +112,7 @@ def test_eps_may_grow(tmp_path):
         assert farthest <= eps * (1 + 1e-6)
         assert min(abs(size / eps - 2.25 / 3), abs(size / eps - 1.7)) < 1e-6  # three steps, or a robust example's one
     with pytest.raises(ConfigError, match=r"give method.scale in the place of step_size"):
-        small("ramp=0.5", "step_size=0.1")
+        small("ramp=0.5", "method.step_size=0.1")
 
 
 def test_records_tell_the_run(whole):

@@ -130,7 +130,7 @@ def _train(
         )
     except CollapseError as error:
         if place.first:
-            console.print(f"[bold red]stopped[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            console.print(f"[bold red]stopped:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
             kept = [
                 path
                 for path in (folder, folder / "baseline", folder / "bullettrain")
@@ -216,7 +216,8 @@ def _print_comparison(console: Console, baseline: Result, mined: Result) -> None
     console.print(table)
     console.print(
         f"speed-up {speedup['theoretical']:.2f}× theoretical, {speedup['work']:.2f}× counted work, "
-        f"{speedup['wall_clock']:.2f}× wall-clock" + _beside_paper(mined),
+        f"{speedup['wall_clock']:.2f}× wall-clock{_beside_paper(mined)}\n"
+        f"accuracy of the {figures['rows'][0]['weights']} weights",
         highlight=False,
         soft_wrap=True,
     )

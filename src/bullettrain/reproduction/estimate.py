@@ -57,6 +57,7 @@ class Estimator:
     place: Place
     records: Mapping[str, Record] = field(default_factory=dict)
     known: dict[Key, Speed] = field(default_factory=dict)
+    measured: dict[tuple[str, str], Speed] = field(default_factory=dict)
 
     def seconds(self, task: Task) -> tuple[float, float]:
         """Training and judging that are left, each in seconds of a device that does nothing else."""
@@ -82,6 +83,13 @@ class Estimator:
         return self.known[key]
 
     def _now(self, config: Config) -> Speed:
+        """As it is here and now, for all runs of a network on its data alike."""
+        key = config.network.name, config.data.name
+        if key not in self.measured:
+            self.measured[key] = self._measure(config)
+        return self.measured[key]
+
+    def _measure(self, config: Config) -> Speed:
         """A second of forwards and backwards on noise."""
         device = self.place.device
         shape = SHAPES.get(config.data.name, SHAPES["cifar10"])

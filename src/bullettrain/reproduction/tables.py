@@ -8,7 +8,7 @@ from importlib.resources import files
 from bullettrain.extras import extra
 from bullettrain.reporting.words import DASH, attack_name, number
 from bullettrain.reproduction.results import RANKS, RATIOS, Judged, Measured, Results, Verdict
-from bullettrain.reproduction.study import Row
+from bullettrain.reproduction.study import Check, Row
 
 HEADINGS = {
     **{"clean": "clean %", "corruptions": "corruptions %", "minutes": "minutes"},
@@ -136,7 +136,13 @@ def found_in_words(results: Results, judged: Judged) -> str:
     if judged.found is None:
         return f"{row}, {name}: not measured yet"
     found = signed(judged.found) if points else number(judged.found)
-    return f"{row}, {name}: {found}{unit} (asked: {bound}{asked})"
+    short = judged.verdict is Verdict.HOLDS and not _reached(check, judged.found)
+    return f"{row}, {name}: {found}{unit} (asked: {bound}{asked}{'; near enough' if short else ''})"
+
+
+def _reached(check: Check, found: float) -> bool:
+    """Whether the paper's own figure is reached, without the allowance."""
+    return found >= check.offset if check.relation == "≥" else found <= check.offset if check.relation == "≤" else True
 
 
 def markdown(results: Results, figures: list[str]) -> str:

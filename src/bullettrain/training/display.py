@@ -37,8 +37,17 @@ def progress_bar(console: Console, *, transient: bool = False) -> Progress:
 class Display:
     """Progress of a run."""
 
-    def __init__(self, console: Console | None, *, epochs: int, steps_per_epoch: int, done: int, selects: bool) -> None:
-        self.console = console
+    def __init__(
+        self,
+        console: Console | None,
+        *,
+        epochs: int,
+        steps_per_epoch: int,
+        done: int,
+        selects: bool,
+        corruption: str = "under PGD",
+    ) -> None:
+        self.console, self.corruption = console, corruption
         self.epochs, self.steps_per_epoch, self.selects = epochs, steps_per_epoch, selects
         self.progress: Progress | None = None
         self.bar: TaskID | None = None
@@ -86,8 +95,7 @@ class Display:
         """An epoch is over: on a terminal the bar says enough, elsewhere one line."""
         if self.console is None or self.progress is not None:
             return
-        done = max(self.step - self.at_start, 1)
-        left = (time.monotonic() - self.began) / done * (self.epochs * self.steps_per_epoch - self.step)
+        done, to_come = self.step - self.at_start, self.epochs * self.steps_per_epoch - self.step
         parts = [
             f"epoch {record['epoch']}/{self.epochs}",
             f"step {record['step']}",
@@ -98,10 +106,10 @@ class Display:
         if self.selects:
             parts += [shares(record), f"F_R {record['robust_fraction']:.2f}"]
         if record.get("validation_robust") is not None:
-            parts.append(
-                f"validation {percent(record['validation_clean'])}, under PGD {percent(record['validation_robust'])}"
-            )
-        parts.append(f"{duration(left)} left")
+            clean, robust = (percent(record[f"validation_{kind}"]) for kind in ("clean", "robust"))
+            parts.append(f"validation {clean}, {self.corruption} {robust}")
+        if done >= min(self.steps_per_epoch, 20):  # resumed a few steps ago, nobody knows yet
+            parts.append(f"{duration((time.monotonic() - self.began) / done * to_come)} left")
         self.console.print("  ".join(parts), soft_wrap=True, highlight=False, markup=False)
 
     def message(self, text: str) -> None:

@@ -98,7 +98,12 @@ class Trainer:
         self.epoch_counts, self.run_counts = Counts(), Counts()
         self.noise = torch.Generator(place.device)
         self.display = Display(
-            console, epochs=training.epochs, steps_per_epoch=self.batches, done=0, selects=self.selects
+            console,
+            epochs=training.epochs,
+            steps_per_epoch=self.batches,
+            done=0,
+            selects=self.selects,
+            corruption="on AugMix views" if isinstance(self.engine.objective, AugMix) else "under PGD",
         )
         self.stepper, self.optimizer = choose(
             self.engine,
@@ -228,15 +233,17 @@ class Trainer:
             assert draws is not None  # a config's views are made of draws
             return draws[self.loader.share(index)]
         assert isinstance(objective, AdversarialObjective)
-        method = self.config.method
-        if method.ramp:
-            steps = method.ramp * self.batches * self.config.training.epochs
-            objective.eps = method.eps * min(1.0, (self.at.epoch * self.batches + index + 1) / steps)
+        objective.eps = self.config.method.eps * self._ramp(self.at.epoch * self.batches + index)
         whole = torch.empty_like(x)
         if self.place.together:
             whole = x.new_empty((self.loader.joint_size(index), *x.shape[1:]))
         noise = objective.noise(whole, self.noise)
         return objective.begin(x, noise[self.loader.share(index)] if self.place.together else noise)
+
+    def _ramp(self, batch: int) -> float:
+        """What part of its eps the attack has at a mini-batch, counted from the start of the run."""
+        steps = self.config.method.ramp * self.batches * self.config.training.epochs
+        return min(1.0, (batch + 1) / steps) if steps else 1.0
 
     # ------------------------------------------------------------------------------------------ in between
 
@@ -315,7 +322,8 @@ class Trainer:
         self.recorder.log(record)
         self._log_batch()
         self.display.epoch(record)
-        self._warn(look_at_epoch(figures["robust_accuracy"], probe, classes=self.shape.num_classes))
+        if self._ramp(self.at.epoch * self.batches) == 1:  # else the training attack is weak on purpose
+            self._warn(look_at_epoch(figures["robust_accuracy"], probe, classes=self.shape.num_classes))
         self.run_counts += counts
         self.epoch_counts = Counts()
         self.at.epoch, self.at.index, self.at.epoch_seconds = self.at.epoch + 1, 0, 0.0
