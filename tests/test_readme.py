@@ -15,6 +15,12 @@ def test_the_speed_table_is_what_was_recorded():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_table_of_baselines_is_what_was_recorded():
+    check = [sys.executable, str(ROOT / "benchmarks" / "baselines_table.py"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_two_commands_do_their_own_set_up():
     section = README.split("## Two commands", 1)[1].split("\n## ", 1)[0]
     train, test = re.findall(r"```sh\n(.*?)```", section, re.S)

@@ -142,6 +142,7 @@ def test_load_gives_the_network_back(whole):
     x = test.images.float() / 255
     networks = {name: bt.load(whole, weights=name) for name in ("last", "best", "averaged")}
     assert torch.equal(networks["last"](x), bt.load(whole / "last.safetensors")(x))
+    assert torch.equal(networks["best"](x), bt.load(whole)(x))  # it has a validation set
     assert not networks["last"].training
     best = max(kinds(whole, "epoch"), key=lambda record: (record["validation_robust"], -record["epoch"]))
     assert read_weights(whole / "best.safetensors")[1]["epoch"] == best["epoch"]

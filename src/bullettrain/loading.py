@@ -11,21 +11,23 @@ from torch import Tensor, nn
 from bullettrain.models import build
 
 
-def load(run_or_checkpoint: str | Path, *, weights: str = "last", device: torch.device | str = "cpu") -> nn.Module:
+def load(run_or_checkpoint: str | Path, *, weights: str | None = None, device: torch.device | str = "cpu") -> nn.Module:
     """The network of a run, in eval mode.
 
     Args:
         run_or_checkpoint: a run's folder, or one of its .safetensors files.
-        weights: of a folder, which: "last", "best" or "averaged".
+        weights: of a folder, which: "last", "best" or "averaged". None: the best on the run's validation set where it
+            held one out, else the last.
         device: where to put it.
 
     Returns:
         A network that takes images (m, C, H, W) in [0, 1] and returns logits (m, K).
     """
-    from bullettrain.training.folder import WEIGHTS, RunError, read_weights
+    from bullettrain.training.folder import WEIGHTS, RunError, chosen, read_weights
 
     file = Path(run_or_checkpoint)
     if file.is_dir():
+        weights = weights or chosen(file)
         if weights not in WEIGHTS:
             raise RunError(f"there are no weights {weights!r}; there are {', '.join(WEIGHTS)}")
         file = file / f"{weights}.safetensors"

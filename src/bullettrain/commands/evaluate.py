@@ -57,7 +57,9 @@ def evaluate(
     norm: Annotated[
         str | None, typer.Option(help="linf or l2, of attacks that do not say. Default: the run's, else linf.")
     ] = None,
-    weights: Annotated[str, typer.Option(help="Of a run: last, best or averaged.")] = "last",
+    weights: Annotated[
+        str | None, typer.Option(help="Of a run: last, best or averaged. Default: best where it was chosen, else last.")
+    ] = None,
     network: Annotated[
         str | None, typer.Option(help="What a state_dict is of: wrn-34-10, package.module:function, timm:NAME.")
     ] = None,

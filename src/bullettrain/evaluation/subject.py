@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bullettrain.loading import load, misfit
 from bullettrain.models import Normalize, build
 from bullettrain.training.config import Config
-from bullettrain.training.folder import WEIGHTS, RunError, RunFolder, read_weights
+from bullettrain.training.folder import WEIGHTS, RunError, RunFolder, chosen, read_weights
 from bullettrain.training.settings import ConfigError
 
 FORMS = (
@@ -53,7 +53,7 @@ class Subject:
 def find_subject(
     model: str,
     *,
-    weights: str = "last",
+    weights: str | None = None,
     network: str | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -65,7 +65,7 @@ def find_subject(
 
     Args:
         model: a run's folder, a checkpoint, `package.module:function` or `timm:NAME`.
-        weights: of a run's folder, which.
+        weights: of a run's folder, which; None: as :func:`bullettrain.load` has it.
         network: what a bare state_dict is of: a name of `bullettrain.models`, or a function or timm name as above.
         mean: normalisation in front of a network built from ``network``, one value a channel.
         std: with ``mean``.
@@ -128,8 +128,8 @@ def _check_run(path: Path) -> RunFolder:
     return folder
 
 
-def _of_run(path: Path, weights: str) -> Subject:
-    folder = _check_run(path)
+def _of_run(path: Path, weights: str | None) -> Subject:
+    folder, weights = _check_run(path), weights or chosen(path)
     if weights in WEIGHTS and not (path / f"{weights}.safetensors").is_file():
         there = [name for name in WEIGHTS if (path / f"{name}.safetensors").is_file()]
         has = f"it has {', '.join(there)}" if there else "it has none yet"

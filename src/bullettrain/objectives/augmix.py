@@ -80,7 +80,9 @@ class AugMix(Objective):
         ``start``: views that were made before, of that shape, or what :meth:`draw` gave.
         """
         if int(steps.max()) > 1:
-            raise ValueError(f"AugMix was given {int(steps.max())} steps; a step is both views, so 1 or 0")
+            raise ValueError(
+                f"AugMix was given {int(steps.max())} steps; a step is both views, so 1 or 0, as in StepBudget(1, 0)"
+            )
         if start is None:
             start = self.draw(len(x), x.device, self.generator)
         shape = (2, *x.shape) if self.jsd else tuple(x.shape)

@@ -65,7 +65,10 @@ def accuracy(run: Run, attacked: str) -> Plate | None:
         curves.append(Curve(*thin(table["epoch"], table[column]), colour, label))
     if any(np.isfinite(curve.y).any() for curve in curves):
         how = "corrupted" if run.makes_views else "attacked"
-        says.append(f"Lines: training batches, as they were {how}" + ("" if run.plain else ", some with fewer steps"))
+        says.append(
+            f"Lines: training batches, as they were {how}"
+            + ("" if run.plain else f", some {'as they are' if run.makes_views else 'with fewer steps'}")
+        )
     for column, colour in (("validation_clean", "soft"), ("validation_robust", "accent")):
         curves.append(Curve(epochs["epoch"], epochs[column], colour, style="o"))
     if any(np.isfinite(curve.y).any() for curve in curves[2:]):

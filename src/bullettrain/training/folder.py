@@ -25,6 +25,11 @@ from bullettrain.training.settings import ConfigError
 WEIGHTS = ("last", "best", "averaged")
 
 
+def chosen(path: Path) -> str:
+    """The weights of a run's folder that a user would take: the best on its validation set, else the last."""
+    return "best" if (path / "best.safetensors").is_file() else "last"
+
+
 class RunError(ValueError):
     """A run folder that cannot be used as asked: one sentence that says why and what to do."""
 
