@@ -107,7 +107,7 @@ class MethodConfig:
                 raise ConfigError("method.carry (Free) is one step for everyone; set boundary=1, robust=1, outlier=1")
             return Free(eps=self.eps, norm=self.norm)
         if self.align:
-            self._refuse((*attack, "selection"), "method.align (GradAlign) attacks everyone from x itself")
+            self._refuse((*attack, "selection"), "method.align (GradAlign) attacks from x itself, everyone alike")
             if not self.budget().uniform_steps:
                 raise ConfigError("method.align (GradAlign) wants the same steps for everyone, e.g. one each")
             return GradAlign(weight=self.align, eps=self.eps, norm=self.norm)
