@@ -247,7 +247,7 @@ def test_several_processes_draw_the_views_of_one(tmp_path):
     def start(rank, world):
         trainer = Trainer(small(), RunFolder(tmp_path), CPU, load_data(small(), None))
         trainer.loader.rank, trainer.loader.world = rank, world
-        return trainer._start(torch.zeros(0), 2)
+        return trainer.starts(torch.zeros(0), 0, 2)
 
     assert torch.equal(torch.cat([start(0, 2), start(1, 2)]), start(0, 1))
 

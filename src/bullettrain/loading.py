@@ -23,11 +23,11 @@ def load(run_or_checkpoint: str | Path, *, weights: str | None = None, device: t
     Returns:
         A network that takes images (m, C, H, W) in [0, 1] and returns logits (m, K).
     """
-    from bullettrain.training.folder import WEIGHTS, RunError, chosen, read_weights
+    from bullettrain.training.folder import WEIGHTS, RunError, preferred, read_weights, weights_in
 
     file = Path(run_or_checkpoint)
     if file.is_dir():
-        weights = weights or chosen(file)
+        weights = weights or preferred(weights_in(file))
         if weights not in WEIGHTS:
             raise RunError(f"there are no weights {weights!r}; there are {', '.join(WEIGHTS)}")
         file = file / f"{weights}.safetensors"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bullettrain.loading import load, misfit
 from bullettrain.models import Normalize, build
 from bullettrain.training.config import Config
-from bullettrain.training.folder import WEIGHTS, RunError, RunFolder, chosen, read_weights
+from bullettrain.training.folder import WEIGHTS, RunError, RunFolder, preferred, read_weights, weights_in
 from bullettrain.training.settings import ConfigError
 
 FORMS = (
@@ -129,9 +129,9 @@ def _check_run(path: Path) -> RunFolder:
 
 
 def _of_run(path: Path, weights: str | None) -> Subject:
-    folder, weights = _check_run(path), weights or chosen(path)
-    if weights in WEIGHTS and not (path / f"{weights}.safetensors").is_file():
-        there = [name for name in WEIGHTS if (path / f"{name}.safetensors").is_file()]
+    folder, there = _check_run(path), weights_in(path)
+    weights = weights or preferred(there)
+    if weights in WEIGHTS and weights not in there:
         has = f"it has {', '.join(there)}" if there else "it has none yet"
         raise RunError(f"{path} has no {weights!r} weights; {has}")
     return Subject(path.resolve().name, load(path, weights=weights), weights, path, folder.config())

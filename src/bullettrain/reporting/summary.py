@@ -21,6 +21,7 @@ from bullettrain.reporting.words import (
     short,
     times,
 )
+from bullettrain.training.folder import preferred
 
 ROWS = 400  # the longest table of epochs that is written out
 NAN = math.nan
@@ -77,7 +78,7 @@ def headline_weights(run: Run, comparison: Comparison | None) -> str:
     """The weights that the headline speaks of: the comparison's, else the best where they were kept, else the last."""
     if comparison is not None and "bullettrain" in comparison.weights:
         return comparison.weights["bullettrain"]
-    return "best" if any(evaluation.weights == "best" for evaluation in run.evaluations) else "last"
+    return preferred({evaluation.weights for evaluation in run.evaluations})
 
 
 def headline(run: Run, comparison: Comparison | None) -> list[Card]:

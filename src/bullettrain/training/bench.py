@@ -180,7 +180,7 @@ def _units(trainer: Trainer) -> Iterator[list[Batch]]:
         for index, (x, y) in enumerate(trainer.loader.epoch(epoch)):
             if index == full // size * size:
                 break
-            unit.append((x, y, trainer._start(x, index)))
+            unit.append((x, y, trainer.starts(x, trainer.at.epoch, index)))
             if len(unit) == size:
                 yield unit
                 unit = []

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,14 @@ from bullettrain.training.settings import ConfigError
 WEIGHTS = ("last", "best", "averaged")
 
 
-def chosen(path: Path) -> str:
-    """The weights of a run's folder that a user would take: the best on its validation set, else the last."""
-    return "best" if (path / "best.safetensors").is_file() else "last"
+def preferred(kept: Container[str]) -> str:
+    """Which of a run's weights a user would take: the best on its validation set where there are any, else the last."""
+    return "best" if "best" in kept else "last"
+
+
+def weights_in(path: Path) -> list[str]:
+    """The weights that lie in a run's folder."""
+    return [name for name in WEIGHTS if (path / f"{name}.safetensors").is_file()]
 
 
 class RunError(ValueError):

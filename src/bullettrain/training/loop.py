@@ -15,7 +15,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from bullettrain.checks import DivergedError
 from bullettrain.data import Augment, ImageSet, Loader
-from bullettrain.data.base import derive_seed
 from bullettrain.data.sets import stratified
 from bullettrain.engine import StepOutput
 from bullettrain.engine.group import Batch
@@ -32,6 +31,7 @@ from bullettrain.training.records import Recorder, save_samples
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, Shape, fingerprint, make_network
 from bullettrain.training.signals import StoppedError, StopRequest
+from bullettrain.training.starts import Starts
 from bullettrain.training.steppers import GroupStepper, choose
 from bullettrain.training.tally import Counts, Tally
 
@@ -96,7 +96,7 @@ class Trainer:
         self.at = Position()
         self.tally = Tally(place.device)
         self.epoch_counts, self.run_counts = Counts(), Counts()
-        self.noise = torch.Generator(place.device)
+        self.starts = Starts(config, self.engine.objective, self.loader, place, self.batches)
         self.display = Display(
             console,
             epochs=training.epochs,
@@ -182,7 +182,7 @@ class Trainer:
         unit: list[Batch] = []
         self._began = time.perf_counter()
         for x, y in self.loader.epoch(self.at.epoch, self.at.index):
-            unit.append((x, y, self._start(x, self.at.index + len(unit))))
+            unit.append((x, y, self.starts(x, self.at.epoch, self.at.index + len(unit))))
             if len(unit) < self.stepper.unit and self.at.index + len(unit) < self.batches:
                 continue
             before = self.at.step // training.log_every
@@ -223,27 +223,6 @@ class Trainer:
     def _rate(self, step: int) -> float:
         config = self.config
         return rate(config.schedule, config.optimizer.lr, step, self.batches, config.training.epochs)
-
-    def _start(self, x: Tensor, index: int) -> Tensor:
-        """Where the attack starts, or what decides the views: by seed, epoch and place in the joint batch alone."""
-        objective = self.engine.objective
-        self.noise.manual_seed(derive_seed(self.config.training.seed, self.at.epoch, index, "noise"))
-        if isinstance(objective, AugMix):
-            draws = objective.draw(self.loader.joint_size(index), self.place.device, self.noise)
-            assert draws is not None  # a config's views are made of draws
-            return draws[self.loader.share(index)]
-        assert isinstance(objective, AdversarialObjective)
-        objective.eps = self.config.method.eps * self._ramp(self.at.epoch * self.batches + index)
-        whole = torch.empty_like(x)
-        if self.place.together:
-            whole = x.new_empty((self.loader.joint_size(index), *x.shape[1:]))
-        noise = objective.noise(whole, self.noise)
-        return objective.begin(x, noise[self.loader.share(index)] if self.place.together else noise)
-
-    def _ramp(self, batch: int) -> float:
-        """What part of its eps the attack has at a mini-batch, counted from the start of the run."""
-        steps = self.config.method.ramp * self.batches * self.config.training.epochs
-        return min(1.0, (batch + 1) / steps) if steps else 1.0
 
     # ------------------------------------------------------------------------------------------ in between
 
@@ -322,7 +301,7 @@ class Trainer:
         self.recorder.log(record)
         self._log_batch()
         self.display.epoch(record)
-        if self._ramp(self.at.epoch * self.batches) == 1:  # else the training attack is weak on purpose
+        if self.starts.part_of_eps(self.at.epoch) == 1:  # else the training attack is weak on purpose
             self._warn(look_at_epoch(figures["robust_accuracy"], probe, classes=self.shape.num_classes))
         self.run_counts += counts
         self.epoch_counts = Counts()

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bullettrain.reporting import write_report
 from bullettrain.training.config import Config
-from bullettrain.training.folder import RunError, RunFolder, environment
+from bullettrain.training.folder import RunError, RunFolder, environment, preferred
 from bullettrain.training.loop import Trainer
 from bullettrain.training.recipes import recipe
 from bullettrain.training.settings import as_setting
@@ -47,8 +47,8 @@ class Result:
 
     @property
     def chosen(self) -> str:
-        """The weights a user would take: the best on the validation set where there is one, else the last."""
-        return "best" if "best" in self.accuracy else "last"
+        """The weights a user would take."""
+        return preferred(self.accuracy)
 
 
 def train(
