@@ -56,3 +56,21 @@ def test_recorded_comparisons_agree():
             assert row["examples"] >= 1000
             ours = row["accuracy"]["bullettrain"]
             assert all(abs(accuracy - ours) <= POINTS for accuracy in row["accuracy"].values()), file
+
+
+def test_recorded_strong_attacks_are_those_that_the_page_shows():
+    files = sorted((ROOT / "results" / "strong-attacks").glob("*.json"))
+    if not files:
+        pytest.skip("results/ is not here")
+    page = (ROOT / "results" / "README.md").read_text()
+    for file in files:
+        (entry,) = json.loads(file.read_text())["evaluations"]
+        found = {result["name"]: result for result in entry["results"]}
+        assert {"clean", "pgd20", "pgd100x10", "autoattack"} <= found.keys()
+        assert all(result["examples"] == 10_000 for result in found.values())
+        left = found["autoattack"]["accuracy"]
+        assert left <= min(found["pgd20"]["accuracy"], found["pgd100x10"]["accuracy"])
+        parts = [share for _, share in found["autoattack"]["rounds"][1:]]
+        assert parts[-1] == left
+        cells = [found["clean"]["accuracy"], found["pgd20"]["accuracy"], *parts, found["pgd100x10"]["accuracy"]]
+        assert f"({file.parent.name}/{file.name}) | " + " | ".join(f"{100 * v:.2f}" for v in cells) + " |" in page
