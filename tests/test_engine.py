@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import itertools
 
 import pytest
@@ -13,6 +14,7 @@ import bullettrain as bt
 import plain
 import reference
 from bullettrain import BulletTrain, Category, StepBudget
+from bullettrain.allocation import Work
 from bullettrain.models import SmallCNN
 from conftest import batch, norm_net, tiny_net
 
@@ -525,3 +527,12 @@ def test_the_output_holds_no_graph_but_the_losss():
     out = engine("mart", StepBudget(2, 1)).step(norm_net(), *batch())
     assert out.loss.requires_grad
     assert not any(t.requires_grad for t in (out.category, out.steps, out.svar, out.x_prime, out.z, out.z_prime))
+
+
+def test_the_output_prints_as_figures_not_as_images():
+    out = engine("trades", StepBudget(3, 1)).step(norm_net(), *batch(8))
+    out = dataclasses.replace(out, loss=torch.tensor(0.51239), category=torch.tensor([0, 1, 1, 1, 1, 1, 2, 2]))
+    out = dataclasses.replace(out, steps=torch.tensor([0, 3, 3, 3, 3, 3, 1, 1]), work=Work(8, 8, 38, 50))
+    assert repr(out) == "StepOutput(loss=0.5124, outlier=1, boundary=5, robust=2, mean_steps=2.12, passes=12.00)"
+    only = dataclasses.replace(out, category=torch.zeros(8, dtype=torch.int64))
+    assert "outlier=8, boundary=0, robust=0" in repr(only)

@@ -58,6 +58,12 @@ class StepOutput:
     z_prime: Tensor
     """(m, K) corrupted training-mode logits; AugMix: (2, m, K)."""
 
+    def __repr__(self) -> str:
+        counts = self.category.bincount(minlength=len(Category)).tolist()
+        classes = ", ".join(f"{category.name.lower()}={counts[category]}" for category in Category)
+        steps, passes = self.steps.float().mean().item(), self.work.per_example
+        return f"StepOutput(loss={self.loss.item():.4g}, {classes}, mean_steps={steps:.2f}, passes={passes:.2f})"
+
 
 class BulletTrain:
     """Robust training that spends the effort on boundary examples. Attach it to your own loop:
