@@ -104,7 +104,7 @@ def test_compare_prints_one_table(tmp_path):
 
 
 MISTAKES = {
-    "recipe": (["train", "digit"], "there is no recipe 'digit'; did you mean 'digits'?"),
+    "recipe": (["train", "digit"], "`bullettrain train --list` shows all; did you mean 'digits'?"),
     "key": (["train", "--set", "epoch=3"], "did you mean 'epochs'"),
     "value": (["train", "--set", "eps=much"], "no number"),
     "device": (["train", "--device", "tpu9"], "no device 'tpu9'"),

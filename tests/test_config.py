@@ -126,8 +126,11 @@ def test_every_setting_can_be_set_as_it_is_shown(name):
     ("setting", "message"),
     [
         ("epoch=3", "did you mean 'epochs'"),
-        ("training.epoch=3", "did you mean 'training.epochs'"),
-        ("methd.eps=3", "did you mean 'method.eps'"),
+        ("training.epoch=3", "no setting 'training.epoch'; `.* --show` lists them; did you mean 'epochs'"),
+        ("method.epochs=3", "did you mean 'epochs'"),  # of another section
+        ("training.foo=3", "no setting 'training.foo'; `bullettrain train --show` lists them$"),
+        ("methd.eps=3", "no section 'methd'; there are data, network, .*, evaluation; did you mean 'method'"),
+        ("nonsense.eps=3", "no section 'nonsense'; there are data, network, .*, evaluation$"),
         ("momentum=0.5", "could be method.momentum or optimizer.momentum; say which"),
         ("epochs", "write key=value"),
         ("epochs=2.5", "whole number"),
@@ -174,10 +177,12 @@ def test_a_long_seed_keeps_its_digits():
 def test_a_misspelt_recipe():
     with pytest.raises(ConfigError, match="did you mean 'cifar10-trades-short'"):
         recipe("cifar10-trade-shrt")
+    with pytest.raises(ConfigError, match=r"no recipe 'imagenet'; `bullettrain train --list` shows all$"):
+        recipe("imagenet")
 
 
 def test_unknown_keys_in_a_file():
-    with pytest.raises(ConfigError, match=r"did you mean 'training\.epochs'"):
+    with pytest.raises(ConfigError, match=r"no setting 'training.epoch'.*did you mean 'epochs'"):
         Config.from_dict({"training": {"epoch": 3}})
     with pytest.raises(ConfigError, match="did you mean 'method'"):
         Config.from_dict({"methods": {}})

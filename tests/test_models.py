@@ -322,12 +322,13 @@ def test_build_gives_the_class_of_each_name() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(ValueError, match=f"did you mean '{nearest}'") as error:
         build(name)
-    assert "There are small-cnn, preact-resnet-18 and wrn-D-W" in str(error.value)
+    assert "there are small-cnn, preact-resnet-18 and wrn-D-W" in str(error.value)
 
 
 def test_even_a_name_like_no_other_is_answered() -> None:
-    with pytest.raises(ValueError, match="no network is called ''"):
-        build("")
+    for name in ("", "vgg"):
+        with pytest.raises(ValueError, match=f"no network is called '{name}'; there are small-cnn, .*wrn-34-10$"):
+            build(name)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -15,6 +16,17 @@ ROUNDING = 1e-4
 
 class DivergedError(ValueError):
     """The network returns NaN or infinity."""
+
+
+def instead(name: str, names: Iterable[str], listed: str = "") -> str:
+    """The end of a sentence about a ``name`` that is not there: what there is, and what may have been meant.
+
+    ``listed`` says where all ``names`` are shown, if they are too many for the sentence. They are in lower case.
+    """
+    names = list(names)
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    there = listed or f"there are {', '.join(names)}"
+    return f"; {there}; did you mean {near[0]!r}?" if near else f"; {there}"
 
 
 def check_fraction(value: float, name: str, *, low_open: bool = False, high_open: bool = False) -> float:

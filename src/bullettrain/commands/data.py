@@ -16,9 +16,10 @@ from torch import Tensor
 
 from bullettrain import corruptions
 from bullettrain import data as datasets
+from bullettrain.checks import instead
 from bullettrain.corruptions.files import image_file
 from bullettrain.corruptions.make import Progress as Told
-from bullettrain.training.settings import ConfigError, nearest
+from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import find_place
 
 data_app = typer.Typer(
@@ -142,7 +143,7 @@ def _corruptions(only: list[str] | None) -> list[str]:
     there = tuple(corruptions.CORRUPTIONS)
     for name in asked:
         if name not in there:
-            raise ConfigError(f"there is no corruption {name!r}{nearest(name, there)} ({', '.join(there)})")
+            raise ConfigError(f"there is no corruption {name!r}{instead(name, there)}")
     return [name for name in there if name in asked or not asked]
 
 

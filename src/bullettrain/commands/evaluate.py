@@ -12,6 +12,7 @@ from typing import Annotated, Literal, cast
 import typer
 from rich.console import Console
 
+from bullettrain.checks import instead
 from bullettrain.commands import evaluate_terminal as terminal
 from bullettrain.data import ImageSet, load
 from bullettrain.data.sets import stratified
@@ -25,7 +26,7 @@ from bullettrain.evaluation.watch import Watch
 from bullettrain.reporting import write_report
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder
-from bullettrain.training.settings import ConfigError, nearest, number
+from bullettrain.training.settings import ConfigError, number
 from bullettrain.training.setup import find_place
 from bullettrain.training.signals import StoppedError, StopRequest
 
@@ -116,9 +117,7 @@ def evaluate(
     attacks = parse_attacks(attack, defaults) if attack else [Clean(), parse_attack("pgd20", defaults)]
     _check_corruptions(attacks, corruptions, mce_baseline)
     if precision not in PRECISIONS:
-        raise ConfigError(
-            f"--precision is {precision!r}; there are {', '.join(PRECISIONS)}{nearest(precision, list(PRECISIONS))}"
-        )
+        raise ConfigError(f"--precision is {precision!r}{instead(precision, PRECISIONS)}")
     place = find_place(device)
     if place.together:
         raise ConfigError("evaluate runs in one process; start it without torchrun")

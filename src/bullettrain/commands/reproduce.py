@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from bullettrain.checks import instead
 from bullettrain.commands.reproduce_terminal import forecast, show, show_list
 from bullettrain.data.base import root
 from bullettrain.evaluation import autoattack
@@ -29,7 +30,7 @@ from bullettrain.reproduction.studies import find_study
 from bullettrain.reproduction.study import Row
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunFolder
-from bullettrain.training.settings import ConfigError, nearest
+from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, find_place
 
 
@@ -117,8 +118,7 @@ def reproduce(
         chosen[0].config(size_of)  # says what it needs
     changed = tuple(settings or ())
     if precision is not None and precision not in typing.get_args(Precision):
-        there = list(typing.get_args(Precision))
-        raise ConfigError(f"--precision is {precision!r}; there are {', '.join(there)}{nearest(precision, there)}")
+        raise ConfigError(f"--precision is {precision!r}{instead(precision, typing.get_args(Precision))}")
     if train_only and only_tables:
         raise ConfigError("--train-only trains and --tables does not; give one of them")
 

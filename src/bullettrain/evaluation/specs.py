@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from bullettrain.training.settings import ConfigError, nearest, parse
+from bullettrain.checks import instead
+from bullettrain.training.settings import ConfigError, parse
 
 PAPER_EPS, PAPER_STEP = 0.031, 0.003
 """Of the paper's PGD-20."""
@@ -164,7 +165,7 @@ def _parameters(text: str, rest: str, kind: type[Any]) -> dict[str, Any]:
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or key not in hints:
             what = f"there is no parameter {key!r}" if equals else f"{part!r} is no parameter"
-            raise ConfigError(f"--attack {text}: {what}; there are {', '.join(hints)}{nearest(key, list(hints))}")
+            raise ConfigError(f"--attack {text}: {what}{instead(key, hints)}")
         if key in found:
             raise ConfigError(f"--attack {text}: {key} is given twice")
         found[key] = parse(value, hints[key], f"--attack {text}: {key}")

@@ -1,11 +1,11 @@
 """Networks for images in [0, 1]: logits (m, K) from (m, C, H, W), normalisation inside."""
 
-import difflib
 import re
 from collections.abc import Sequence
 
 from torch import nn
 
+from bullettrain.checks import instead
 from bullettrain.models.normalize import Normalize
 from bullettrain.models.preact_resnet import PreActResNet18
 from bullettrain.models.small_cnn import SmallCNN
@@ -38,8 +38,5 @@ def build(
     if wide := re.fullmatch(r"wrn-([0-9]+)-([0-9]+)", name):
         depth, width = int(wide[1]), int(wide[2])
         return WideResNet(depth, width, num_classes=num_classes, channels=channels, mean=mean, std=std)
-    nearest = difflib.get_close_matches(name.lower(), NETWORKS, n=1, cutoff=0.0)[0]
-    raise ValueError(
-        f"no network is called {name!r}; did you mean {nearest!r}? "
-        "There are small-cnn, preact-resnet-18 and wrn-D-W (depth D, width W), such as wrn-34-10"
-    )
+    there = "there are small-cnn, preact-resnet-18 and wrn-D-W (depth D, width W), such as wrn-34-10"
+    raise ValueError(f"no network is called {name!r}{instead(name, NETWORKS, there)}")

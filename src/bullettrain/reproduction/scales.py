@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bullettrain.training.settings import ConfigError, nearest
+from bullettrain.checks import instead
+from bullettrain.training.settings import ConfigError
 
 Base = tuple[str, tuple[str, ...]]
 """A recipe, and what is changed in it, as `--set` takes it."""
@@ -105,5 +106,5 @@ SCALES = {scale.name: scale for scale in (SMOKE, SHORT, PAPER)}
 def find_scale(name: str) -> Scale:
     """The scale called ``name``."""
     if name not in SCALES:
-        raise ConfigError(f"--scale is {name!r}; there are {', '.join(SCALES)}{nearest(name, list(SCALES))}")
+        raise ConfigError(f"--scale is {name!r}{instead(name, SCALES)}")
     return SCALES[name]

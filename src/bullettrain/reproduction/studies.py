@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bullettrain.checks import instead
 from bullettrain.reproduction import paper_figures as figures
 from bullettrain.reproduction import paper_tables as tables
 from bullettrain.reproduction.study import Study
@@ -119,5 +120,5 @@ STUDIES = {
 def find_study(name: str) -> Study:
     """The study called ``name``; ConfigError with what there is otherwise."""
     if name not in STUDIES:
-        raise ConfigError(f"there is nothing called {name!r} to reproduce; there are {', '.join(STUDIES)}")
+        raise ConfigError(f"there is nothing called {name!r} to reproduce{instead(name, STUDIES)}")
     return STUDIES[name]

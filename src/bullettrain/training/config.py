@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bullettrain.attacks import NORMS
+from bullettrain.checks import instead
 from bullettrain.training.method import MethodConfig
-from bullettrain.training.settings import ConfigError, nearest, parse
+from bullettrain.training.settings import ConfigError, parse
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ class Config:
         made: dict[str, Any] = {}
         for name, value in values.items():
             if name not in sections:
-                raise ConfigError(f"there is no section {name!r}{nearest(name, list(sections))}")
+                raise ConfigError(f"there is no section {name!r}{instead(name, sections)}")
             kind = typing.get_type_hints(cls)[name]
             made[name] = _section(kind, name, value) if dataclasses.is_dataclass(kind) else str(value)
         return cls(**made)
@@ -268,19 +269,22 @@ def _sections() -> dict[str, list[str]]:
 
 def _find(path: str) -> tuple[str, str]:
     sections = _sections()
-    full = [f"{section}.{key}" for section, keys in sections.items() for key in keys]
-    if "." in path:
-        if path not in full:
-            raise ConfigError(f"there is no setting {path!r}{nearest(path, full)}")
-        section, key = path.split(".")
-        return section, key
-    homes = [section for section, keys in sections.items() if path in keys]
+    section, dot, key = path.rpartition(".")
+    if dot and section not in sections:
+        raise ConfigError(f"there is no section {section!r}{instead(section, sections)}")
+    homes = [home for home, keys in sections.items() if key in keys and section in ("", home)]
+    if not homes:
+        raise _no_setting(path)
     if len(homes) > 1:
         raise ConfigError(f"{path!r} could be {' or '.join(f'{home}.{path}' for home in homes)}; say which")
-    if not homes:
-        names = full + [key for keys in sections.values() for key in keys]
-        raise ConfigError(f"there is no setting {path!r}{nearest(path, names)}")
-    return homes[0], path
+    return homes[0], key
+
+
+def _no_setting(path: str) -> ConfigError:
+    """Of "section.key", or a key alone, that is not there; the guess may be of another section."""
+    keys = [key for keys in _sections().values() for key in keys]
+    guess = instead(path.rpartition(".")[2], keys, "`bullettrain train --show` lists them")
+    return ConfigError(f"there is no setting {path!r}{guess}")
 
 
 def _section(kind: Any, name: str, values: Any) -> Any:
@@ -289,9 +293,7 @@ def _section(kind: Any, name: str, values: Any) -> Any:
     hints = typing.get_type_hints(kind)
     for key in values:
         if key not in hints:
-            raise ConfigError(
-                f"there is no setting '{name}.{key}'{nearest(f'{name}.{key}', [f'{name}.{k}' for k in hints])}"
-            )
+            raise _no_setting(f"{name}.{key}")
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 

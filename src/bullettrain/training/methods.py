@@ -8,8 +8,9 @@ from typing import Any
 
 from bullettrain import baselines
 from bullettrain.allocation import StepBudget
+from bullettrain.checks import instead
 from bullettrain.training.config import Config
-from bullettrain.training.settings import ConfigError, nearest
+from bullettrain.training.settings import ConfigError
 
 ALIGN, REPLAYS = 0.2, 8
 """GradAlign's λ, as published for eps = 8/255, and Free's m."""
@@ -65,8 +66,8 @@ def with_method(config: Config, name: str) -> Config:
     for pattern, function in METHODS.values():
         if found := re.fullmatch(pattern, name):
             return function(config, *(int(number) for number in found.groups() if number is not None))
-    written = "fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8"
-    raise ConfigError(f"there is no method {name!r}{nearest(name, list(METHODS))} There are {written}")
+    there = "there are fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8"
+    raise ConfigError(f"there is no method {name!r}{instead(name, METHODS, there)}")
 
 
 def one_line(name: str) -> str:

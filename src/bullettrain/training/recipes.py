@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 
+from bullettrain.checks import instead
 from bullettrain.training.config import (
     Config,
     DataConfig,
@@ -166,9 +166,8 @@ RECIPES: dict[str, Callable[[], Config]] = {
 def recipe(name: str) -> Config:
     """The config of the recipe called ``name``."""
     if name not in RECIPES:
-        nearest = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.0)[0]
         raise ConfigError(
-            f"there is no recipe {name!r}; did you mean {nearest!r}? `bullettrain train --list` shows all"
+            f"there is no recipe {name!r}{instead(name, RECIPES, '`bullettrain train --list` shows all')}"
         )
     return RECIPES[name]()
 

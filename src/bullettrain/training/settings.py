@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import types
 import typing
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal
+
+from bullettrain.checks import instead
 
 
 class ConfigError(ValueError):
@@ -32,12 +32,6 @@ def as_setting(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
-    """The end of a sentence about a name that is not there: which one may have been meant."""
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-    return f"; did you mean {found[0]!r}?" if found else ""
-
-
 def parse(text: str, hint: Any, name: str) -> Any:
     """``text`` as the type that the setting has."""
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)  # a Literal makes the latter
@@ -48,7 +42,7 @@ def parse(text: str, hint: Any, name: str) -> Any:
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         if text not in choices:
-            raise ConfigError(f"{name} is {text!r}; there are {', '.join(choices)}{nearest(text, choices)}")
+            raise ConfigError(f"{name} is {text!r}{instead(text, choices)}")
         return text
     if typing.get_origin(kind) is tuple:
         parts = [part for part in text.strip("[]()").split(",") if part.strip()]
