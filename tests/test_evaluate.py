@@ -275,6 +275,16 @@ def test_curves_fall_and_show_no_masking_for_an_honest_network(robust_run, digit
     assert {result.examples for result in entry.results if result.role == "curve"} == {50}
 
 
+def test_a_point_of_a_curve_is_the_attack_of_that_name(robust_run, digits, tmp_path):
+    """Two accuracies under PGD-20 at one ε would make a reader wonder which is right."""
+    few = digits.subset(torch.arange(60))
+    entry, asked, eye = judge(find_subject(str(robust_run)), few, tmp_path, ["pgd5", "pgd20", "pgd100"], curves=AT)
+    at = {r.name: r for r in entry.results if r.role == "curve" and r.attack.get("eps", 0.15) == 0.15}
+    for result in asked:  # clean too
+        assert (at[result.name].attack, at[result.name].survived) == (result.attack, result.survived)
+        assert (result.name, "curve", True) in eye.seen  # and is not computed again
+
+
 class Masked(nn.Module):
     """A network whose logits have no useful gradient: the image is rounded before it is looked at."""
 

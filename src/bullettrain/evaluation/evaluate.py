@@ -19,7 +19,7 @@ from bullettrain.evaluation.masking import smells, too_short, unbounded
 from bullettrain.evaluation.network import Judged, Precision, arithmetic, channels_last, ready
 from bullettrain.evaluation.results import Entry, Result, Store, key_of, result_of, worst_cases
 from bullettrain.evaluation.rounds import pgd_rounds
-from bullettrain.evaluation.specs import PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict, few_steps
+from bullettrain.evaluation.specs import PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict
 from bullettrain.evaluation.statistics import wilson
 from bullettrain.evaluation.subject import Subject
 from bullettrain.evaluation.survival import Round, Survival, clean_round, survive
@@ -141,7 +141,10 @@ class _Judge:
         return results
 
     def curves(self, at: Defaults) -> None:
-        """Accuracy against ε with 20 steps and against steps at ε, on a part of the images."""
+        """Accuracy against ε with 20 steps and against steps at ε, on a part of the images.
+
+        Step sizes are those of `--attack pgd20` and the like: what is there already is taken, and agrees.
+        """
         assert self.clean is not None
         rows = torch.arange(len(self.images))
         if self.plan.curve_size < len(self.images):
@@ -153,7 +156,7 @@ class _Judge:
         points |= {(steps, eps) for steps in CURVE_STEPS}
         drawn = [self.judge(Clean(), part, "curve", clean)]
         for steps, radius in sorted(points, key=lambda point: (point[1], point[0])):
-            attack = PGD(steps, 1, few_steps(steps, radius), "ce", norm, radius)
+            attack = PGD(steps, 1, at.step_size(steps, norm, radius), "ce", norm, radius)
             drawn.append(self.judge(attack, part, "curve", clean))
         # Points of other curves, around another ε or on other images, have no place beside these.
         others = [r for r in self.entry.results if r.role != "curve" or r.precision != self.precision]
