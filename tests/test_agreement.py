@@ -9,6 +9,8 @@ import torch
 
 import bullettrain as bt
 from bullettrain.data import ImageSet, load
+from bullettrain.evaluation.results import Entry, Result, difference_error
+from bullettrain.reproduction.records import figure_of
 
 ROOT = Path(__file__).resolve().parent.parent
 POINTS = 0.003
@@ -62,7 +64,8 @@ def test_recorded_strong_attacks_are_those_that_the_page_shows():
     files = sorted((ROOT / "results" / "strong-attacks").glob("*.json"))
     if not files:
         pytest.skip("results/ is not here")
-    page = (ROOT / "results" / "README.md").read_text()
+    page = (ROOT / "results" / "README.md").read_text().replace("\n", " ")
+    kept = {}
     for file in files:
         (entry,) = json.loads(file.read_text())["evaluations"]
         found = {result["name"]: result for result in entry["results"]}
@@ -73,4 +76,13 @@ def test_recorded_strong_attacks_are_those_that_the_page_shows():
         parts = [share for _, share in found["autoattack"]["rounds"][1:]]
         assert parts[-1] == left
         cells = [found["clean"]["accuracy"], found["pgd20"]["accuracy"], *parts, found["pgd100x10"]["accuracy"]]
+        kept[file.stem] = {name: figure_of(Entry(**entry), Result(**result)) for name, result in found.items()}
         assert f"({file.parent.name}/{file.name}) | " + " | ".join(f"{100 * v:.2f}" for v in cells) + " |" in page
+    said = []
+    for attack in ("pgd20", "pgd100x10", "autoattack"):
+        base, mined = kept["baseline-k1"][attack], kept["bullettrain-k1"][attack]
+        error, paired = difference_error([mined], [base])
+        assert paired
+        said.append(f"{100 * (base['accuracy'] - mined['accuracy']):.2f} ± {100 * error:.2f}")
+    first, second, third = said
+    assert f"{first} points below the baseline under PGD-20, {second} under PGD-100×10 and {third} under" in page

@@ -95,11 +95,14 @@ def test_train_from_nothing_to_a_report(tmp_path):
 def test_compare_prints_one_table(tmp_path):
     done = command("train", "--compare", "--out", "both", *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    table = done.stdout[done.stdout.rindex("clean") :]
+    table = done.stdout[done.stdout.rindex("clean  PGD-20") :]
     assert re.search(r"baseline +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +27\.0 +– +– +–", table)
     assert re.search(r"BulletTrain +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +[\d.]+ +\d+\.\d %", table)
     assert re.search(r"speed-up [\d.]+× theoretical, [\d.]+× counted work, [\d.]+× wall-clock", table)
-    assert set(json.loads((tmp_path / "both/comparison.json").read_text())) == {"rows", "speedup"}
+    assert set(json.loads((tmp_path / "both/comparison.json").read_text())) == {"rows", "speedup", "errors"}
+    change = r"[+−]?[\d.]+ ± [\d.]+ points( \(too close to tell\))?"
+    assert re.search(f"best weights; against the baseline clean {change}, PGD-20 {change}\n", table)
+    assert "± is one standard error (paired, over the same test images)" in table
     assert (tmp_path / "both/report.html").exists()
 
 

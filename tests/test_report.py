@@ -149,7 +149,7 @@ def write_samples(folder, rng, n=24, channels=3, size=32):
     save_file(tensors, folder / "samples.safetensors", metadata={"classes": json.dumps(CLASSES)})
 
 
-def make_comparison(folder):
+def make_comparison(folder, errors=None):
     make_run(folder / "bullettrain")
     make_run(folder / "baseline", plain=True, seed=1)
     rows = [
@@ -173,7 +173,7 @@ def make_comparison(folder):
         },
     ]
     speedup = {"theoretical": 2.04, "work": 1.79, "wall_clock": 1.34}
-    (folder / "comparison.json").write_text(json.dumps({"rows": rows, "speedup": speedup}))
+    (folder / "comparison.json").write_text(json.dumps({"rows": rows, "speedup": speedup, "errors": errors or {}}))
     return folder
 
 
@@ -420,6 +420,19 @@ def test_comparison(pages):
         "Wall-clock 1.34×",
         "Clean accuracy 81.5 % baseline 79.3 %, +2.2 points",
         "Test accuracy of the last weights.",
+    ):
+        assert words in page.text
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_a_comparison_says_how_sure_it_is(tmp_path, paired):
+    errors = {"clean": {"error": 0.0031, "paired": paired}, "pgd20": {"error": 0.0032, "paired": paired}}
+    page = report(make_comparison(tmp_path, errors))
+    kind = "paired, over the same test images" if paired else "unpaired, over the test images"
+    for words in (
+        "by +2.2 ± 0.3 points on clean images and −0.6 ± 0.3 points against PGD-20 (too close to tell).",
+        f"± is one standard error ({kind})",
+        "PGD-20 accuracy 51.84 % 51.21 % −0.63 ± 0.32 points",
     ):
         assert words in page.text
 

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bullettrain.commands import app
+from bullettrain.evaluation.results import unpack
 from bullettrain.reproduction import STUDIES
 from bullettrain.reproduction import rows as rows_module
 from bullettrain.reproduction.records import better, read_records
@@ -116,6 +117,12 @@ def test_a_record_that_lacks_a_figure_is_judged_not_trained_again(tmp_path, monk
     (record,) = read_records(tmp_path / "records").values()
     assert {"clean", "pgd10", "pgd10x2", "pgd20x2", "pgd10x2-margin"} <= set(record.figures)
     assert record.figures["pgd20x2"]["examples"] == 50
+    # Which images: those of training's own attack, and those of `evaluate`, here a part of them.
+    for figure in record.figures.values():
+        kept = unpack(figure["survived"], int(figure["examples"]))
+        assert float(kept.double().mean()) == pytest.approx(figure["accuracy"], abs=1e-12)
+    prints = {figure["examples"]: figure["fingerprint"] for figure in record.figures.values()}
+    assert len(set(prints.values())) == len(prints) == 2
 
 
 def test_training_and_judging_apart(tmp_path, monkeypatch):

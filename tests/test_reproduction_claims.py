@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from bullettrain.evaluation.paper import paper_figure
+from bullettrain.evaluation.results import pack
 from bullettrain.reproduction import STUDIES, Check, Claim, tables
 from bullettrain.reproduction.estimate import Estimator, passes
 from bullettrain.reproduction.measures import rank_correlation
@@ -232,6 +233,24 @@ def test_robust_accuracy_is_judged_against_our_own_baseline(mined, verdict):
 def test_more_accuracy_never_makes_a_verdict_worse(base, gain, more):
     order = [Verdict.FAILS, Verdict.CHANCE, Verdict.HOLDS]
     assert order.index(judged(base, base + gain)[1]) <= order.index(judged(base, base + gain + more)[1])
+
+
+def test_where_outcomes_are_on_record_images_are_paired():
+    """A point that is lost and nowhere won is no chance, though it could be among other images."""
+    runs = [record(ROWS["trades"], pgd20=50.0), record(ROWS["bt-nr2"], pgd20=49.0)]
+    (check,) = TRADES.claims(SHORT)[0].checks  # at least −0.26
+    unpaired = results(*runs).judge(check)
+    assert (unpaired.verdict, unpaired.paired) == (Verdict.CHANCE, False)
+    assert unpaired.error == pytest.approx(0.707, abs=0.001)
+    said = tables.found_in_words(results(*runs), unpaired)
+    assert said.endswith("−1.00 ± 0.71 points (unpaired; asked: at least −0.26)")
+    for run, kept in zip(runs, (5000, 4900), strict=True):
+        run.figures["pgd20"] |= {"fingerprint": "a", "survived": pack(torch.arange(10000) < kept)}
+    paired = results(*runs).judge(check)
+    assert (paired.verdict, paired.paired) == (Verdict.FAILS, True)
+    assert paired.error == pytest.approx(100 * math.sqrt(100 - 100**2 / 10000) / 10000)
+    said = tables.found_in_words(results(*runs), paired)
+    assert said.endswith("−1.00 ± 0.10 points (paired; asked: at least −0.26)")
 
 
 def test_parts_of_a_claim():

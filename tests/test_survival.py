@@ -12,9 +12,9 @@ from torch import nn
 from bullettrain.attacks import pgd
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.evaluation import clean_accuracy, robust_accuracy
-from bullettrain.evaluation.results import pack, unpack
+from bullettrain.evaluation.results import difference_error, pack, unpack
 from bullettrain.evaluation.rounds import pgd_rounds
-from bullettrain.evaluation.statistics import rises, wilson
+from bullettrain.evaluation.statistics import paired_error, rises, share_error, wilson
 from bullettrain.evaluation.survival import Round, Survival, clean_round, correct, survive
 from conftest import assert_same, norm_net, snapshot
 
@@ -309,3 +309,39 @@ def test_float32_is_float32_while_a_network_is_judged():
 def test_a_network_without_batch_norm_too():
     net = nn.Sequential(nn.Flatten(), nn.Linear(108, 4))
     assert 0 <= robust_accuracy(net, images(12), eps=0.1, steps=2, step_size=0.1, device=CPU) <= 1
+
+
+# ------------------------------------------------------------------------------------------------ two networks
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
+def test_a_difference_is_as_sure_as_the_images_that_differ_make_it(pairs):
+    mine, other = (torch.tensor(side) for side in zip(*pairs, strict=True))
+    n, b, c = len(pairs), sum(a and not o for a, o in pairs), sum(o and not a for a, o in pairs)
+    assert paired_error(mine, other) == pytest.approx(math.sqrt(((b + c) - (b - c) ** 2 / n) / n**2), abs=1e-12)
+    apart = np.array([float(a) - float(o) for a, o in pairs])
+    assert paired_error(mine, other) == pytest.approx(apart.std() / math.sqrt(n), abs=1e-12)
+
+
+def figure(mask, images="a", **more):
+    mask = torch.tensor(mask, dtype=torch.bool)
+    return {"accuracy": float(mask.double().mean()), "examples": len(mask), "fingerprint": images} | (
+        {"survived": pack(mask)} | more
+    )
+
+
+def test_only_outcomes_on_the_same_images_are_paired():
+    mine, other = figure([1, 1, 1, 0, 0, 1, 1, 1, 0]), figure([1, 1, 0, 0, 0, 1, 1, 1, 1])
+    expected = math.sqrt(2) / 9  # b = c = 1
+    assert difference_error([mine], [other]) == (pytest.approx(expected), True)
+    apart = math.sqrt(2) * share_error(6 / 9, 9)
+    without = {key: value for key, value in other.items() if key not in ("survived", "fingerprint")}
+    others = [without, {**other, "fingerprint": "b"}, {**other, "precision": "bf16"}, {**other, "survived": ""}]
+    for unlike in others:
+        assert difference_error([mine], [unlike]) == (pytest.approx(apart), False)
+    # Several seeds: how often each image survives. A second network with the same outcomes changes nothing.
+    assert difference_error([mine, mine], [other]) == (pytest.approx(expected), True)
+    error, paired = difference_error([mine, other], [other])
+    assert (error, paired) == (pytest.approx(expected / 2), True)
+    assert difference_error([mine], []) == (pytest.approx(share_error(6 / 9, 9)), False)
+    assert difference_error([], []) == (0.0, False)

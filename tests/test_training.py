@@ -20,6 +20,7 @@ import bullettrain as bt
 from bullettrain.data import load
 from bullettrain.engine.group import GroupEngine
 from bullettrain.evaluation import clean_accuracy
+from bullettrain.evaluation.results import unpack
 from bullettrain.reporting.run import read_run
 from bullettrain.reporting.summary import evaluations
 from bullettrain.reproduction.records import record_of, run_name
@@ -744,6 +745,16 @@ def test_comparison(tmp_path):
     assert figures["speedup"]["work"] == pytest.approx(13 / mined.end["work"])
     assert figures["speedup"]["wall_clock"] == pytest.approx(baseline.end["seconds"] / mined.end["seconds"])
     assert all((tmp_path / "both" / name / "report.html").exists() for name in ("", "baseline", "bullettrain"))
+    for attack, about in figures["errors"].items():  # from the images on which the two differ
+        plain, own = (unpack(r.judged[r.chosen][attack]["survived"], 100) for r in (baseline, mined))
+        b, c = int((own & ~plain).sum()), int((plain & ~own).sum())
+        assert own.double().mean() == pytest.approx(mined.accuracy[mined.chosen][attack], abs=1e-12)
+        assert about == {"error": pytest.approx((b + c - (b - c) ** 2 / 100) ** 0.5 / 100), "paired": True}
+    for record in baseline.judged[baseline.chosen].values():  # as of a run before outcomes were kept
+        del record["survived"]
+    shares = [result.accuracy[result.chosen]["clean"] for result in (baseline, mined)]
+    unpaired = sum(share * (1 - share) / 100 for share in shares) ** 0.5
+    assert runs.comparison(baseline, mined)["errors"]["clean"] == {"error": pytest.approx(unpaired), "paired": False}
     with pytest.raises(RunError, match="finished comparison"):
         runs.compare(small(), tmp_path / "both", CPU)
 

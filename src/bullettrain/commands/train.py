@@ -212,12 +212,19 @@ def _print_comparison(console: Console, baseline: Result, mined: Result) -> None
         table.add_row(
             name, percent(row["clean"]), percent(row[attack]), duration(row["seconds"]), f"{row['work']:.1f}", *shares
         )
-    speedup = figures["speedup"]
+    speedup, errors = figures["speedup"], figures["errors"]
+    plain, own = figures["rows"]
+    changes = [(name, own[name] - plain[name], errors[name]["error"]) for name in ("clean", attack)]
+    says = [
+        f"{_heading(name)} {words.points(gap, error=error)}{words.too_close(gap, error)}"
+        for name, gap, error in changes
+    ]
     console.print(table)
     console.print(
         f"speed-up {speedup['theoretical']:.2f}× theoretical, {speedup['work']:.2f}× counted work, "
         f"{speedup['wall_clock']:.2f}× wall-clock{_beside_paper(mined)}\n"
-        f"accuracy of the {figures['rows'][0]['weights']} weights",
+        f"accuracy of the {plain['weights']} weights; against the baseline {', '.join(says)}\n"
+        f"{words.error_in_words(errors[attack]['paired'])}",
         highlight=False,
         soft_wrap=True,
     )

@@ -6,6 +6,8 @@ import base64
 import contextlib
 import hashlib
 import json
+import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.evaluation.specs import Attack, as_dict
-from bullettrain.evaluation.statistics import wilson
+from bullettrain.evaluation.statistics import paired_error, share_error, wilson
 from bullettrain.evaluation.survival import Survival
 from bullettrain.lock import alone
 from bullettrain.training.folder import RunError, RunFolder
@@ -243,6 +245,32 @@ def worst_cases(results: Sequence[Result]) -> list[dict[str, Any]]:
             }
         )
     return cases
+
+
+def difference_error(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> tuple[float, bool]:
+    """Standard error, from the images alone, of the difference of two mean accuracies; and whether it is paired.
+
+    Each is of one network or several, with the keys of a record: ``accuracy``, ``examples``, and where it is known
+    which images survived, ``survived`` and the images' ``fingerprint``. It is paired where all know that of the same
+    images, searched in the same precision; else images are taken as if they were others for either. With no
+    ``other`` it is the error of ``mine``.
+    """
+    figures = (*mine, *other)
+    images = {(figure["examples"], figure.get("fingerprint"), figure.get("precision")) for figure in figures}
+    if mine and other and len(images) == 1 and all(figure.get("survived") for figure in figures):
+        return paired_error(_mean_outcome(mine), _mean_outcome(other)), True
+    errors = [
+        share_error(statistics.fmean(figure["accuracy"] for figure in side), side[0]["examples"])
+        for side in (mine, other)
+        if side
+    ]
+    return math.hypot(*errors), False
+
+
+def _mean_outcome(figures: Sequence[Mapping[str, Any]]) -> Tensor:
+    """(n,): how often each image survived."""
+    masks = [unpack(figure["survived"], int(figure["examples"])) for figure in figures]
+    return torch.stack(masks).double().mean(dim=0)
 
 
 def key_of(**parts: Any) -> str:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 Z95 = 1.959963984540054
 """97.5 % of a standard normal lie below."""
+CHANCE = 2.0
+"""Standard errors within which a difference could be chance: too close to tell."""
 
 
 def wilson(correct: float, total: int) -> tuple[float, float]:
@@ -18,6 +20,22 @@ def wilson(correct: float, total: int) -> tuple[float, float]:
     middle = (share + z2 / (2 * total)) / (1 + z2 / total)
     reach = Z95 / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total * total))
     return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def share_error(share: float, total: int) -> float:
+    """Standard error of a share of ``total`` examples."""
+    return math.sqrt(max(share * (1 - share), 0) / total)
+
+
+def paired_error(mine: Tensor, other: Tensor) -> float:
+    """Standard error of the difference of two shares of the same examples, of which (n,) were right, or how often.
+
+    Examples on which both agree say nothing of it: where ``mine`` alone is right on b and ``other`` alone on c, it is
+    √(b + c − (b − c)²/n) / n. Outcomes may be means over several networks.
+    """
+    apart = mine.double() - other.double()
+    n = len(apart)
+    return math.sqrt(max(float(apart.square().sum() - apart.sum().square() / n), 0)) / n
 
 
 def rises(before: Tensor, after: Tensor, *, least: float = 0.005) -> bool:

@@ -51,6 +51,10 @@ class Evaluation:
     examples: float
     precision: str = "float32"
     """What the attack searched in."""
+    fingerprint: str = ""
+    """Of the images."""
+    survived: str = ""
+    """Which of them, a bit each; empty where it was not kept."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,10 @@ class Comparison:
     weights: dict[str, str]
     """By name: which weights the row's accuracies are of, where it says."""
     speedup: dict[str, float]
+    errors: dict[str, float]
+    """By attack: standard error of the change of accuracy, where it was kept."""
+    paired: bool
+    """Whether errors are those of the same images, image by image."""
 
     @property
     def attacks(self) -> list[str]:
@@ -189,6 +197,8 @@ def read_run(folder: Path) -> Run:
                     _float(record.get("accuracy")),
                     _float(record.get("examples")),
                     str(record.get("precision", "float32")),
+                    str(record.get("fingerprint", "")),
+                    str(record.get("survived", "")),
                 )
             case "warning":
                 warnings.append((_float(record.get("step")), str(record.get("message", ""))))
@@ -222,9 +232,18 @@ def read_comparison(folder: Path) -> Comparison:
         rows = {str(row["name"]): {k: _float(v) for k, v in row.items() if k != "name"} for row in content["rows"]}
         weights = {str(row["name"]): str(row["weights"]) for row in content["rows"] if row.get("weights")}
         speedup = {str(name): _float(value) for name, value in content.get("speedup", {}).items()}
+        errors = {str(attack): dict(about) for attack, about in content.get("errors", {}).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a comparison that this version can read; run the comparison again") from error
-    return Comparison(read_run(folder / "bullettrain"), read_run(folder / "baseline"), rows, weights, speedup)
+    return Comparison(
+        read_run(folder / "bullettrain"),
+        read_run(folder / "baseline"),
+        rows,
+        weights,
+        speedup,
+        {attack: _float(about.get("error")) for attack, about in errors.items()},
+        all(about.get("paired") is True for about in errors.values()),
+    )
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from bullettrain.reporting.words import (
     PAPER_BOUNDARY,
     attack_name,
     duration,
+    error_in_words,
     listed,
     number,
     percent,
@@ -20,6 +21,7 @@ from bullettrain.reporting.words import (
     points,
     short,
     times,
+    too_close,
 )
 from bullettrain.training.folder import preferred
 
@@ -65,8 +67,12 @@ def outcome(run: Run, comparison: Comparison | None) -> str:
         clock = comparison.speedup.get("wall_clock", NAN)
         text += f": {times(clock)} by the clock." if math.isfinite(clock) else "."
         changes = {attack: _gap(mine, plain, attack) for attack in comparison.attacks}
-        says = listed([f"{points(gap)} {_against(attack)}" for attack, gap in changes.items() if math.isfinite(gap)])
-        return f"{text} Accuracy changed by {says}." if says else text
+        parts = []
+        for attack, gap in changes.items():
+            error = comparison.errors.get(attack, NAN)
+            if math.isfinite(gap):
+                parts.append(f"{points(gap, error=error)} {_against(attack)}{too_close(gap, error)}")
+        return f"{text} Accuracy changed by {listed(parts)}.{_error_note(comparison)}" if parts else text
     reached = {e.attack: e.accuracy for e in run.evaluations if e.weights == headline_weights(run, comparison)}
     if not reached:
         return ""
@@ -188,14 +194,14 @@ def beside_baseline(comparison: Comparison) -> Grid:
     rows = []
     for attack in comparison.attacks:
         pair = [percent(row.get(attack, NAN), 2) for row in (plain, mine)]
-        rows.append([f"{attack_name(attack)} accuracy", *pair, points(_gap(mine, plain, attack), 2)])
+        error = comparison.errors.get(attack, NAN)
+        rows.append([f"{attack_name(attack)} accuracy", *pair, points(_gap(mine, plain, attack), 2, error)])
     ratio = {key: times(comparison.speedup.get(key, NAN)) for key in ("wall_clock", "work")}
     rows.append(["Training time", *(duration(row.get("seconds", NAN)) for row in (plain, mine)), ratio["wall_clock"]])
     rows.append(["Passes an example", *(number(row.get("work", NAN), 1) for row in (plain, mine)), ratio["work"]])
     kept = comparison.weights.get("bullettrain")
-    return Grid(
-        ["", "Baseline", "BulletTrain", "Change"], rows, f" Test accuracy of the {kept} weights." if kept else ""
-    )
+    note = f" Test accuracy of the {kept} weights." if kept else ""
+    return Grid(["", "Baseline", "BulletTrain", "Change"], rows, note + _error_note(comparison))
 
 
 def epochs(run: Run) -> Grid:
@@ -226,6 +232,11 @@ def epochs(run: Run) -> Grid:
 def _rows(comparison: Comparison) -> tuple[dict[str, float], dict[str, float]]:
     """The comparison's figures: BulletTrain's, the baseline's."""
     return comparison.rows.get("bullettrain", {}), comparison.rows.get("baseline", {})
+
+
+def _error_note(comparison: Comparison) -> str:
+    """What a ± is, where there is one."""
+    return f" {error_in_words(comparison.paired)}." if comparison.errors else ""
 
 
 def _against(attack: str) -> str:

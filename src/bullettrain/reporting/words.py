@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bullettrain.evaluation.statistics import CHANCE
+
 DASH = "–"
 THIN = "\u202f"  # a narrow space that does not break
 METHODS = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
@@ -39,13 +41,26 @@ def percent(fraction: float, digits: int = 1) -> str:
     return f"{100 * fraction:.{digits}f}{THIN}%" if math.isfinite(fraction) else DASH
 
 
-def points(difference: float, digits: int = 1) -> str:
-    """A difference of two fractions in percentage points, always with its sign."""
+def points(difference: float, digits: int = 1, error: float = math.nan) -> str:
+    """A difference of two fractions in percentage points, always with its sign, and ± its ``error`` if it has one."""
     if not math.isfinite(difference):
         return DASH
     shown = f"{abs(100 * difference) + 1e-9:.{digits}f}"  # 2.15 is a hair less in binary: round it up all the same
     sign = "±" if float(shown) == 0 else "+" if difference > 0 else "−"
-    return f"{sign}{shown} points"
+    if not math.isfinite(error):
+        return f"{sign}{shown} points"
+    return f"{sign.strip('±')}{shown} ± {100 * error:.{digits}f} points"
+
+
+def too_close(difference: float, error: float) -> str:
+    """Said after a difference that could be chance; nothing where it could not, or nobody knows."""
+    return " (too close to tell)" if abs(difference) <= CHANCE * error else ""
+
+
+def error_in_words(paired: bool) -> str:
+    """What the ± of a difference is."""
+    kind = "paired, over the same test images" if paired else "unpaired, over the test images"
+    return f"± is one standard error ({kind}); another seed would add its own"
 
 
 def duration(seconds: float) -> str:

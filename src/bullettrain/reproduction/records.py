@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bullettrain.evaluation.results import Result, Store, key_of
+from bullettrain.evaluation.results import Entry, Result, Store, key_of
 from bullettrain.extras import extra
 from bullettrain.reporting.plotting import thin
 from bullettrain.reporting.run import EPOCH_COLUMNS, SHARES, STEP_COLUMNS, Batch, Run, read_run
@@ -68,7 +68,8 @@ class Record:
     """Counted passes an example."""
     shares: dict[str, float]
     figures: dict[str, dict[str, Any]]
-    """By attack: accuracy as a share, on how many images, over how many corruptions, the search's precision."""
+    """By attack: accuracy as a share, on how many images, which of them, over how many corruptions, the search's
+    precision."""
     averaged: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The same of the averaged weights, where training judged them."""
     measures: dict[str, float] = field(default_factory=dict)
@@ -185,6 +186,7 @@ def record_of(path: Path, *, jobs: int = 1, measures: Mapping[str, float] | None
     for judged in run.evaluations:
         figure: dict[str, Any] = {"accuracy": judged.accuracy, "examples": judged.examples}
         figure |= {} if judged.precision == "float32" else {"precision": judged.precision}
+        figure |= {"fingerprint": judged.fingerprint, "survived": judged.survived} if judged.survived else {}
         figures.setdefault(judged.weights, {})[judged.attack] = figure
     found = figures.setdefault(WEIGHTS, {})
     for entry in Store(path).entries:
@@ -193,7 +195,7 @@ def record_of(path: Path, *, jobs: int = 1, measures: Mapping[str, float] | None
         for result in entry.results:
             if result.role != "attack":
                 continue
-            found = better(found, {result.name: figure_of(result)})
+            found = better(found, {result.name: figure_of(entry, result)})
     curve = {name: [_short(v) for v in thin(run.steps["epoch"], run.steps[name])[1]] for name in CURVE}
     batch = run.batch
     return Record(
@@ -225,11 +227,12 @@ def record_of(path: Path, *, jobs: int = 1, measures: Mapping[str, float] | None
     )
 
 
-def figure_of(result: Result) -> dict[str, Any]:
+def figure_of(entry: Entry, result: Result) -> dict[str, Any]:
     """What a record keeps of a result of `bullettrain evaluate`."""
     about: dict[str, Any] = {"accuracy": result.accuracy, "examples": result.examples}
     about |= {"over": result.corruptions["over"]} if result.corruptions else {}
-    return about | ({} if result.precision == "float32" else {"precision": result.precision})
+    about |= {} if result.precision == "float32" else {"precision": result.precision}
+    return about | ({"fingerprint": entry.fingerprint, "survived": result.survived} if result.survived else {})
 
 
 def better(old: Mapping[str, dict[str, Any]], new: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
+from bullettrain.evaluation.results import difference_error
+from bullettrain.evaluation.statistics import CHANCE
 from bullettrain.reporting.words import attack_name as attack_title
 from bullettrain.reporting.words import listed
 from bullettrain.reproduction.records import Record, run_name
@@ -36,13 +39,18 @@ class Measured:
     """A figure over seeds."""
 
     values: tuple[float, ...]
-    error: float
-    """Standard error of the mean: of the seeds where there are some, and of the images that were judged."""
+    figures: tuple[Mapping[str, Any], ...] = ()
+    """What records keep of an accuracy, seed by seed."""
 
     @property
     def mean(self) -> float:
         """Over the seeds."""
         return statistics.fmean(self.values)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean over the seeds, where there are some."""
+        return 0.0 if self.std is None else self.std / math.sqrt(len(self.values))
 
     @property
     def std(self) -> float | None:
@@ -57,6 +65,10 @@ class Judged:
     check: Check
     found: float | None
     verdict: Verdict
+    error: float | None = None
+    """Standard error of an accuracy that was found: of the seeds, and of the images that were judged."""
+    paired: bool = False
+    """Whether that of the images is of the same ones, image by image."""
 
 
 class Results:
@@ -86,18 +98,13 @@ class Results:
         runs = self.runs.get(row, [])
         if metric in RATIOS:
             values = self._ratios(row, metric)
-            return Measured(tuple(values), _spread(values)) if values else None
+            return Measured(tuple(values)) if values else None
         name = self.metric(metric)
         found = [(value, run) for run in runs if (value := run.value(name)) is not None]
         if not found:
             return None
-        values = [value for value, _ in found]
-        images = 0.0
-        if name in found[0][1].figures:
-            share = statistics.fmean(values) / 100
-            examples = found[0][1].figures[name]["examples"]
-            images = 100 * math.sqrt(max(share * (1 - share), 0) / examples)  # the same images for every seed
-        return Measured(tuple(values), math.hypot(_spread(values), images))
+        figures = tuple(run.figures[name] for _, run in found if name in run.figures)
+        return Measured(tuple(value for value, _ in found), figures)
 
     def values(self, row: str, metrics: Sequence[str]) -> list[Measured] | None:
         """Several figures of a row; None where one of them is not known."""
@@ -126,24 +133,26 @@ class Results:
     def judge(self, check: Check) -> Judged:
         """Whether a check comes out as the paper has it."""
         known = [value for row in check.rows if (value := self.value(row, check.metric)) is not None]
-        other = self.value(check.against, check.metric) if check.against else Measured((0.0,), 0.0)
+        other = self.value(check.against, check.metric) if check.against else Measured((0.0,))
         if other is None or len(known) < len(check.rows):
             return Judged(check, None, Verdict.OPEN)
         best = max(known, key=lambda value: value.mean)
         found = best.mean - other.mean
         short = {"≥": check.offset - found, "≤": found - check.offset, "≈": abs(found) - check.offset}[check.relation]
-        slack, noise = self._margins(check, math.hypot(best.error, other.error))
+        images, paired = difference_error(best.figures, other.figures)
+        error = math.hypot(best.error, other.error, 100 * images)
+        slack, noise = self._margins(check, error)
         verdict = Verdict.HOLDS if short <= slack else Verdict.CHANCE if short <= noise else Verdict.FAILS
         if verdict is Verdict.HOLDS and check.against and _is_opposite(check, found):
             verdict = Verdict.CHANCE  # a slack is no reason to call less more
-        return Judged(check, found, verdict)
+        return Judged(check, found, verdict, error if best.figures else None, paired)
 
     def _margins(self, check: Check, error: float) -> tuple[float, float]:
-        """What does not count, and what could be chance: two standard errors."""
+        """What does not count, and what could be chance."""
         if check.metric in RATIOS:
             return SLACK["ratio"] * max(check.offset, 1), 3 * SLACK["ratio"] * max(check.offset, 1)
         slack = 0.0 if check.relation == "≈" else SLACK["rank" if check.metric in RANKS else "points"]
-        return slack, max(slack, 2 * error)
+        return slack, max(slack, CHANCE * error)
 
     def verdict(self, claim: Claim) -> tuple[Verdict, list[Judged]]:
         """Of a claim: it holds where all its checks do, and in part where only some do."""
@@ -206,10 +215,6 @@ def _cost(run: Record, metric: str) -> float | None:
         return run.seconds if run.jobs == 1 else None
     # All passes of the run, not those of an example: methods may see examples more often, or for fewer epochs.
     return run.work * run.examples if metric == "work" else run.sequential
-
-
-def _spread(values: Sequence[float]) -> float:
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def _is_opposite(check: Check, found: float) -> bool:

@@ -173,9 +173,9 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
         subject = find_subject(str(task.folder), weights=WEIGHTS)
         store = Store(task.folder)
         with store.alone(), Watch(console, stop) as watch:
-            _, asked = evaluate(subject, images, config.data.name, plan, device=device, store=store, watch=watch)
+            entry, asked = evaluate(subject, images, config.data.name, plan, device=device, store=store, watch=watch)
         if task.precision is not None:  # asked for: these, and not what is there on more images in another precision
-            figures |= {result.name: figure_of(result) for result in asked if result.name != "clean"}
+            figures |= {result.name: figure_of(entry, result) for result in asked if result.name != "clean"}
     network = load_network(task.folder, weights=WEIGHTS).to(device)
     if spot:
         assert test is not None

@@ -23,7 +23,8 @@ MARKS = {Verdict.HOLDS: "✓", Verdict.PART: "½", Verdict.CHANCE: "≈", Verdic
 CLASSES = dict(zip(Verdict, ("holds", "part", "part", "fails", "open"), strict=True))
 LEGEND = (
     "✓ holds, ≈ falls short by no more than chance could (two standard errors), ✗ does not hold here, · not measured "
-    "yet. Accuracy is compared with our own baseline row, not only with the paper's figures."
+    "yet. A ± behind a difference is one standard error: paired where it is on record which images each network "
+    "keeps, else unpaired. Accuracy is compared with our own baseline row, not only with the paper's figures."
 )
 
 
@@ -125,7 +126,7 @@ def _figure(value: Measured | None, metric: str) -> str:
 
 
 def found_in_words(results: Results, judged: Judged) -> str:
-    """`PGD-20: −0.49, paper at least −0.26`, of one check."""
+    """`PGD-20: −0.49 ± 0.27 points (paired; asked: at least −0.26)`, of one check."""
     check = judged.check
     name = heading(results, check.metric).removesuffix(" %").removesuffix(" ×")
     points = check.against or check.metric in CHANGES
@@ -136,8 +137,11 @@ def found_in_words(results: Results, judged: Judged) -> str:
     if judged.found is None:
         return f"{row}, {name}: not measured yet"
     found = signed(judged.found) if points else number(judged.found)
+    error = kind = ""
+    if check.against and judged.error is not None:
+        error, kind = f" ± {number(judged.error)}", "paired; " if judged.paired else "unpaired; "
     short = judged.verdict is Verdict.HOLDS and not _reached(check, judged.found)
-    return f"{row}, {name}: {found}{unit} (asked: {bound}{asked}{'; near enough' if short else ''})"
+    return f"{row}, {name}: {found}{error}{unit} ({kind}asked: {bound}{asked}{'; near enough' if short else ''})"
 
 
 def _reached(check: Check, found: float) -> bool:

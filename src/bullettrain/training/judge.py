@@ -10,8 +10,9 @@ from torch import nn
 
 from bullettrain.allocation import StepBudget, theoretical_speedup
 from bullettrain.data import ImageSet
-from bullettrain.evaluation import clean_accuracy, robust_accuracy, view_accuracy
+from bullettrain.evaluation.accuracy import clean_survival, robust_survival, view_survival
 from bullettrain.evaluation.network import Judged, arithmetic
+from bullettrain.evaluation.survival import Survival
 from bullettrain.objectives import Objective
 from bullettrain.training.config import Config
 from bullettrain.training.display import Display
@@ -23,35 +24,33 @@ class Judge:
     def __init__(self, config: Config, device: torch.device, display: Display) -> None:
         self.config, self.device, self.display = config, device, display
 
-    def clean(self, model: nn.Module, images: ImageSet, what: str = "clean accuracy") -> float:
+    def clean(self, model: nn.Module, images: ImageSet) -> float:
         """Share of clean images that are classified correctly."""
-        with self.display.evaluating(what, len(images)) as bar:
-            return clean_accuracy(
-                model, images, device=self.device, batch_size=self.config.evaluation.batch_size, tick=bar
-            )
+        return self._clean(model, images, "clean accuracy").share
 
     def robust(self, model: nn.Module, images: ImageSet) -> float:
         """The quick look while training: ten steps of eps/5, or AugMix views."""
         if self.config.method.objective == "augmix":
-            return self._views(model, images, "AugMix views")
-        return self._pgd(model, images, steps=10, step_size=self.config.method.eps / 5, restarts=1, what="PGD-10")
+            return self._views(model, images, "AugMix views").share
+        step_size = self.config.method.eps / 5
+        return self._pgd(model, images, steps=10, step_size=step_size, restarts=1, what="PGD-10").share
 
     def probe(self, model: nn.Module, images: ImageSet) -> float | None:
         """The same, to tell whether the attack in training has become too weak; None where there is no attack."""
         return None if self.config.method.objective == "augmix" else self.robust(model, images)
 
-    def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, float]:
-        """Clean accuracy, and that under the attack that the config evaluates with; AugMix: on views of its kind."""
+    def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, Survival]:
+        """What is left clean, and by the attack that the config evaluates with; AugMix: on views of its kind."""
         search = self.config.evaluation.search
         judged = Judged(model, half=search == "bf16").eval() if search != "float32" else model
         with arithmetic(search):
             return self._final(judged, images, name)
 
-    def _final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, float]:
+    def _final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, Survival]:
         evaluation = self.config.evaluation
         if self.config.method.objective == "augmix":
             views = self._views(model, images, f"{name}: AugMix views")
-            return {"clean": self.clean(model, images, f"{name}: clean"), "views": views}
+            return {"clean": self._clean(model, images, f"{name}: clean"), "views": views}
         attack = f"pgd{evaluation.steps}" + (f"x{evaluation.restarts}" if evaluation.restarts > 1 else "")
         robust = self._pgd(
             model,
@@ -61,11 +60,17 @@ class Judge:
             restarts=evaluation.restarts,
             what=f"{name}: {attack}",
         )
-        return {"clean": self.clean(model, images, f"{name}: clean"), attack: robust}
+        return {"clean": self._clean(model, images, f"{name}: clean"), attack: robust}
 
-    def _views(self, model: nn.Module, images: ImageSet, what: str) -> float:
+    def _clean(self, model: nn.Module, images: ImageSet, what: str) -> Survival:
         with self.display.evaluating(what, len(images)) as bar:
-            return view_accuracy(
+            return clean_survival(
+                model, images, device=self.device, batch_size=self.config.evaluation.batch_size, tick=bar
+            )
+
+    def _views(self, model: nn.Module, images: ImageSet, what: str) -> Survival:
+        with self.display.evaluating(what, len(images)) as bar:
+            return view_survival(
                 model,
                 images,
                 views=self.config.method.view_maker(),
@@ -77,9 +82,9 @@ class Judge:
 
     def _pgd(
         self, model: nn.Module, images: ImageSet, *, steps: int, step_size: float, restarts: int, what: str
-    ) -> float:
+    ) -> Survival:
         with self.display.evaluating(what, len(images) * (1 + restarts)) as bar:  # at most: the lost are left alone
-            return robust_accuracy(
+            return robust_survival(
                 model,
                 images,
                 eps=self.config.method.eps,

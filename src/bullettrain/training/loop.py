@@ -18,6 +18,7 @@ from bullettrain.data import Augment, ImageSet, Loader
 from bullettrain.data.sets import stratified
 from bullettrain.engine import StepOutput
 from bullettrain.engine.group import Batch
+from bullettrain.evaluation.results import pack
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.training import checkpoint
 from bullettrain.training.checkpoint import Position
@@ -370,16 +371,17 @@ class Trainer:
     # ---------------------------------------------------------------------------------------- the end
 
     def _evaluate(self) -> None:
-        """Clean and PGD accuracy on the test set, of all the weights that were kept."""
+        """Clean and PGD accuracy on the test set, of all the weights that were kept, and which images it is."""
         self._one_set_of_statistics()
+        images = {"examples": len(self.test_set), "fingerprint": fingerprint((self.test_set,), most=len(self.test_set))}
         for name in self._kept():
             model = copy.deepcopy(self.network)
             if name == "best":
                 model.load_state_dict(read_weights(self.folder.path / "best.safetensors")[0])
             elif name == "averaged" and self.average is not None:
                 model.load_state_dict(self.average.module.state_dict())
-            for attack, accuracy in self.judge.final(model, self.test_set, name).items():
-                figures: dict[str, Any] = {"accuracy": accuracy, "examples": len(self.test_set), "epoch": self.at.epoch}
+            for attack, left in self.judge.final(model, self.test_set, name).items():
+                figures = {"accuracy": left.share, **images, "epoch": self.at.epoch, "survived": pack(left.alive)}
                 if self.config.evaluation.search != "float32" and attack.startswith("pgd"):
                     figures["precision"] = self.config.evaluation.search
                 self.recorder.log({"kind": "evaluation", "weights": name, "attack": attack, **figures})

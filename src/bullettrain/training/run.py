@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from rich.console import Console
 
+from bullettrain.evaluation.results import difference_error
 from bullettrain.reporting import write_report
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder, environment, preferred
@@ -29,10 +30,15 @@ class Result:
 
     folder: Path
     reason: str
-    accuracy: dict[str, dict[str, float]]
-    """By weights ("last", "best", "averaged"), then by attack."""
+    judged: dict[str, dict[str, dict[str, Any]]]
+    """By weights ("last", "best", "averaged"), then by attack: the records of accuracy on the test set."""
     end: dict[str, Any]
     """The last record: seconds, shares, work, speed-ups."""
+
+    @property
+    def accuracy(self) -> dict[str, dict[str, float]]:
+        """By weights, then by attack."""
+        return {weights: {name: r["accuracy"] for name, r in found.items()} for weights, found in self.judged.items()}
 
     @property
     def finished(self) -> bool:
@@ -48,7 +54,7 @@ class Result:
     @property
     def chosen(self) -> str:
         """The weights a user would take."""
-        return preferred(self.accuracy)
+        return preferred(self.judged)
 
 
 def train(
@@ -132,14 +138,14 @@ def resume_command(config: Config, out: Path, data_dir: Path | None = None, opti
 
 def read_result(folder: RunFolder, reason: str | None = None) -> Result:
     """The figures of a run, from its records."""
-    accuracy: dict[str, dict[str, float]] = {}
+    judged: dict[str, dict[str, dict[str, Any]]] = {}
     end: dict[str, Any] = {}
     for record in folder.records():
         if record.get("kind") == "evaluation":
-            accuracy.setdefault(record["weights"], {})[record["attack"]] = record["accuracy"]
+            judged.setdefault(record["weights"], {})[record["attack"]] = record
         elif record.get("kind") == "end":
             end = record
-    return Result(folder.path, reason or end.get("reason", "unfinished"), accuracy, end)
+    return Result(folder.path, reason or end.get("reason", "unfinished"), judged, end)
 
 
 def compare(
@@ -178,7 +184,7 @@ def compare(
 
 
 def comparison(baseline: Result, mined: Result) -> dict[str, Any]:
-    """Both rows and the three speed-ups."""
+    """Both rows, the three speed-ups, and by attack the standard error of the change of accuracy."""
     rows = []
     for name, result in (("baseline", baseline), ("bullettrain", mined)):
         figures = result.accuracy[result.chosen]
@@ -198,4 +204,9 @@ def comparison(baseline: Result, mined: Result) -> dict[str, Any]:
         "work": baseline.end["work"] / mined.end["work"],
         "wall_clock": baseline.end["seconds"] / mined.end["seconds"],
     }
-    return {"rows": rows, "speedup": speedup}
+    plain, own = (result.judged[result.chosen] for result in (baseline, mined))
+    errors = {}
+    for attack in plain:
+        error, paired = difference_error([own[attack]], [plain[attack]])
+        errors[attack] = {"error": error, "paired": paired}
+    return {"rows": rows, "speedup": speedup, "errors": errors}
