@@ -29,6 +29,7 @@ def test_rows_belong_together():
     assert mined["outlier"] + mined["boundary"] + mined["robust"] == pytest.approx(1)
     assert result["environment"]["torch"] == torch.__version__
     assert len(said) == 3
+    assert result["notes"] == {"eager": []}
     table = markdown(result).splitlines()
     assert len(table) == 4
     assert table[0].count("|") == len(HEADINGS) + 1

@@ -11,6 +11,7 @@ from bullettrain import BulletTrain, StepBudget
 from bullettrain.data import ImageSet, load, to_unit
 from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
 from bullettrain.engine.group import GroupEngine, GroupSettings
+from bullettrain.engine.learner import Learner
 from bullettrain.models import WideResNet, build
 from bullettrain.training import recipe
 from bullettrain.training import run as runs
@@ -86,6 +87,20 @@ def test_compiled_captured_steps_are_the_plain_ones(name, case):
     compare(name, (4, 2, 0), case, joint=True, compile=True)
 
 
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize("name", ["preact-resnet-18", "wrn-40-2"])
+def test_updates_of_the_recipes_networks_are_compiled(name, half):
+    """What the compiler does to gradients passes for rounding, on images of 256 levels and without training yet."""
+    torch.manual_seed(0)
+    said = []
+    network = build(name).to(CUDA).to(memory_format=torch.channels_last)
+    learner = Learner(network, half=half, compile=True, joint=True, say=said.append)
+    x = torch.randint(256, (128, 3, 32, 32), device=CUDA) / 255
+    assert learner.look_at(x.contiguous(memory_format=torch.channels_last)) == 10
+    assert learner.joint is not None
+    assert not said
+
+
 def compare(name, counts, case, *, joint, **settings):
     torch.manual_seed(0)
     precision, norm, tolerance = CASES[case]
@@ -119,6 +134,8 @@ def compare(name, counts, case, *, joint, **settings):
     assert graphs.reason is None
     assert graphs.graphs
     assert (engine.joint is not None) == joint
+    if joint and settings.get("compile"):
+        assert engine.joint.run is not engine.joint.inner, "its gradients were taken for wrong ones"
     if in_a_row:
         for (key, a), b in zip(net.state_dict().items(), theirs.state_dict().values(), strict=True):
             assert torch.allclose(a, b, atol=tolerance), key
@@ -350,7 +367,8 @@ def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
 @pytest.mark.parametrize("half", [False, True])
 def test_a_compiled_network_is_judged_as_it_is(half):
     """Logits and gradients of all sizes, of images that lie either way."""
-    from bullettrain.evaluation.network import Judged, arithmetic
+    from bullettrain.evaluation.network import Judged
+    from bullettrain.precision import arithmetic
 
     torch.manual_seed(0)
     network = build("preact-resnet-18", num_classes=10).to(CUDA, memory_format=torch.channels_last)

@@ -291,7 +291,7 @@ def test_two_programs_are_compiled_however_images_lie_and_gradients_are_asked_fo
 
 
 def test_float32_is_float32_while_a_network_is_judged():
-    from bullettrain.evaluation.network import arithmetic
+    from bullettrain.precision import arithmetic
 
     def switches():
         convolutions, products = torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.allow_tf32

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
 import torch
 from torch import Tensor
+
+Precision = Literal["float32", "tf32", "bf16"]
 
 
 def wide(t: Tensor) -> Tensor:
@@ -14,3 +21,21 @@ def wide(t: Tensor) -> Tensor:
 def widest(device: torch.device) -> torch.dtype:
     """float64, except on Apple's GPUs, which have none."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+@contextmanager
+def arithmetic(precision: Precision) -> Iterator[None]:
+    """Float32 products are exact to float32 unless ``tf32`` is asked for: by default torch convolves in TF32."""
+    fast = precision == "tf32"
+    # The older switches: torch refuses to read one of these while the newer ones disagree among themselves.
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    try:
+        torch.backends.cudnn.allow_tf32 = fast
+        torch.set_float32_matmul_precision("high" if fast else "highest")
+        with warnings.catch_warnings():
+            # The compiler's advice, where TF32 is off on purpose.
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+            yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])

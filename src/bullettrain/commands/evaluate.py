@@ -18,11 +18,11 @@ from bullettrain.data import ImageSet, load
 from bullettrain.data.sets import stratified
 from bullettrain.evaluation.evaluate import Plan
 from bullettrain.evaluation.evaluate import evaluate as run_evaluation
-from bullettrain.evaluation.network import Precision
 from bullettrain.evaluation.results import FILE, Store
 from bullettrain.evaluation.specs import Attack, Clean, Corruptions, Defaults, parse_attack, parse_attacks
 from bullettrain.evaluation.subject import FORMS, check_form, config_of, find_subject
 from bullettrain.evaluation.watch import Watch
+from bullettrain.precision import Precision
 from bullettrain.reporting import write_report
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder

@@ -18,7 +18,7 @@ from bullettrain.checks import instead
 from bullettrain.commands.reproduce_terminal import forecast, show, show_list
 from bullettrain.data.base import root
 from bullettrain.evaluation import autoattack
-from bullettrain.evaluation.network import Precision
+from bullettrain.precision import Precision
 from bullettrain.reproduction import figures, tables
 from bullettrain.reproduction.estimate import Estimator
 from bullettrain.reproduction.jobs import run_all

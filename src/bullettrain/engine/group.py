@@ -74,6 +74,7 @@ class GroupEngine:
         before, after: called around each update, outside of any piece; for the learning rate and the like.
         settings: see :class:`GroupSettings`.
         runner: how pieces are run. ``update`` and ``observe`` are part of a piece.
+        say: told in one line what cannot be had.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class GroupEngine:
         after: Callable[[], None] | None = None,
         settings: GroupSettings = GroupSettings(),  # noqa: B008 (frozen)
         runner: Runner = at_once,
+        say: Callable[[str], None] = print,
     ) -> None:
         if reason := why_not(train):
             raise ValueError(f"the group engine cannot be used: {reason}")
@@ -110,7 +112,7 @@ class GroupEngine:
         if check_count(settings.fresh, "fresh") > least:
             some = f"some examples get {least} steps in all; give at most that" if least else "AugMix has no such steps"
             raise ValueError(f"fresh is {settings.fresh}, but {some}")
-        self.learner = Learner(network, half=half, compile=compile, joint=settings.joint)
+        self.learner = Learner(network, half=half, compile=compile, joint=settings.joint, say=say)
         self.loss, self.record = self.objective.loss, self._record
         if compile:
             self.loss = torch.compile(self.loss)

@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from bullettrain.attacks.state import training
 from bullettrain.engine.copies import to_half
-from bullettrain.precision import wide
+from bullettrain.precision import arithmetic, wide
 
 
 class Joint(nn.Module):
@@ -49,27 +49,24 @@ class Joint(nn.Module):
         torch._dynamo.allow_in_graph(_normalise)  # type: ignore[no-untyped-call]
         self.run = torch.compile(self.inner, *args, **kwargs)
 
-    def keeps_gradients(self, x: Tensor) -> bool:
-        """Whether, compiled, it has the gradients that it has as it is, on images ``x``; nothing is changed by it.
+    def harm(self, x: Tensor) -> float:
+        """What being compiled does to its gradients on images ``x``: see :func:`harm`; nothing is changed by it.
 
-        Compilers have lost the gradient of a norm without a word. What rounding can do is let through.
+        Compilers have lost the gradient of a norm without a word.
         """
-        buffers = [buffer.clone() for buffer in self.inner.buffers()]
+        inner, half = self.inner, self.inner.half_precision
+        buffers = [buffer.clone() for buffer in inner.buffers()]
         self.prepare(2 * len(x) // 3)
-        plain, jogged = self._gradients(self.inner, x), self._gradients(self.inner, jog(x, self.inner.half_precision))
-        compiled = self._gradients(self.run, x)
+        exact = copy.deepcopy(inner).to(torch.float32 if half else torch.float64)
+        exact.half_precision = False
+        images = (x.to(torch.bfloat16) if half else x).to(next(exact.parameters()).dtype)
+        with arithmetic("float32"):
+            truth = _gradients(exact, exact, images, self.count)
+        plain, compiled = (_gradients(run, inner, x, self.count) for run in (inner, self.run))
         with torch.no_grad():
-            for buffer, value in zip(self.inner.buffers(), buffers, strict=True):
+            for buffer, value in zip(inner.buffers(), buffers, strict=True):
                 buffer.copy_(value)
-            return alike(plain, compiled, jogged)
-
-    def _gradients(self, run: Callable[[Tensor, Tensor], _Outcome], x: Tensor) -> tuple[Tensor | None, ...]:
-        """Of some function of the logits, for every parameter."""
-        parameters = [p for p in self.inner.parameters() if p.requires_grad]
-        with torch.enable_grad():
-            logits, *_ = run(x, self.count)
-            away = torch.linspace(-1, 1, logits.numel(), device=x.device).view(logits.shape)
-            return torch.autograd.grad((wide(logits) * away).sum(), parameters, allow_unused=True)
+            return harm(truth, plain, compiled)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, K) of images of which the first ``count`` are one batch and the others another."""
@@ -295,31 +292,42 @@ def _spread(member: Tensor, of_batch: Tensor, x: Tensor) -> Tensor:
     return of_row.view(*of_row.shape, *(1,) * (x.ndim - 2))
 
 
-def jog(x: Tensor, half: bool) -> Tensor:
-    """``x``, moved by about as much as it is rounded by: to bf16, or to TF32."""
-    up = torch.arange(x.numel(), device=x.device).mul(0.7548776662).frac().view_as(x) > 0.5
-    return x * torch.where(up, 1 + 2.0 ** (-9 if half else -11), 1.0).to(x.dtype)
+def _gradients(
+    run: Callable[[Tensor, Tensor], _Outcome], network: nn.Module, x: Tensor, count: Tensor
+) -> tuple[Tensor | None, ...]:
+    """For every parameter of ``network``, which ``run`` runs: of some function of the logits."""
+    with torch.enable_grad():
+        logits, *_ = run(x, count)
+        away = torch.linspace(-1, 1, logits.numel(), device=x.device).view(logits.shape)
+        parameters = [p for p in network.parameters() if p.requires_grad]
+        return torch.autograd.grad((wide(logits) * away).sum(), parameters, allow_unused=True)
 
 
-def alike(one: Sequence[Tensor | None], other: Sequence[Tensor | None], jogged: Sequence[Tensor | None]) -> bool:
-    """Whether two lists of gradients are the same but for rounding.
+def harm(truth: Sequence[Tensor | None], plain: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> float:
+    """How far gradients ``other`` are from the ``truth``, as a part of what rounding explains; above 1 they are wrong.
 
-    In double precision, to a thousandth. Otherwise no further apart than twice what jogging the images does to ``one``,
-    and each as large as its twin, to a factor of 1.75. For a deep network without training yet rounding to half
-    precision changes gradients by as much as their size, but hardly their sizes; a lost one is 0.
+    ``plain`` gradients are off by rounding alone. In bf16 those of a deep network without training yet are off by as
+    much as their size, and differently each time. So each of ``other`` may be three times as far off as its twin, or as
+    all are on the whole; along the truth, where rounding averages out, it must reach as far as its twin, to half the
+    truth's length; and a lost one, which is 0 where its twin is not, is infinitely wrong.
     """
-    if any((a is None) != (b is None) for a, b in zip(one, other, strict=True)):
-        return False
+    if any((a is None) != (b is None) for a, b in zip(plain, other, strict=True)):
+        return math.inf
     found = [
-        (wide(a), wide(b), wide(c))
-        for a, b, c in zip(one, other, jogged, strict=True)
-        if a is not None and b is not None and c is not None
+        (t.double(), a.double(), b.double())
+        for t, a, b in zip(truth, plain, other, strict=True)
+        if t is not None and a is not None and b is not None
     ]
-    sizes, others = (torch.stack([three[i].norm() for three in found]) for i in range(2))
-    off, noise = (torch.stack([(three[0] - three[i]).norm() for three in found]) for i in (1, 2))
-    little = 1e-3 * sizes.norm()
-    if found[0][0].dtype == torch.float64:
-        return bool((off <= 1e-3 * sizes + little).all())
-    near = off <= 2 * noise + 0.02 * sizes + little
-    sized = (others <= 1.75 * sizes + little) & (sizes <= 1.75 * others + little)
-    return bool((near & sized).all())
+    if not found:
+        return 0.0
+    size, there, others = (torch.stack([three[i].norm() for three in found]) for i in range(3))
+    blur, off = (torch.stack([(three[i] - three[0]).norm() for three in found]) for i in (1, 2))
+    elements = torch.tensor([t.numel() for t, _, _ in found], device=size.device)
+    along = torch.stack([(t * (a - b)).sum() for t, a, b in found]).abs() / size.clamp_min(1e-300)
+    whole = size.norm().clamp_min(1e-300)
+    blur, little = torch.maximum(blur, size * blur.norm() / whole), 1e-3 * whole
+    far = torch.maximum(
+        off / (3 * blur + 0.01 * size + little), along / (0.5 * size + 3 * blur / elements.sqrt() + little)
+    )
+    far[(others < 0.01 * there) & (there > little)] = math.inf
+    return float(far.nan_to_num(nan=math.inf).max())

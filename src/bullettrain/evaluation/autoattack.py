@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks import frozen
-from bullettrain.evaluation.network import Judged, arithmetic
+from bullettrain.evaluation.network import Judged
 from bullettrain.evaluation.survival import Round, correct
 from bullettrain.extras import extra
+from bullettrain.precision import arithmetic
 
 STANDARD = ("apgd-ce", "apgd-t", "fab-t", "square")
 """Of the standard version, in order; each sees what the ones before have left."""

@@ -16,7 +16,7 @@ from bullettrain.data import ImageSet
 from bullettrain.data.sets import stratified
 from bullettrain.evaluation import autoattack
 from bullettrain.evaluation.masking import smells, too_short, unbounded
-from bullettrain.evaluation.network import Judged, Precision, arithmetic, channels_last, ready
+from bullettrain.evaluation.network import Judged, channels_last, ready
 from bullettrain.evaluation.results import Entry, Result, Store, key_of, result_of, worst_cases
 from bullettrain.evaluation.rounds import pgd_rounds
 from bullettrain.evaluation.specs import PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict
@@ -24,6 +24,7 @@ from bullettrain.evaluation.statistics import wilson
 from bullettrain.evaluation.subject import Subject
 from bullettrain.evaluation.survival import Round, Survival, clean_round, survive
 from bullettrain.evaluation.watch import Watch
+from bullettrain.precision import Precision, arithmetic
 from bullettrain.training.folder import environment
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import fingerprint

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Literal
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +11,8 @@ from bullettrain.attacks import frozen
 from bullettrain.attacks.state import uncompiled
 from bullettrain.checks import check_logits_shape
 from bullettrain.data import ImageSet, to_unit
-from bullettrain.precision import wide
+from bullettrain.precision import arithmetic, wide
 from bullettrain.training.settings import ConfigError
-
-Precision = Literal["float32", "tf32", "bf16"]
 
 
 class Judged(nn.Module):
@@ -60,24 +55,6 @@ def verdict(model: nn.Module, x: Tensor) -> Tensor:
     with frozen(judge), torch.no_grad(), exactly:
         logits: Tensor = judge(x)
     return logits
-
-
-@contextmanager
-def arithmetic(precision: Precision) -> Iterator[None]:
-    """Float32 products are exact to float32 unless ``tf32`` is asked for: by default torch convolves in TF32."""
-    fast = precision == "tf32"
-    # The older switches: torch refuses to read one of these while the newer ones disagree among themselves.
-    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    try:
-        torch.backends.cudnn.allow_tf32 = fast
-        torch.set_float32_matmul_precision("high" if fast else "highest")
-        with warnings.catch_warnings():
-            # The compiler's advice, where TF32 is off on purpose.
-            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
-            yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before[0]
-        torch.set_float32_matmul_precision(before[1])
 
 
 def channels_last(device: torch.device) -> bool:

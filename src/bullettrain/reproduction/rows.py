@@ -12,12 +12,12 @@ from rich.console import Console
 from bullettrain.data import ImageSet, load
 from bullettrain.data.sets import stratified
 from bullettrain.evaluation.evaluate import Plan, evaluate
-from bullettrain.evaluation.network import Precision
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.specs import Defaults, parse_attack
 from bullettrain.evaluation.subject import find_subject
 from bullettrain.evaluation.watch import Watch
 from bullettrain.loading import load as load_network
+from bullettrain.precision import Precision
 from bullettrain.reproduction.measures import score_ranks, spot_corruptions
 from bullettrain.reproduction.records import WEIGHTS, Record, better, figure_of, read_record, record_of, run_name
 from bullettrain.training.collapse import CollapseError

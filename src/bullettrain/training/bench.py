@@ -102,6 +102,7 @@ def bench(
         state = _trained(make, train_steps, checkpoint, say)
         gc.collect()
         rows: list[Row] = []
+        notes: dict[str, list[str]] = {engine: [] for engine in engines}
         for engine in engines:
             cases = [_Case(make, engine, method, state, shares, steps) for method in METHODS]
             for _ in range(repeats):
@@ -109,6 +110,9 @@ def bench(
                     case.time()
             baseline, mined = (case.row() for case in cases)
             rows += [baseline, _with_speedups(mined, baseline, config)]
+            for note in dict.fromkeys(note for case in cases for note in case.trainer.notes):
+                notes[engine].append(note)
+                say(f"{engine}: {note}")
             for row in rows[-2:]:
                 say(f"{engine} {row.method}: {row.step_ms:.2f} ms a step, {row.work:.2f} passes an example")
             del cases, case
@@ -121,6 +125,7 @@ def bench(
         "steps": steps,
         "repeats": repeats,
         "rows": [asdict(row) for row in rows],
+        "notes": notes,
     }
 
 

@@ -11,9 +11,10 @@ from torch import nn
 from bullettrain.allocation import StepBudget, theoretical_speedup
 from bullettrain.data import ImageSet
 from bullettrain.evaluation.accuracy import clean_survival, robust_survival, view_survival
-from bullettrain.evaluation.network import Judged, arithmetic
+from bullettrain.evaluation.network import Judged
 from bullettrain.evaluation.survival import Survival
 from bullettrain.objectives import Objective
+from bullettrain.precision import arithmetic
 from bullettrain.training.config import Config
 from bullettrain.training.display import Display
 

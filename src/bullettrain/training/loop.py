@@ -106,6 +106,8 @@ class Trainer:
             selects=self.selects,
             corruption="on AugMix views" if isinstance(self.engine.objective, AugMix) else "under PGD",
         )
+        self.notes: list[str] = []
+        """What cannot be had here, a line each: steps that are not captured, updates that are not compiled."""
         self.stepper, self.optimizer = choose(
             self.engine,
             self.model,
@@ -115,7 +117,7 @@ class Trainer:
             config,
             place,
             half=self.half,
-            say=self.display.message,
+            say=self._say,
         )
         self.judge = Judge(config, place.device, self.display)
         self.recorder = Recorder(folder if place.first else None)
@@ -268,6 +270,10 @@ class Trainer:
             "robust_fraction": float(self.engine.robust_fraction.value),
         }
 
+    def _say(self, note: str) -> None:
+        self.notes.append(note)
+        self.display.message(note)
+
     def _warn(self, problem: str | None) -> None:
         kind = (problem or "").partition(":")[0]  # its figures may change; once is enough
         if problem is None or kind in self._warned:
@@ -399,6 +405,7 @@ class Trainer:
                 "reason": reason,
                 "seconds": self.at.seconds,
                 "capture_seconds": self.at.capture_seconds,
+                "notes": self.notes,
                 "epochs": self.at.epoch,
                 "examples": counts.sums["examples"],
                 **{name: figures[name] for name in ("outlier", "boundary", "robust", "work")},

@@ -119,6 +119,7 @@ class GroupStepper:
             after=self._after,
             settings=settings,
             runner=self.graphs or at_once,
+            say=say,
         )
         if captured:
             torch.backends.cudnn.benchmark = True  # sizes repeat: tuning each once pays
