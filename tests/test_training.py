@@ -308,8 +308,31 @@ def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(tmp_path, whole, mo
 
 
 def test_a_folder_in_use_is_refused(tmp_path, unfinished):
-    with RunFolder(unfinished).alone(), pytest.raises(RunError, match="is in use"):
+    folder = RunFolder(unfinished)
+    folder.log({"kind": "step", "step": 10_000})  # of the process that holds it, since its last checkpoint
+    records = folder.records()
+    with folder.alone(), pytest.raises(RunError, match="is in use"):
         runs.train(small(), unfinished, CPU, resume=True)
+    assert folder.records() == records
+    for name in ("state.pt", "last.safetensors"):  # nor before there is a checkpoint
+        (unfinished / name).unlink()
+    with folder.alone(), pytest.raises(RunError, match="is in use"):
+        runs.train(small(), unfinished, CPU, resume=True)
+    assert folder.records() == records
+
+
+def test_of_two_that_begin_at_once_one_is_refused(tmp_path, monkeypatch):
+    folder, load = RunFolder(tmp_path / "run"), runs.load_data
+
+    def meanwhile(config, data_dir):
+        folder.create(config, {})
+        folder.log({"kind": "step", "step": 1})
+        return load(config, data_dir)
+
+    monkeypatch.setattr(runs, "load_data", meanwhile)
+    with pytest.raises(RunError, match="is in use"):
+        runs.train(small(), folder.path, CPU)
+    assert folder.records() == [{"kind": "step", "step": 1}]
 
 
 def test_data_that_changed_is_refused(tmp_path):

@@ -67,9 +67,11 @@ class RunFolder:
     # ------------------------------------------------------------------------------------ configuration
 
     def create(self, config: Config, environment: Mapping[str, Any]) -> None:
-        """Lay out a new run."""
+        """Lay out a new run; refused where another process has done so meanwhile."""
         with extra("a run's folder"):
             import yaml
+        if self.exists:
+            raise self._in_use()
         with self._writing("the run's folder"):
             self.path.mkdir(parents=True, exist_ok=True)
         values = {**config.to_dict(), "environment": dict(environment)}
@@ -90,7 +92,10 @@ class RunFolder:
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
         """Hold the folder: a second process that trains in it is refused."""
-        return alone(self.path / "config.yaml", RunError(f"{self.path} is in use: another process is training there"))
+        return alone(self.path / "config.yaml", self._in_use())
+
+    def _in_use(self) -> RunError:
+        return RunError(f"{self.path} is in use: another process is training there")
 
     # -------------------------------------------------------------------------------------------- metrics
 

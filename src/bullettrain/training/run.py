@@ -70,21 +70,22 @@ def train(
 ) -> Result:
     """Train in the folder ``out``. Raises RunError where the folder holds something else."""
     folder = RunFolder(out)
-    going_on = check_folder(folder, config, resume=resume, data_dir=data_dir)
+    going_on, new = check_folder(folder, config, resume=resume, data_dir=data_dir), not folder.exists
     if place.together:
         dist.barrier()  # nobody may write before everybody has looked
     if folder.finished:
         return read_result(folder)
     data = load_data(config, data_dir)
     trainer = Trainer(config, folder, place, data, console=console if place.first else None, keep_going=keep_going)
-    if going_on:
-        trainer.resume()
-    elif place.first:
+    if place.first and new:
         folder.create(config, environment(place.device))
-        folder.cut_metrics(0)
-    where = f", from step {trainer.at.step}" if going_on else ""
-    trainer.display.message(f"{config.recipe} on {place.device}: {out}{where}")
-    with folder.alone() if place.first else contextlib.nullcontext():
+    with folder.alone() if place.first else contextlib.nullcontext():  # before anything in it is changed
+        if going_on:
+            trainer.resume()
+        elif place.first:
+            folder.cut_metrics(0)
+        where = f", from step {trainer.at.step}" if going_on else ""
+        trainer.display.message(f"{config.recipe} on {place.device}: {out}{where}")
         try:
             reason = trainer.run()
         finally:
