@@ -102,7 +102,7 @@ def test_compare_prints_one_table(tmp_path):
     assert set(json.loads((tmp_path / "both/comparison.json").read_text())) == {"rows", "speedup", "errors"}
     change = r"[+−]?[\d.]+ ± [\d.]+ points( \(too close to tell\))?"
     assert re.search(f"best weights; against the baseline clean {change}, PGD-20 {change}\n", table)
-    assert "± is one standard error (paired, over the same test images)" in table
+    assert "± is one standard error (over the same test images, paired)" in table
     assert (tmp_path / "both/report.html").exists()
 
 

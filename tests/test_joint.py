@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bullettrain.attacks.state import training
+from bullettrain.engine import joint as joint_module
 from bullettrain.engine.copies import Shadow
 from bullettrain.engine.group import GroupEngine, GroupSettings
 from bullettrain.engine.joint import Joint, _gradients, harm
@@ -275,11 +276,42 @@ def test_rounding_is_told_from_lost_gradients(name, half):
     assert harm(truth, plain, [g * float("nan") for g in other]) > 1
     for index, gradient in enumerate(other):
         if sizes[index] > 2e-3 * sizes.norm():
-            assert harm(truth, plain, [*other[:index], torch.zeros_like(gradient), *other[index + 1 :]]) > 1
+            lost = [*other[:index], torch.zeros_like(gradient), *other[index + 1 :]]
+            assert harm(truth, plain, lost) == math.inf
     if not half:  # finer errors show in single precision
         assert harm(truth, plain, [1.1 * g for g in other]) > 1
     none = [torch.zeros_like(t) for t in truth]
     assert harm(none, none, none) == harm([], [], []) == 0
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("error", ["variance held", "weight's halved", "weight's and bias's swapped"])
+def test_wrong_gradients_of_norms_do_not_pass_for_rounding(monkeypatch, error, half):
+    torch.manual_seed(0)
+    network, x = build("wrn-16-2", num_classes=10), torch.randint(256, (24, 3, 32, 32)) / 255
+    right = joint_module._Normalise.backward
+
+    def wrong(ctx, gradient, *rest):
+        if error == "variance held":
+            x, weight, _, member, number, _, inverse = ctx.saved_tensors
+            g, scale = gradient.float(), inverse * weight
+            total = joint_module._by_batch(member, joint_module._by_row(g))
+            dx = g * joint_module._spread(member, scale, x) - joint_module._spread(member, scale * total / number, x)
+            return dx.to(x.dtype), *right(ctx, gradient, *rest)[1:]
+        dx, weight, bias, *others = right(ctx, gradient, *rest)
+        weight, bias = (weight / 2, bias) if error == "weight's halved" else (bias, weight)
+        return dx, weight, bias, *others
+
+    class Compiled(torch.nn.Module):
+        def forward(self, x, count):
+            monkeypatch.setattr(joint_module._Normalise, "backward", staticmethod(wrong))
+            return joint.inner(x, count)
+
+    with training(network):
+        joint = Joint(network, half)
+        assert joint.harm(x) < 1
+        joint.run = Compiled()
+        assert joint.harm(x) > 1
 
 
 def test_networks_whose_examples_see_each_other_are_forwarded_one_after_the_other():

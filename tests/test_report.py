@@ -428,7 +428,7 @@ def test_comparison(pages):
 def test_a_comparison_says_how_sure_it_is(tmp_path, paired):
     errors = {"clean": {"error": 0.0031, "paired": paired}, "pgd20": {"error": 0.0032, "paired": paired}}
     page = report(make_comparison(tmp_path, errors))
-    kind = "paired, over the same test images" if paired else "unpaired, over the test images"
+    kind = "over the same test images, paired" if paired else "over the test images, unpaired"
     for words in (
         "by +2.2 ± 0.3 points on clean images and −0.6 ± 0.3 points against PGD-20 (too close to tell).",
         f"± is one standard error ({kind})",

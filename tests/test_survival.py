@@ -306,6 +306,26 @@ def test_float32_is_float32_while_a_network_is_judged():
     assert switches() == before
 
 
+def test_float32_is_float32_where_the_newer_switches_are_set():
+    """Torch then refuses to read the older ones."""
+    from bullettrain.precision import arithmetic
+
+    both = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+    before = [switch.fp32_precision for switch in both]
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+        with arithmetic("float32"):
+            assert [switch.fp32_precision for switch in both] == ["ieee", "ieee"]
+        assert [switch.fp32_precision for switch in both] == ["ieee", "tf32"]
+        with arithmetic("tf32"):
+            assert [switch.fp32_precision for switch in both] == ["tf32", "tf32"]
+        assert [switch.fp32_precision for switch in both] == ["ieee", "tf32"]
+    finally:
+        for switch, value in zip(both, before, strict=True):
+            switch.fp32_precision = value
+
+
 def test_a_network_without_batch_norm_too():
     net = nn.Sequential(nn.Flatten(), nn.Linear(108, 4))
     assert 0 <= robust_accuracy(net, images(12), eps=0.1, steps=2, step_size=0.1, device=CPU) <= 1

@@ -325,14 +325,39 @@ def test_of_two_that_begin_at_once_one_is_refused(tmp_path, monkeypatch):
     folder, load = RunFolder(tmp_path / "run"), runs.load_data
 
     def meanwhile(config, data_dir):
-        folder.create(config, {})
-        folder.log({"kind": "step", "step": 1})
+        with folder.alone():
+            folder.create(config, {})
+            folder.log({"kind": "step", "step": 1})
         return load(config, data_dir)
 
     monkeypatch.setattr(runs, "load_data", meanwhile)
-    with pytest.raises(RunError, match="is in use"):
+    with pytest.raises(RunError, match="another process has trained in"):
         runs.train(small(), folder.path, CPU)
     assert folder.records() == [{"kind": "step", "step": 1}]
+    with folder.alone(), pytest.raises(RunError, match="is in use"), RunFolder(folder.path).alone():
+        pass
+
+
+def test_a_run_that_ends_while_another_begins_is_left_as_it_is(tmp_path, monkeypatch):
+    folder, load = RunFolder(tmp_path / "run"), runs.load_data
+    folder.create(small(), {})  # begun, and without a checkpoint yet
+
+    def meanwhile(config, data_dir):
+        monkeypatch.setattr(runs, "load_data", load)
+        assert runs.train(config, folder.path, CPU, resume=True).finished
+        return load(config, data_dir)
+
+    monkeypatch.setattr(runs, "load_data", meanwhile)
+    with pytest.raises(RunError, match="another process has trained in"):
+        runs.train(small(), folder.path, CPU, resume=True)
+    assert runs.train(small(), folder.path, CPU, resume=True).finished
+    assert sum(record["kind"] == "end" for record in folder.records()) == 1
+
+
+def test_what_cannot_be_had_is_kept_with_the_run(tmp_path):
+    result = runs.train(small("engine=graphs", "epochs=1"), tmp_path / "run", CPU)
+    assert len(result.end["notes"]) == 1
+    assert result.end["notes"][0].startswith("CUDA graphs are off")
 
 
 def test_data_that_changed_is_refused(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,8 +27,13 @@ def widest(device: torch.device) -> torch.dtype:
 def arithmetic(precision: Precision) -> Iterator[None]:
     """Float32 products are exact to float32 unless ``tf32`` is asked for: by default torch convolves in TF32."""
     fast = precision == "tf32"
-    # The older switches: torch refuses to read one of these while the newer ones disagree among themselves.
-    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    # The older switches, which the compiler reads. Torch refuses to read them where a user has set the newer ones.
+    try:
+        old = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    except RuntimeError:
+        with _newer("tf32" if fast else "ieee"):
+            yield
+        return
     try:
         torch.backends.cudnn.allow_tf32 = fast
         torch.set_float32_matmul_precision("high" if fast else "highest")
@@ -37,5 +42,18 @@ def arithmetic(precision: Precision) -> Iterator[None]:
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
             yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before[0]
-        torch.set_float32_matmul_precision(before[1])
+        torch.backends.cudnn.allow_tf32 = old[0]
+        torch.set_float32_matmul_precision(old[1])
+
+
+@contextmanager
+def _newer(precision: str) -> Iterator[None]:
+    switches: list[Any] = [torch.backends.cudnn.conv, torch.backends.cuda.matmul]  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = precision
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.fp32_precision = value

@@ -307,9 +307,9 @@ def harm(truth: Sequence[Tensor | None], plain: Sequence[Tensor | None], other: 
     """How far gradients ``other`` are from the ``truth``, as a part of what rounding explains; above 1 they are wrong.
 
     ``plain`` gradients are off by rounding alone. In bf16 those of a deep network without training yet are off by as
-    much as their size, and differently each time. So each of ``other`` may be three times as far off as its twin, or as
-    all are on the whole; along the truth, where rounding averages out, it must reach as far as its twin, to half the
-    truth's length; and a lost one, which is 0 where its twin is not, is infinitely wrong.
+    much as their size, and differently each time. So each of ``other`` may be three times as far off as its twin, and
+    all together one and a half times; along the truth, where rounding averages out, each must reach as far as its
+    twin, to half the truth's length; and a lost one, which is 0 where its twin is not, is infinitely wrong.
     """
     if any((a is None) != (b is None) for a, b in zip(plain, other, strict=True)):
         return math.inf
@@ -325,9 +325,15 @@ def harm(truth: Sequence[Tensor | None], plain: Sequence[Tensor | None], other: 
     elements = torch.tensor([t.numel() for t, _, _ in found], device=size.device)
     along = torch.stack([(t * (a - b)).sum() for t, a, b in found]).abs() / size.clamp_min(1e-300)
     whole = size.norm().clamp_min(1e-300)
-    blur, little = torch.maximum(blur, size * blur.norm() / whole), 1e-3 * whole
-    far = torch.maximum(
-        off / (3 * blur + 0.01 * size + little), along / (0.5 * size + 3 * blur / elements.sqrt() + little)
+    all_blur, little = blur.norm(), 1e-3 * whole
+    few = torch.maximum(blur, size * all_blur / whole)  # a few elements may be near the truth by chance
+    blur = torch.where(elements < 16, few, blur)
+    far = torch.stack(
+        [
+            off / (3 * blur + 0.01 * size + little),
+            along / (0.5 * size + 3 * blur / elements.sqrt() + little),
+            (off.norm() / (1.5 * all_blur + 0.01 * whole)).expand_as(off),
+        ]
     )
-    far[(others < 0.01 * there) & (there > little)] = math.inf
-    return float(far.nan_to_num(nan=math.inf).max())
+    far[:, (others < 0.01 * there) & (there > little)] = math.inf
+    return float(far.nan_to_num(nan=math.inf, posinf=math.inf).max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -53,9 +54,10 @@ class Learner:
             harm = joint.harm(dynamic(x.detach()))
         if harm > 1:
             joint.run = joint.inner
+            what = f"differ by {harm:.2g} times what rounding explains" if math.isfinite(harm) else "are lost"
             self.say(
-                "updates are not compiled, and take several times as long: compiled, gradients of this network differ "
-                f"by {harm:.1f} times what rounding explains (torch {torch.__version__})"
+                "updates are not compiled, and take several times as long: compiled by torch "
+                f"{torch.__version__}, gradients of this network {what}"
             )
         self.seconds += time.perf_counter() - began
 

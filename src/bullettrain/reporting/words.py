@@ -59,8 +59,11 @@ def too_close(difference: float, error: float) -> str:
 
 def error_in_words(paired: bool) -> str:
     """What the ± of a difference is."""
-    kind = "paired, over the same test images" if paired else "unpaired, over the test images"
-    return f"± is one standard error ({kind}); another seed would add its own"
+    kind = "over the same test images, paired" if paired else "over the test images, unpaired"
+    return (
+        f"± is one standard error ({kind}); within two it is too close to tell. "
+        "How much another seed would change is not in it"
+    )
 
 
 def duration(seconds: float) -> str:

@@ -61,17 +61,15 @@ class RunFolder:
         return (self.path / "config.yaml").is_file()
 
     def foreign(self) -> bool:
-        """Whether there is something here that no run left; a run killed at its first write leaves a .new file."""
-        return any(not path.name.endswith(".new") for path in self.path.iterdir())
+        """Whether there is something here that no run left; one killed at its first write leaves a few files."""
+        return any(not (p.name.endswith(".new") or p.name == "metrics.jsonl") for p in self.path.iterdir())
 
     # ------------------------------------------------------------------------------------ configuration
 
     def create(self, config: Config, environment: Mapping[str, Any]) -> None:
-        """Lay out a new run; refused where another process has done so meanwhile."""
+        """Lay out a new run."""
         with extra("a run's folder"):
             import yaml
-        if self.exists:
-            raise self._in_use()
         with self._writing("the run's folder"):
             self.path.mkdir(parents=True, exist_ok=True)
         values = {**config.to_dict(), "environment": dict(environment)}
@@ -90,12 +88,15 @@ class RunFolder:
         except (yaml.YAMLError, UnicodeDecodeError, AttributeError, ConfigError, TypeError) as error:
             raise RunError(f"{self.path / 'config.yaml'} cannot be read: {_one_line(error)}") from None
 
-    def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the folder: a second process that trains in it is refused."""
-        return alone(self.path / "config.yaml", self._in_use())
-
-    def _in_use(self) -> RunError:
-        return RunError(f"{self.path} is in use: another process is training there")
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder, which is made if need be: a second process that trains in it is refused."""
+        metrics = self.path / "metrics.jsonl"  # the one file that is never replaced by a new one
+        with self._writing("the run's folder"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            metrics.touch()
+        with alone(metrics, RunError(f"{self.path} is in use: another process is training there")):
+            yield
 
     # -------------------------------------------------------------------------------------------- metrics
 

@@ -77,12 +77,14 @@ def train(
         return read_result(folder)
     data = load_data(config, data_dir)
     trainer = Trainer(config, folder, place, data, console=console if place.first else None, keep_going=keep_going)
-    if place.first and new:
-        folder.create(config, environment(place.device))
     with folder.alone() if place.first else contextlib.nullcontext():  # before anything in it is changed
+        if place.first and (folder.finished or (not folder.exists, folder.has_checkpoint()) != (new, going_on)):
+            raise RunError(f"another process has trained in {out} meanwhile; look at it, and start this again")
         if going_on:
             trainer.resume()
         elif place.first:
+            if new:
+                folder.create(config, environment(place.device))
             folder.cut_metrics(0)
         where = f", from step {trainer.at.step}" if going_on else ""
         trainer.display.message(f"{config.recipe} on {place.device}: {out}{where}")
