@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bullettrain.allocation import theoretical_speedup
 from bullettrain.attacks import frozen
+from bullettrain.checks import instead
 from bullettrain.data import ImageSet
 from bullettrain.engine.group import Batch
 from bullettrain.mining import Category
@@ -94,7 +95,7 @@ def bench(
     """
     for engine in engines:
         if engine not in ENGINES:
-            raise ConfigError(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
+            raise ConfigError(f"there is no engine {engine!r}{instead(engine, ENGINES)}")
     with tempfile.TemporaryDirectory() as folder:
         make = _maker(config, place, data, Path(folder))
         if checkpoint is not None:
