@@ -72,7 +72,7 @@ def outcome(run: Run, comparison: Comparison | None) -> str:
             error = comparison.errors.get(attack, NAN)
             if math.isfinite(gap):
                 parts.append(f"{points(gap, error=error)} {_against(attack)}{too_close(gap, error)}")
-        return f"{text} Accuracy changed by {listed(parts)}.{_error_note(comparison)}" if parts else text
+        return f"{text} Accuracy changed by {listed(parts)}." if parts else text
     reached = {e.attack: e.accuracy for e in run.evaluations if e.weights == headline_weights(run, comparison)}
     if not reached:
         return ""
