@@ -254,6 +254,24 @@ def test_every_renewal_of_a_file_was_killed_at_once(tmp_path):
     assert not killed(tmp_path / "b", "replace", 20)
 
 
+def test_every_process_of_a_resumed_run_reads_the_checkpoint_that_a_kill_left_in_halves(tmp_path):
+    halves = 0
+    for at in range(8, 20):
+        folder = RunFolder(tmp_path / str(at))
+        assert killed(folder.path, "replace", at)
+        if not (folder.has_checkpoint() and (folder.path / "previous.safetensors").exists()):
+            continue
+        before, (first, state), (second, _) = sorted(folder.path.iterdir()), folder.load(), folder.load()
+        assert sorted(folder.path.iterdir()) == before
+        assert all(torch.equal(first[key], second[key]) for key in first)
+        halves += read_weights(folder.path / "previous.safetensors")[1]["step"] == state["step"]
+        folder.settle(state["step"])
+        last, about = read_weights(folder.path / "last.safetensors")
+        assert about["step"] == state["step"]
+        assert all(torch.equal(first[key], last[key]) for key in first)
+    assert halves >= 2
+
+
 @pytest.mark.parametrize("points", [(9, 6, 4), (11, 4), (11, 5), (17, 4), (17, 5), (12, 6), (15, 6), (16, 5)])
 def test_a_run_killed_again_and_again_ends_bit_for_bit(tmp_path, whole, points):
     folder = tmp_path / "run"

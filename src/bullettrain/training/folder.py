@@ -186,11 +186,16 @@ class RunFolder:
                 problems.append(str(error))
                 continue
             if about.get("step") == step:
-                if name == "previous":  # a kill came between the two: these are the state's weights, not last's
-                    os.replace(self.path / "previous.safetensors", self.path / "last.safetensors")
                 return weights, state
             problems.append(f"{name}.safetensors is of step {about.get('step')}, the state of step {step}")
         raise RunError(f"{self.path} cannot be resumed: {'; '.join(problems)}")
+
+    def settle(self, step: int) -> None:
+        """Before a resumed run saves: where a kill came between the two files, the state's weights become the last."""
+        last, previous = self.path / "last.safetensors", self.path / "previous.safetensors"
+        with contextlib.suppress(RunError):
+            if read_weights(previous)[1].get("step") == step:
+                os.replace(previous, last)
 
     # ---------------------------------------------------------------------------------------------- helpers
 

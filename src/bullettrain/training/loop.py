@@ -363,6 +363,10 @@ class Trainer:
     def resume(self) -> None:
         """Continue from the folder's checkpoint."""
         checkpoint.restore(self, *self.folder.load())
+        if self.place.together:
+            dist.barrier()  # all have read it
+        if self.place.first:
+            self.folder.settle(self.at.step)
 
     def _about(self) -> dict[str, Any]:
         """What is written into every weights file: enough to build the network again."""
