@@ -253,6 +253,21 @@ def test_where_outcomes_are_on_record_images_are_paired():
     assert said.endswith("−1.00 ± 0.10 points (paired; asked: at least −0.26)")
 
 
+def test_seeds_that_differ_much_leave_more_to_chance():
+    """The same difference, two points in the mean, is none where seeds lie as far apart."""
+    (check,) = TRADES.claims(SHORT)[0].checks  # at least −0.26
+    for spread, verdict in ((0.1, Verdict.FAILS), (2.0, Verdict.CHANCE)):
+        runs = [
+            record(ROWS[row], seed=seed, pgd20=mean + spread * away)
+            for row, mean in (("trades", 50.0), ("bt-nr2", 48.0))
+            for seed, away in enumerate((-1, 0, 1))
+        ]
+        said = results(*runs).judge(check)
+        assert said.verdict is verdict
+        of_seeds = math.sqrt(2) * spread / math.sqrt(3)
+        assert said.error == pytest.approx(math.hypot(of_seeds, 0.707), abs=0.002)  # the images are the same ones
+
+
 def test_parts_of_a_claim():
     found = results(record(ROWS["trades"], pgd20=50), record(ROWS["bt-nr2"], pgd20=50))
     good, bad = Check(("bt-nr2",), "pgd20", "≥", 0, "trades"), Check(("bt-nr2",), "pgd20", "≥", 20, "trades")
