@@ -6,6 +6,7 @@ from torch import nn
 
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
+from bullettrain.baselines import free, grad_align
 from conftest import assert_same, batch, norm_net, snapshot
 
 OBJECTIVES = [bt.PGDAT, bt.TRADES, bt.MART]
@@ -175,7 +176,52 @@ def test_synchronised_batch_norm_is_refused():
     refused(BulletTrain(bt.TRADES(), budget=StepBudget(2, 1)), net, X, Y, "SyncBatchNorm")
 
 
-@pytest.mark.parametrize("wrong", [Y.float(), Y[:3], None])
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (lambda z, y: z, r"the score returned float32 of shape \(16, 4\); it has to return \(16,\)"),
+        (lambda z, y: z.mean(), r"the score returned float32 of shape \(\)"),
+        (lambda z, y: y, "the score returned int64"),
+        (lambda z, y: None, "the score returned NoneType"),
+        (lambda z, y: z[:, 0] * float("nan"), "the score returned NaN"),
+    ],
+)
+def test_a_score_that_returns_no_scores_is_named(score, message):
+    refused(BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), score=score), norm_net(), X, Y, message)
+
+
+@pytest.mark.parametrize("wrong", [Y + 5, Y - 1])
+def test_a_separation_into_classes_that_are_none_is_named(wrong):
+    train = BulletTrain(bt.PGDAT(), budget=StepBudget(2, 1), separation=lambda svar, F_R: wrong)
+    refused(train, norm_net(), X, Y, r"categories from -?\d to \d; Category has")
+
+
+def test_parts_that_are_none_are_named_at_once():
+    with pytest.raises(TypeError, match="the budget is <class"):
+        BulletTrain(bt.TRADES(), budget=StepBudget)
+    with pytest.raises(TypeError, match="the budget has no uniform_steps; "):
+        BulletTrain(bt.TRADES(), budget=type("Own", (), {"allocate": lambda *_: None})())
+    with pytest.raises(TypeError, match="the score is 'svar'; give a function"):
+        BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), score="svar")
+    with pytest.raises(TypeError, match="the separation is None"):
+        BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), separation=None)
+    for make, name in ((grad_align, "GradAlign"), (free, "Free")):
+        with pytest.raises(TypeError, match=f"the objective is PGDAT; give {name}"):
+            make(bt.PGDAT())
+    for bounds in (None, (0, 1, 2), "ab"):
+        with pytest.raises(TypeError, match="give two numbers"):
+            bt.PGDAT(bounds=bounds)
+
+
+def test_views_of_ones_own_may_be_of_normalised_images():
+    objective, budget = bt.AugMix(views=lambda x: (x, -x), bounds=(-1, 1)), StepBudget.uniform(1)
+    assert torch.isfinite(BulletTrain(objective, budget=budget).step(norm_net(), 2 * X - 1, Y).loss)
+    refused(BulletTrain(objective, budget=budget), norm_net(), 3 * X - 1, Y, r"outside \[-1, 1\]")
+    with pytest.raises(ValueError, match="give your own views"):
+        bt.AugMix(bounds=(-1, 1))
+
+
+@pytest.mark.parametrize("wrong", [Y.float(), Y[:3], Y > 1, None])
 def test_a_separation_that_returns_no_categories_is_named(wrong):
     train = BulletTrain(bt.PGDAT(), budget=StepBudget(2, 1), separation=lambda svar, F_R: wrong)
     refused(train, norm_net(), X, Y, "separation|subscriptable")
@@ -187,11 +233,14 @@ def test_a_separation_that_returns_no_categories_is_named(wrong):
         (lambda x: (x,), "views made 1"),
         (lambda x: (x, x[:, :1]), "it has to make two like x"),
         (lambda x: (x, x, x), "views made 3"),
+        (lambda x: x, "views made Tensor; it has to make two"),
+        (lambda x: None, "views made NoneType"),
+        (lambda x: (x, (255 * x).to(torch.uint8)), "uint8"),
     ],
 )
 def test_views_that_are_not_two(views, message):
     train = BulletTrain(bt.AugMix(views=views), budget=StepBudget.uniform(1))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         train.step(norm_net(), X, Y)
     with pytest.raises(ValueError, match="start has the shape"):
         train.step(norm_net(), X, Y, start=X)

@@ -10,6 +10,7 @@ from torch import nn
 
 from bullettrain.corruptions import AVERAGED, CORRUPTIONS
 from bullettrain.data import DataError
+from bullettrain.data.sets import stratified
 from bullettrain.evaluation.corruptions import CorruptionResult, corruption_accuracy, mean_corruption_error
 from bullettrain.evaluation.network import Judged
 from conftest import assert_same, norm_net, snapshot
@@ -66,6 +67,18 @@ def test_accuracy_by_corruption_and_severity(tmp_path):
     assert sum(ticks) == 19 * 5 * N
     assert ticks == model.sizes
     assert max(ticks) == 8
+
+
+def test_some_images_of_each_severity(tmp_path):
+    """Every class alike; the first three of the twenty are wrong."""
+    folder = write(tmp_path, AVERAGED[:2], lambda name, severity: 3)
+    ticks, model = [], Reads()
+    result = corruption_accuracy(model, folder, device=CPU, batch_size=3, size=8, tick=ticks.append)
+    rows = stratified(torch.from_numpy(LABELS), 8, seed=0)[1]
+    assert result.examples == 8
+    assert sum(ticks) == 2 * 5 * 8
+    assert set(result.accuracy[AVERAGED[0]]) == {(rows >= 3).sum().item() / 8}
+    assert corruption_accuracy(model, folder, device=CPU, size=99).examples == N
 
 
 def test_the_mean_is_over_what_is_there(tmp_path):

@@ -214,7 +214,7 @@ def mistakes(tmp_path, robust_run):
         "not needed": ([run], {"network": "wrn-10-1"}, "--network was given, but a run's folder says itself"),
         "mean alone": (["their_nets:make"], {"mean": [0.5]}, "go together"),
         "module": (["no_such.module:f"], {}, "there is no module 'no_such'"),
-        "function": (["their_nets:none"], {}, "their_nets has no function 'none'; it has torch, nn, make"),
+        "function": (["their_nets:none"], {}, "their_nets has no function 'none'; it has make"),
         "no function": (["their_nets:thing"], {}, "has no function 'thing'"),
         "no module": (["their_nets:number"], {}, "returned int; it has to return a torch.nn.Module"),
         "no name": (["their nets:3"], {}, "is no network"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator
+import numbers
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -68,11 +69,28 @@ def check_steps(steps: Tensor, m: int) -> Tensor:
     return steps
 
 
+def check_score(svar: Tensor, m: int) -> Tensor:
+    """What a score returned, as (m,) numbers."""
+    if not torch.is_tensor(svar) or not svar.is_floating_point() or svar.shape != (m,):
+        raise TypeError(f"the score returned {_what(svar)}; it has to return ({m},) floating-point numbers")
+    return svar
+
+
 def check_category(category: Tensor, m: int) -> Tensor:
     """What a separation returned, as (m,) integers."""
-    if not torch.is_tensor(category) or category.is_floating_point() or category.shape != (m,):
-        raise TypeError(f"the separation returned {category!r}; it has to return ({m},) integers of Category")
+    whole = torch.is_tensor(category) and not category.is_floating_point() and category.dtype != torch.bool
+    if not whole or category.shape != (m,):
+        raise TypeError(f"the separation returned {_what(category)}; it has to return ({m},) integers of Category")
     return category
+
+
+def check_selection(svar: Tensor, category: Tensor, categories: Sequence[int]) -> None:
+    """No NaN among scores, and only ``categories``; waits for the device."""
+    if torch.isnan(svar).any():
+        raise ValueError("the score returned NaN, which says nothing about an example; look at the score")
+    low, high = (int(v) for v in torch.aminmax(category))
+    if low < min(categories) or high > max(categories):
+        raise ValueError(f"the separation returned categories from {low} to {high}; Category has {list(categories)}")
 
 
 def check_norms(model: nn.Module) -> None:
@@ -148,7 +166,10 @@ def check_labels(y: Tensor, classes: int) -> None:
 
 def check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
     """A pair (low, high) with low < high."""
-    low, high = (float(v) for v in bounds)
+    try:
+        low, high = (float(v) for v in bounds)
+    except (TypeError, ValueError):
+        raise TypeError(f"bounds are {bounds!r}; give two numbers (low, high)") from None
     if not low < high:
         raise ValueError(f"bounds are ({low:g}, {high:g}); give (low, high) with low < high")
     return low, high
@@ -168,8 +189,12 @@ def buffers_restored_on_error(model: nn.Module) -> Iterator[None]:
 
 
 def _check_number(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r}; it has to be a number")
+
+
+def _what(value: object) -> str:
+    return f"{_dtype(value)} of shape {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
 
 
 def _dtype(t: Tensor) -> str:

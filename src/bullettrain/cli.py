@@ -23,6 +23,7 @@ def main() -> None:
     except (ConfigError, DataError, RunError, ImportError) as error:
         _stop(str(error))
     except KeyboardInterrupt:
+        print("bullettrain: stopped", file=sys.stderr)
         sys.exit(130)
 
 

@@ -108,4 +108,6 @@ def free_budget() -> StepBudget:
 
 def free(objective: Free) -> BulletTrain:
     """Free with its one move of ε an update, for everyone. Replaying each batch is up to the loop."""
+    if not isinstance(objective, Free):
+        raise TypeError(f"the objective is {type(objective).__name__}; give Free, e.g. Free(eps=8/255)")
     return BulletTrain(objective, budget=free_budget())

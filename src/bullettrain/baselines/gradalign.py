@@ -125,4 +125,6 @@ def grad_align_budget() -> StepBudget:
 
 def grad_align(objective: GradAlign) -> BulletTrain:
     """GradAlign with its one step of ε for everyone."""
+    if not isinstance(objective, GradAlign):
+        raise TypeError(f"the objective is {type(objective).__name__}; give GradAlign, e.g. GradAlign(eps=8/255)")
     return BulletTrain(objective, budget=grad_align_budget())

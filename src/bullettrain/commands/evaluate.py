@@ -140,6 +140,7 @@ def evaluate(
         corruptions,
         _baseline(mce_baseline),
         again,
+        size,
     )
     folder = out or subject.folder or Path("runs") / f"evaluate-{_plain(model)}"
     if RunFolder(folder).exists and (subject.folder is None or not folder.samefile(subject.folder)):

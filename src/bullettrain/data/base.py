@@ -80,8 +80,8 @@ def derive_seed(*parts: int | str) -> int:
 def missing(path: Path, name: str) -> DataError:
     """The error for a file of dataset `name` that is not at `path`."""
     return DataError(
-        f"{path} is missing: run `bullettrain data prepare {name}`, put the file there yourself,"
-        f" or name the folder that has it with --data-dir or {ENVIRONMENT}."
+        f"{path} is missing: run `bullettrain data prepare {name}` with the same --data-dir, put the file there"
+        f" yourself, or name the folder that has it with --data-dir or {ENVIRONMENT}."
     )
 
 

@@ -22,6 +22,8 @@ from bullettrain.checks import (
     check_logits_shape,
     check_norms,
     check_range,
+    check_score,
+    check_selection,
     check_steps,
 )
 from bullettrain.engine.workers import Workers
@@ -98,8 +100,13 @@ class BulletTrain:
         if not isinstance(objective, Objective):
             name = getattr(objective, "__name__", type(objective).__name__)
             raise TypeError(f"the objective is {name}; give an instance, e.g. TRADES()")
-        if not hasattr(budget, "allocate"):
+        if isinstance(budget, type) or not hasattr(budget, "allocate"):
             raise TypeError(f"the budget is {budget!r}; give StepBudget(boundary, robust) or StepBudget.uniform(n)")
+        if missing := [name for name in ("uniform_steps", "step_sizes") if not hasattr(budget, name)]:
+            raise TypeError(f"the budget has no {missing[0]}; bullettrain.allocation.Allocation says what one has")
+        for name, function in (("score", score), ("separation", separation)):
+            if not (callable(function) or isinstance(function, SeparationWithModel)):
+                raise TypeError(f"the {name} is {function!r}; give a function")
         self.objective = objective
         self.budget = budget
         self.robust_fraction = RobustFraction(gamma, momentum)
@@ -108,6 +115,7 @@ class BulletTrain:
         self.check_every = check_count(check_every, "check_every")
         self.steps_taken = 0
         self._checked = False  # in this process
+        self._looking = False
 
     def step(self, model: nn.Module, x: Tensor, y: Tensor, *, start: Tensor | None = None) -> StepOutput:
         """Loss of one mini-batch; F_R moves on. The caller takes the gradient and the optimiser's step.
@@ -133,7 +141,7 @@ class BulletTrain:
         selects = self.budget.uniform_steps is None
         if selects:
             s = objective.selection_logits(model, x)  # h(x)
-            svar = self.score(s.detach(), y)
+            svar = check_score(self.score(s.detach(), y), len(y))
             category = self._separate(model, x, y, s.detach(), svar, workers)
         else:  # equal steps for everyone: nothing to select, no forward for it
             s, svar, category = None, None, torch.full_like(y, int(Category.BOUNDARY))
@@ -168,7 +176,10 @@ class BulletTrain:
         else:
             joint, mine = workers.gather(svar)  # the quantile is over the batch of all workers
             category = self.separation(joint, F_R)[mine]
-        return check_category(category, len(y))
+        category = check_category(category, len(y))
+        if self._looking:
+            check_selection(svar, category, list(Category))
+        return category
 
     def _on_host(self, steps: Tensor) -> Tensor:
         """Step counts (m,) on the host: waits for the device, unless everybody gets the same number anyway."""
@@ -200,11 +211,13 @@ class BulletTrain:
             check_logits(logits, self.steps_taken + 1)
 
         hook = bare(model).register_forward_hook(look)
+        self._looking = True
         try:
             with buffers_restored_on_error(bare(model)):
                 yield
             self._checked = True
         finally:
+            self._looking = False
             hook.remove()
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from bullettrain.corruptions.files import LABELS, Array, image_file, open_images
 from bullettrain.corruptions.table import AVERAGED, CORRUPTIONS, SEVERITIES
 from bullettrain.data import to_unit
 from bullettrain.data.base import DataError
+from bullettrain.data.sets import stratified
 from bullettrain.evaluation.network import verdict
 
 Tick = Callable[[int], None]
@@ -59,26 +60,28 @@ def corruption_accuracy(
     batch_size: int = 500,
     half: bool = False,
     names: Sequence[str] | None = None,
+    size: int = 0,
     tick: Tick | None = None,
 ) -> CorruptionResult:
     """Accuracy of the network, in eval mode, on the files of ``folder``: released ones, or those of `make`.
 
-    ``names``: judge on these alone. ``classes``: refuse labels of more. ``half``: forward in bf16. Files are
-    memory-mapped, one at a time, and read batch by batch.
+    ``names``: judge on these alone. ``classes``: refuse labels of more. ``half``: forward in bf16. ``size``: so many
+    images at each severity, every class alike; 0: all. Files are memory-mapped, one at a time, and read batch by batch.
     """
     chosen = _chosen(folder, names)
     labels = torch.from_numpy(read_labels(folder, classes))
     for name in chosen:  # a wrong file is said before the first is judged
         open_images(image_file(folder, name), SEVERITIES * len(labels))
-    net = bare(model)
-    labels = labels.to(device)
+    net, n = bare(model), len(labels)
+    rows = stratified(labels, min(size, n), seed=0)[1] if size else torch.arange(n)
+    labels = labels[rows].to(device)
     accuracy = {}
     with frozen(net), torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=half):
         for name in chosen:
-            images = open_images(image_file(folder, name), SEVERITIES * len(labels))
+            images = open_images(image_file(folder, name), SEVERITIES * n)
             accuracy[name] = tuple(
-                _share(net, images[at : at + len(labels)], labels, folder, device, batch_size, tick)
-                for at in range(0, len(images), len(labels))
+                _share(net, images[at : at + n], rows, labels, folder, device, batch_size, tick)
+                for at in range(0, len(images), n)
             )
     missing = tuple(name for name in AVERAGED if name not in accuracy and (names is None or name in names))
     return CorruptionResult(accuracy, missing, len(labels))
@@ -133,16 +136,17 @@ def _chosen(folder: Path, names: Sequence[str] | None) -> list[str]:
 def _share(
     net: nn.Module,
     images: Array,
+    rows: Tensor,
     labels: Tensor,
     folder: Path,
     device: torch.device,
     batch_size: int,
     tick: Tick | None,
 ) -> float:
-    """Share of one severity's images, uint8 (n, 32, 32, 3), that the network gets right."""
+    """Share of some rows of one severity's images, uint8 (n, 32, 32, 3), that the network gets right."""
     count = torch.zeros((), dtype=torch.int64, device=device)
-    for at in range(0, len(images), batch_size):
-        pixels = torch.from_numpy(images[at : at + batch_size].copy()).to(device)  # the map itself is read-only
+    for at in range(0, len(rows), batch_size):
+        pixels = torch.from_numpy(images[rows[at : at + batch_size].numpy()]).to(device)  # a copy: the map is read-only
         logits = verdict(net, to_unit(pixels.permute(0, 3, 1, 2).contiguous()))
         check_logits_shape(logits, len(pixels))
         if at == 0 and int(labels.max()) >= logits.shape[1]:
@@ -152,4 +156,4 @@ def _share(
         count += (logits.argmax(dim=1) == labels[at : at + len(pixels)]).sum()
         if tick is not None:
             tick(len(pixels))
-    return int(count) / len(images)
+    return int(count) / len(rows)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bullettrain.corruptions.files import LABELS
+from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.data import ImageSet
 from bullettrain.data.sets import stratified
 from bullettrain.evaluation import autoattack
@@ -52,6 +54,8 @@ class Plan:
     mce_baseline: Mapping[str, Sequence[float]] | None = None
     again: bool = False
     """Do not take results from before."""
+    size: int = 0
+    """So many images under each corruption at each severity; 0: all."""
 
 
 def evaluate(
@@ -279,7 +283,8 @@ class _Judge:
             raise ConfigError("corruptions needs the folder that holds them: --corruptions DIR")
         attack = Corruptions()
         files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in folder.glob("*.npy"))
-        key = self._key(attack, str(files), baseline=self.plan.mce_baseline)
+        some = {"size": self.plan.size} if self.plan.size else {}
+        key = self._key(attack, str(files), baseline=self.plan.mce_baseline, **some)
         kept = None if self.plan.again else self.entry.find(key)
         if kept is not None:
             self.watch.done(kept, kept=True)
@@ -289,14 +294,17 @@ class _Judge:
             there: dict[str, tuple[float, ...]] = {name.removesuffix(".npy"): (0.0,) * 5 for name, *_ in files}
             mean_corruption_error(CorruptionResult(there, (), 1), baseline)
         began = time.monotonic()
-        pixels = self.images.images[0].numel()
-        with self.watch.attacking("corruptions", sum(size for _, size, _ in files) // pixels) as bar:
+        total = sum(size for _, size, _ in files) // self.images.images[0].numel()
+        if self.plan.size:
+            total = min(total, self.plan.size * SEVERITIES * sum(name != LABELS for name, *_ in files))
+        with self.watch.attacking("corruptions", total) as bar:
             found = corruption_accuracy(
                 self.model,
                 folder,
                 classes=len(self.images.classes),
                 device=self.device,
                 batch_size=self.plan.batch_size,
+                size=self.plan.size,
                 tick=bar,
             )
         if not found.over:

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import os
 import sys
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,11 +221,17 @@ def _called(text: str, *, pretrained: bool) -> tuple[nn.Module, Normalisation]:
         raise ConfigError(f"{text}: there is no module {error.name!r} here or among what is installed") from None
     function = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(f"{text}: {where} has no function {name!r}{_offered(vars(module))}")
+        raise ConfigError(f"{text}: {where} has no function {name!r}{_offered(_functions(module))}")
     made = function()
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{text} returned {type(made).__name__}; it has to return a torch.nn.Module")
     return made, (None, None)
+
+
+def _functions(module: types.ModuleType) -> list[str]:
+    """What a module itself defines that can be called."""
+    mine = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+    return [key for key, value in mine.items() if callable(value)]
 
 
 def _offered(names: Iterable[str]) -> str:

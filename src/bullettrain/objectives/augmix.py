@@ -12,7 +12,7 @@ from bullettrain.allocation import Cost
 from bullettrain.attacks import bare
 from bullettrain.attacks.state import Mode
 from bullettrain.augmix import ViewMaker
-from bullettrain.checks import check_positive
+from bullettrain.checks import check_bounds, check_positive
 from bullettrain.objectives.base import Objective, forward, mean_over
 from bullettrain.precision import wide
 
@@ -31,6 +31,7 @@ class AugMix(Objective):
         beta: weight of the JSD.
         jsd: False is "AugMix − JSD": CE(z', y) on one view x', and no clean forward.
         selection: see :class:`Objective`.
+        bounds: valid range of pixels; those of a :class:`ViewMaker` lie in [0, 1].
         generator: source of the views. They are drawn for the whole batch, so that an example's views do not
             depend on which others get any.
     """
@@ -42,10 +43,14 @@ class AugMix(Objective):
         beta: float = 12.0,
         jsd: bool = True,
         selection: Mode = "train",
+        bounds: tuple[float, float] = (0.0, 1.0),
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(selection)
         self.views = ViewMaker() if views is None else views
+        self.bounds = check_bounds(bounds)
+        if isinstance(self.views, ViewMaker) and self.bounds != (0, 1):
+            raise ValueError(f"bounds are {self.bounds}; AugMix makes views of images in [0, 1]; give your own views")
         self.beta = check_positive(beta, "beta")
         self.jsd = self.has_clean_term = jsd
         self.copies = 2 if jsd else 1
@@ -107,11 +112,16 @@ class AugMix(Objective):
     def _from_function(self, x: Tensor) -> Tensor:
         """The views (copies, n, …) that the user's function makes."""
         assert not isinstance(self.views, ViewMaker)
-        made = tuple(self.views(x.detach()))
-        if len(made) != 2 or any(view.shape != x.shape for view in made):
-            shapes = ", ".join(str(tuple(view.shape)) for view in made)
-            raise ValueError(f"views made {len(made)} of shape {shapes}; it has to make two like x, {tuple(x.shape)}")
-        return torch.stack(made[: self.copies]).to(x.dtype)
+        made = self.views(x.detach())
+        if torch.is_tensor(made) and made.ndim == x.ndim + 1:
+            made = tuple(made)  # both in one
+        wanted = f"it has to make two like x, {str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"
+        if not isinstance(made, (tuple, list)) or not all(torch.is_tensor(view) for view in made):
+            raise TypeError(f"views made {type(made).__name__}; {wanted}, as a pair of tensors")
+        if len(made) != 2 or any(view.shape != x.shape or not view.is_floating_point() for view in made):
+            kinds = ", ".join(f"{str(view.dtype).removeprefix('torch.')} {tuple(view.shape)}" for view in made[:3])
+            raise ValueError(f"views made {len(made)}: {kinds}; {wanted}")
+        return torch.stack(tuple(made[: self.copies])).to(x.dtype)
 
     def corrupted_logits(self, model: nn.Module, x_prime: Tensor, z: Tensor | None, steps: Tensor) -> Tensor:
         """(2, m, K): the views of the touched examples in one training-mode forward; z twice for the others."""

@@ -183,6 +183,7 @@ def draw_histogram(batch: Batch) -> Figure:
     axes.axvline(0, color=COLOURS["soft"], linewidth=0.9, linestyle=(0, (3, 3)))
     axes.set(xlabel="signed prediction variance (SVar)", ylabel="examples")
     axes.locator_params(axis="y", integer=True)
+    axes.locator_params(axis="x", nbins=6)
     top.step(batch.svar[order], batch.steps[order], where="mid", color=COLOURS["soft"], linewidth=2.2)
     most = max(int(batch.steps.max()), 1)
     top.set(ylim=(-0.12 * most, 1.75 * most), ylabel="steps")

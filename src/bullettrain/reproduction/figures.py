@@ -213,7 +213,7 @@ def ranks(results: Results) -> list[Picture]:
     left.set_yticks(at, [name for name, _ in found])
     left.axvline(0, color=COLOURS["soft"], linewidth=0.8)
     left.set(xlabel="rank correlation with the oracle")
-    _legend(left, loc="lower right")
+    _legend(left, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     right.barh(at, [means[2] for _, means in found], 0.5, color=COLOURS["accent"])
     right.set_yticks(at, [""] * len(found))
     for place, (_, (*_, accuracy)) in zip(at, found, strict=True):
@@ -278,8 +278,8 @@ def _attack(results: Results, metric: str) -> str:
     return attack_name(results.metric(metric))
 
 
-def _legend(axes: Axes, loc: Literal["best", "lower right"] = "best") -> None:
-    axes.legend(frameon=False, fontsize=9, loc=loc, handlelength=3)
+def _legend(axes: Axes, loc: Literal["best", "lower right", "lower center"] = "best", **more: Any) -> None:
+    axes.legend(frameon=False, fontsize=9, loc=loc, handlelength=3, **more)
 
 
 Point = tuple[float, float]

@@ -181,7 +181,7 @@ def augmix_claims(scale: Scale) -> tuple[Claim, ...]:
             ),
         ),
         Claim(
-            "About a third of the examples get views",
+            "No more than about a third of the examples get views",
             (Check(("bt-10",), "boundary", "≤", 35), Check(("bt-100",), "boundary", "≤", 36)),
         ),
         Claim(

@@ -34,6 +34,8 @@ class Position:
     """Spent on compilation and captures, not counted as training."""
     best: float = -1.0
     """Highest validation PGD-10 accuracy so far."""
+    best_clean: float = -1.0
+    """Clean validation accuracy of those weights."""
 
 
 def state_of(trainer: Trainer) -> dict[str, Any]:

@@ -289,7 +289,7 @@ class Trainer:
         training, counts = self.config.training, self.epoch_counts
         figures = self._figures(counts)
         self._one_set_of_statistics()
-        validation: tuple[float | None, float | None] = (None, None)
+        validation: tuple[float | None, float | None] = (None, None)  # clean, robust
         if len(self.validation_set):
             held = self.validation_set
             validation = self.judge.clean(self.network, held), self.judge.robust(self.network, held)
@@ -313,8 +313,9 @@ class Trainer:
         self.run_counts += counts
         self.epoch_counts = Counts()
         self.at.epoch, self.at.index, self.at.epoch_seconds = self.at.epoch + 1, 0, 0.0
-        if validation[1] is not None and validation[1] > self.at.best:
-            self.at.best = validation[1]
+        clean, robust = validation
+        if clean is not None and robust is not None and (robust, clean) > (self.at.best, self.at.best_clean):
+            self.at.best, self.at.best_clean = robust, clean
             if self.place.first:
                 self.folder.save_weights("best", self.network.state_dict(), self._about())
         self.save()

@@ -86,7 +86,7 @@ def train(
             if new:
                 folder.create(config, environment(place.device))
             folder.cut_metrics(0)
-        where = f", from step {trainer.at.step}" if going_on else ""
+        where = f", from step {trainer.at.step}" if going_on else ", anew: there is nothing to resume" if resume else ""
         trainer.display.message(f"{config.recipe} on {place.device}: {out}{where}")
         try:
             reason = trainer.run()
