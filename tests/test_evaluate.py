@@ -390,10 +390,10 @@ def corruptions(monkeypatch, tmp_path):
     folder.mkdir()
     (folder / "fog.npy").write_bytes(b"x")
 
-    def corruption_accuracy(model, folder, *, classes, device, batch_size, tick):
+    def corruption_accuracy(model, folder, *, classes, device, batch_size, size, tick):
         calls.append((folder.name, classes, batch_size, model.training))
         tick(10)
-        return Stand({"fog": (0.9, 0.8, 0.7, 0.6, 0.5), "snow": (0.5,) * 5}, ("frost",), 359, 0.6, 14)
+        return Stand({"fog": (0.9, 0.8, 0.7, 0.6, 0.5), "snow": (0.5,) * 5}, ("frost",), size or 359, 0.6, 14)
 
     def mean_corruption_error(result, baseline):
         if "fog" not in baseline:
@@ -427,6 +427,8 @@ def test_corruptions_say_what_is_missing(robust_run, digits, tmp_path, corruptio
     with pytest.raises(DataError, match="has no fog"):  # said before anything is judged
         judge(subject, digits, tmp_path, ["corruptions"], corruptions=folder, mce_baseline={"snow": [0.5]})
     assert len(calls) == 2
+    _, asked, _ = judge(subject, digits, tmp_path, ["corruptions"], **plan, size=40)  # some images are not all
+    assert (asked[-1].examples, len(calls)) == (40, 3)
 
 
 def test_autoattack_that_is_not_installed_is_named_before_anything_runs(robust_run, digits, tmp_path, monkeypatch):
