@@ -72,7 +72,7 @@ def check_steps(steps: Tensor, m: int) -> Tensor:
 def check_score(svar: Tensor, m: int) -> Tensor:
     """What a score returned, as (m,) numbers."""
     if not torch.is_tensor(svar) or not svar.is_floating_point() or svar.shape != (m,):
-        raise TypeError(f"the score returned {_what(svar)}; it has to return ({m},) floating-point numbers")
+        raise TypeError(f"the score returned {described(svar)}; it has to return ({m},) floating-point numbers")
     return svar
 
 
@@ -80,17 +80,19 @@ def check_category(category: Tensor, m: int) -> Tensor:
     """What a separation returned, as (m,) integers."""
     whole = torch.is_tensor(category) and not category.is_floating_point() and category.dtype != torch.bool
     if not whole or category.shape != (m,):
-        raise TypeError(f"the separation returned {_what(category)}; it has to return ({m},) integers of Category")
+        raise TypeError(f"the separation returned {described(category)}; it has to return ({m},) integers of Category")
     return category
 
 
-def check_selection(svar: Tensor, category: Tensor, categories: Sequence[int]) -> None:
-    """No NaN among scores, and only ``categories``; waits for the device."""
+def check_selection(svar: Tensor, category: Tensor, known: Sequence[int]) -> None:
+    """No NaN among scores, and no category but the ``known`` ones; waits for the device."""
     if torch.isnan(svar).any():
         raise ValueError("the score returned NaN, which says nothing about an example; look at the score")
     low, high = (int(v) for v in torch.aminmax(category))
-    if low < min(categories) or high > max(categories):
-        raise ValueError(f"the separation returned categories from {low} to {high}; Category has {list(categories)}")
+    if low < min(known) or high > max(known):
+        raise ValueError(
+            f"the separation returned categories from {low} to {high}; there are {min(known)} to {max(known)}"
+        )
 
 
 def check_norms(model: nn.Module) -> None:
@@ -193,7 +195,8 @@ def _check_number(value: object, name: str) -> None:
         raise TypeError(f"{name} is {value!r}; it has to be a number")
 
 
-def _what(value: object) -> str:
+def described(value: object) -> str:
+    """What was given, for a message: a tensor by its precision and shape, anything else by its type."""
     return f"{_dtype(value)} of shape {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
 
 

@@ -12,7 +12,7 @@ from bullettrain.allocation import Cost
 from bullettrain.attacks import bare
 from bullettrain.attacks.state import Mode
 from bullettrain.augmix import ViewMaker
-from bullettrain.checks import check_bounds, check_positive
+from bullettrain.checks import check_bounds, check_positive, described
 from bullettrain.objectives.base import Objective, forward, mean_over
 from bullettrain.precision import wide
 
@@ -115,11 +115,11 @@ class AugMix(Objective):
         made = self.views(x.detach())
         if torch.is_tensor(made) and made.ndim == x.ndim + 1:
             made = tuple(made)  # both in one
-        wanted = f"it has to make two like x, {str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"
+        wanted = f"it has to make two like x, {described(x)}"
         if not isinstance(made, (tuple, list)) or not all(torch.is_tensor(view) for view in made):
-            raise TypeError(f"views made {type(made).__name__}; {wanted}, as a pair of tensors")
+            raise TypeError(f"views made {described(made)}; {wanted}, as a pair of tensors")
         if len(made) != 2 or any(view.shape != x.shape or not view.is_floating_point() for view in made):
-            kinds = ", ".join(f"{str(view.dtype).removeprefix('torch.')} {tuple(view.shape)}" for view in made[:3])
+            kinds = ", ".join(described(view) for view in made[:3])
             raise ValueError(f"views made {len(made)}: {kinds}; {wanted}")
         return torch.stack(tuple(made[: self.copies])).to(x.dtype)
 
