@@ -145,6 +145,7 @@ MISTAKES = {
     "keys": (["their.pt", "--network", "wrn-16-1", "--data", "digits"], "it lacks block1.layer.1.bn1.weight"),
     "shape": (["colour.pt", "--network", "wrn-10-1", "--data", "digits"], "conv1.weight is (16, 3, 3, 3) there"),
     "range": (["runs/robust", "--data", "npz:wide.npz"], "has x outside [0, 1] (from 0 to 3)"),
+    "text": (["text.pt"], "text.pt is no checkpoint: it is a text file; give a run's folder"),
     "model": (["nothing"], "'nothing' is no network"),
     "weights": (["runs/robust", "--weights", "best"], "has no 'best' weights"),
     "size": (["runs/robust", "--size", "9999"], "but digits has 359 test images"),
@@ -170,6 +171,7 @@ def test_a_mistake_is_one_line_and_status_two(run, mistake, monkeypatch, capsys)
     torch.save(build("wrn-10-1", channels=1).state_dict(), "their.pt")
     torch.save(build("wrn-10-1", channels=3).state_dict(), "colour.pt")
     torch.save(build("wrn-10-1", channels=1, num_classes=100).state_dict(), "hundred.pt")
+    Path("text.pt").write_text("version https://git-lfs.github.com/spec/v1")
     np.savez("wide.npz", x=np.linspace(0, 3, 640, dtype=np.float32).reshape(10, 8, 8), y=np.arange(10))
     words, message = MISTAKES[mistake]
     monkeypatch.setattr(sys, "argv", ["bullettrain", "evaluate", *words])
