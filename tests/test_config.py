@@ -152,7 +152,7 @@ def test_every_setting_can_be_set_as_it_is_shown(name):
         ("flip=perhaps", "true or false"),
         ("objective=trade", "did you mean 'trades'"),
         ("norm=l1", "linf, l2"),
-        ("method.robust=20", "out of order"),
+        ("method.robust=20", "robust=20, outlier=0 are out of order; .* For a study, say --set ordered=false$"),
         ("gamma=2", "gamma is 2"),
         ("average=1", "training.average is 1"),
         ("data.validation=-1", "data.validation is -1"),

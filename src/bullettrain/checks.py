@@ -19,6 +19,14 @@ class DivergedError(ValueError):
     """The network returns NaN or infinity."""
 
 
+class MendableError(ValueError):
+    """What is wrong, and the arguments that would mend it; a layer that writes arguments otherwise says both anew."""
+
+    def __init__(self, wrong: str, **mend: object) -> None:
+        super().__init__(f"{wrong} {', '.join(f'{key}={value!r}' for key, value in mend.items())}")
+        self.wrong, self.mend = wrong, mend
+
+
 def instead(name: str, names: Iterable[str], listed: str = "") -> str:
     """The end of a sentence about a ``name`` that is not there: what there is, and what may have been meant.
 

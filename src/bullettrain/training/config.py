@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bullettrain.attacks import NORMS
-from bullettrain.checks import instead
+from bullettrain.checks import MendableError, instead
 from bullettrain.training.method import MethodConfig
-from bullettrain.training.settings import ConfigError, parse
+from bullettrain.training.settings import ConfigError, as_setting, parse
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,9 @@ class Config:
             self.method.engine()
         except ConfigError:
             raise
+        except MendableError as error:
+            mend = " ".join(f"--set {key}={as_setting(value)}" for key, value in error.mend.items())
+            raise ConfigError(f"method: {error.wrong} {mend}") from None
         except (ValueError, TypeError) as error:
             raise ConfigError(f"method: {error}") from None
 
