@@ -131,6 +131,8 @@ def test_every_setting_can_be_set_as_it_is_shown(name):
         ("training.foo=3", "no setting 'training.foo'; `bullettrain train --show` lists them$"),
         ("methd.eps=3", "no section 'methd'; there are data, network, .*, evaluation; did you mean 'method'"),
         ("nonsense.eps=3", "no section 'nonsense'; there are data, network, .*, evaluation$"),
+        ("network=wrn-34-10", "'network' is a section; name a setting of it, e.g. network.name$"),
+        ("precision=fp32", "there are auto, float32, bf16; did you mean 'float32'"),
         ("momentum=0.5", "could be method.momentum or optimizer.momentum; say which"),
         ("epochs", "write key=value"),
         ("epochs=2.5", "whole number"),

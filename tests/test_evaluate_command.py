@@ -137,7 +137,10 @@ MISTAKES = {
     "parameter": (["runs/robust", "--attack", "pgd:stepz=2"], "there are steps, restarts, step, loss, norm, eps"),
     "eps": (["runs/robust", "--eps", "8"], "did you mean 8/255?"),
     "norm": (["runs/robust", "--norm", "l1"], "there are linf, l2"),
-    "precision": (["runs/robust", "--precision", "fp16"], "there are float32, tf32, bf16, both"),
+    "precision": (
+        ["runs/robust", "--precision", "fp32"],
+        "there are float32, tf32, bf16, both; did you mean 'float32'?",
+    ),
     "no data": (["their.pt", "--network", "wrn-10-1"], "say which images to judge it on"),
     "data": (["runs/robust", "--data", "svhn"], "dataset 'svhn' is unknown"),
     "missing data": (["runs/robust", "--data", "cifar10", "--data-dir", "nowhere"], "bullettrain data prepare cifar10"),

@@ -276,6 +276,8 @@ def _find(path: str) -> tuple[str, str]:
     if dot and section not in sections:
         raise ConfigError(f"there is no section {section!r}{instead(section, sections)}")
     homes = [home for home, keys in sections.items() if key in keys and section in ("", home)]
+    if path in sections:
+        raise ConfigError(f"{path!r} is a section; name a setting of it, e.g. {path}.{sections[path][0]}")
     if not homes:
         raise _no_setting(path)
     if len(homes) > 1:
