@@ -10,6 +10,7 @@ from bullettrain.commands import app
 from bullettrain.mining import Category
 from bullettrain.training import ConfigError, recipe
 from bullettrain.training.bench import HEADINGS, Imposed, bench, markdown
+from bullettrain.training.folder import RunError
 from bullettrain.training.setup import Place, load_data
 
 CPU = Place(torch.device("cpu"))
@@ -35,6 +36,17 @@ def test_rows_belong_together():
     assert table[0].count("|") == len(HEADINGS) + 1
     with pytest.raises(ConfigError, match="eager, graphs, compile"):
         bench(config, CPU, data, engines=["eagre"], train_steps=1, steps=1, repeats=1)
+
+
+def test_a_checkpoint_that_does_not_fit(tmp_path, robust_run):
+    config = recipe("digits").with_settings(["data.train_size=200", "data.validation=0"])
+    settings = {"engines": ["eager"], "train_steps": 1, "steps": 1, "repeats": 1, "say": lambda text: None}
+    other = config.with_settings(["network.name=wrn-10-1"])
+    with pytest.raises(ConfigError, match=r"last\.safetensors does not fit wrn-10-1: it lacks block1"):
+        bench(other, CPU, load_data(config, None), checkpoint=robust_run, **settings)
+    (tmp_path / "text.pt").write_text("no weights")
+    with pytest.raises(RunError, match=r"text\.pt is no checkpoint: it is a text file"):
+        bench(config, CPU, load_data(config, None), checkpoint=tmp_path / "text.pt", **settings)
 
 
 def test_shares_can_be_imposed():

@@ -104,6 +104,8 @@ def test_compare_prints_one_table(tmp_path):
     assert re.search(f"best weights; against the baseline clean {change}, PGD-20 {change}\n", table)
     assert "± is one standard error (over the same test images, paired)" in table
     assert (tmp_path / "both/report.html").exists()
+    with pytest.raises(ValueError, match=r"give one of them: .*/both/baseline, .*/both/bullettrain$"):
+        bullettrain.load(tmp_path / "both")
 
 
 MISTAKES = {

@@ -137,7 +137,10 @@ MISTAKES = {
     "parameter": (["runs/robust", "--attack", "pgd:stepz=2"], "there are steps, restarts, step, loss, norm, eps"),
     "eps": (["runs/robust", "--eps", "8"], "did you mean 8/255?"),
     "norm": (["runs/robust", "--norm", "l1"], "there are linf, l2"),
-    "precision": (["runs/robust", "--precision", "fp16"], "there are float32, tf32, bf16, both"),
+    "precision": (
+        ["runs/robust", "--precision", "fp32"],
+        "there are float32, tf32, bf16, both; did you mean 'float32'?",
+    ),
     "no data": (["their.pt", "--network", "wrn-10-1"], "say which images to judge it on"),
     "data": (["runs/robust", "--data", "svhn"], "dataset 'svhn' is unknown"),
     "missing data": (["runs/robust", "--data", "cifar10", "--data-dir", "nowhere"], "bullettrain data prepare cifar10"),
@@ -145,6 +148,7 @@ MISTAKES = {
     "keys": (["their.pt", "--network", "wrn-16-1", "--data", "digits"], "it lacks block1.layer.1.bn1.weight"),
     "shape": (["colour.pt", "--network", "wrn-10-1", "--data", "digits"], "conv1.weight is (16, 3, 3, 3) there"),
     "range": (["runs/robust", "--data", "npz:wide.npz"], "has x outside [0, 1] (from 0 to 3)"),
+    "text": (["text.pt"], "text.pt is no checkpoint: it is a text file; give a run's folder"),
     "model": (["nothing"], "'nothing' is no network"),
     "weights": (["runs/robust", "--weights", "best"], "has no 'best' weights"),
     "size": (["runs/robust", "--size", "9999"], "but digits has 359 test images"),
@@ -170,6 +174,7 @@ def test_a_mistake_is_one_line_and_status_two(run, mistake, monkeypatch, capsys)
     torch.save(build("wrn-10-1", channels=1).state_dict(), "their.pt")
     torch.save(build("wrn-10-1", channels=3).state_dict(), "colour.pt")
     torch.save(build("wrn-10-1", channels=1, num_classes=100).state_dict(), "hundred.pt")
+    Path("text.pt").write_text("version https://git-lfs.github.com/spec/v1")
     np.savez("wide.npz", x=np.linspace(0, 3, 640, dtype=np.float32).reshape(10, 8, 8), y=np.arange(10))
     words, message = MISTAKES[mistake]
     monkeypatch.setattr(sys, "argv", ["bullettrain", "evaluate", *words])

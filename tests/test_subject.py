@@ -1,5 +1,6 @@
 """Every form in which a network can be given, and what a wrong one is told."""
 
+import shutil
 import sys
 import types
 
@@ -183,7 +184,8 @@ def mistakes(tmp_path, robust_run):
     torch.save(build("wrn-10-1").state_dict(), tmp_path / "net.pt")
     torch.save({"weights": 3}, tmp_path / "no.pt")
     torch.save(build("wrn-10-1"), tmp_path / "whole.pt")
-    (tmp_path / "broken.pt").write_bytes(b"no zip")
+    (tmp_path / "text.pt").write_text("no zip")
+    (tmp_path / "broken.pt").write_bytes((tmp_path / "net.pt").read_bytes()[:1000])
     (tmp_path / "empty").mkdir()
     (tmp_path / "both" / "baseline").mkdir(parents=True)
     (tmp_path / "both" / "baseline" / "config.yaml").write_text((robust_run / "config.yaml").read_text())
@@ -191,8 +193,8 @@ def mistakes(tmp_path, robust_run):
     return {
         "name": (["digit"], {}, "'digit' is no network; give a run's folder, a checkpoint"),
         "path": (["runs/none"], {}, "no such file or folder"),
-        "folder": ([f"{here}/empty"], {}, "has no config.yaml"),
-        "comparison": ([f"{here}/both"], {}, "one by one"),
+        "folder": ([f"{here}/empty"], {}, "is no run: it is empty"),
+        "comparison": ([f"{here}/both"], {}, f"a folder of runs; give one of them: {here}/both/baseline"),
         "weights": ([run], {"weights": "best"}, "has no 'best' weights; it has last, averaged"),
         "unknown weights": ([run], {"weights": "first"}, "there are last, best, averaged"),
         "network": ([f"{here}/net.pt"], {}, "name it, e.g. --network wrn-34-10"),
@@ -210,6 +212,13 @@ def mistakes(tmp_path, robust_run):
             {"network": "wrn-10-1"},
             "it holds more than tensors; save its state_dict()",
         ),
+        "text": (
+            [f"{here}/text.pt"],
+            {},
+            "text.pt is no checkpoint: it is a text file; give a run's folder, a checkpoint",
+        ),
+        "no weights, no network": ([f"{here}/no.pt"], {}, "holds no state_dict; save the network's"),
+        "state": ([f"{run}/state.pt"], {}, f"holds no state_dict; give {run}, the run that it lies in"),
         "no file": ([f"{here}/broken.pt"], {"network": "wrn-10-1"}, "cannot be read as weights"),
         "not needed": ([run], {"network": "wrn-10-1"}, "--network was given, but a run's folder says itself"),
         "mean alone": (["their_nets:make"], {"mean": [0.5]}, "go together"),
@@ -249,7 +258,14 @@ def test_a_checkpoint_of_a_run_that_was_tampered_with(robust_run, tmp_path):
 
 
 def test_read_state_takes_safetensors(robust_run):
-    assert "fc2.bias" in read_state(robust_run / "last.safetensors")
+    assert "fc2.bias" in read_state(robust_run / "last.safetensors")[0]
+
+
+def test_a_file_is_what_it_holds_whatever_it_is_called(robust_run, tmp_path):
+    shutil.copy(robust_run / "last.safetensors", tmp_path / "net.pt")
+    torch.save(build("wrn-10-1").state_dict(), tmp_path / "net.safetensors")
+    assert find_subject(str(tmp_path / "net.pt")).weights == "net.pt"
+    assert find_subject(str(tmp_path / "net.safetensors"), network="wrn-10-1").weights == "net.safetensors"
 
 
 class Odd(nn.Module):

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bullettrain.checks import check_count, check_positive
+from bullettrain.checks import MendableError, check_count, check_positive
 from bullettrain.mining import Category
 from bullettrain.precision import widest
 
@@ -53,9 +53,10 @@ class StepBudget:
         for name in ("boundary", "robust", "outlier"):
             check_count(getattr(self, name), name)
         if self.ordered and not self.boundary >= self.robust >= self.outlier:
-            raise ValueError(
+            raise MendableError(
                 f"boundary={self.boundary}, robust={self.robust}, outlier={self.outlier} are out of order; the "
-                "method wants boundary ≥ robust ≥ outlier. For a study, say ordered=False"
+                "method wants boundary ≥ robust ≥ outlier. For a study, say",
+                ordered=False,
             )
         if self.step_size is not None and self.scale is not None:
             raise ValueError("step_size and scale are both given; give one of them")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import numbers
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+from bullettrain.guess import guesses
 
 ROUNDING = 1e-4
 """How far outside its bounds an image may be: interpolation and half precision round, nothing else does."""
@@ -19,15 +20,23 @@ class DivergedError(ValueError):
     """The network returns NaN or infinity."""
 
 
+class MendableError(ValueError):
+    """What is wrong, and the arguments that would mend it; a layer that writes arguments otherwise says both anew."""
+
+    def __init__(self, wrong: str, **mend: object) -> None:
+        super().__init__(f"{wrong} {', '.join(f'{key}={value!r}' for key, value in mend.items())}")
+        self.wrong, self.mend = wrong, mend
+
+
 def instead(name: str, names: Iterable[str], listed: str = "") -> str:
     """The end of a sentence about a ``name`` that is not there: what there is, and what may have been meant.
 
     ``listed`` says where all ``names`` are shown, if they are too many for the sentence. They are in lower case.
     """
-    names = list(names)
-    near = difflib.get_close_matches(name.lower(), names, n=1)
+    names = list(dict.fromkeys(names))
+    near = " or ".join(map(repr, guesses(name, names)))
     there = listed or f"there are {', '.join(names)}"
-    return f"; {there}; did you mean {near[0]!r}?" if near else f"; {there}"
+    return f"; {there}; did you mean {near}?" if near else f"; {there}"
 
 
 def check_fraction(value: float, name: str, *, low_open: bool = False, high_open: bool = False) -> float:

@@ -23,17 +23,14 @@ def load(run_or_checkpoint: str | Path, *, weights: str | None = None, device: t
     Returns:
         A network that takes images (m, C, H, W) in [0, 1] and returns logits (m, K).
     """
-    from bullettrain.training.folder import WEIGHTS, RunError, preferred, read_weights, weights_in
+    from bullettrain.training.folder import RunError, read_weights
+    from bullettrain.training.named import rather, weights_file
 
-    file = Path(run_or_checkpoint)
-    if file.is_dir():
-        weights = weights or preferred(weights_in(file))
-        if weights not in WEIGHTS:
-            raise RunError(f"there are no weights {weights!r}; there are {', '.join(WEIGHTS)}")
-        file = file / f"{weights}.safetensors"
+    file = weights_file(Path(run_or_checkpoint), weights)
     tensors, about = read_weights(file)
     if "network" not in about:
-        raise RunError(f"{file} is no checkpoint of a run: it does not say which network it is of")
+        holds = _some("it holds", list(tensors)) or "it holds no tensors"
+        raise RunError(f"{file} is no checkpoint of a run: {holds}, and does not say of which network; {rather(file)}")
     network = build(**about["network"])
     try:
         network.load_state_dict(tensors)

@@ -24,7 +24,9 @@ def bench(
     ] = None,
     engines: Annotated[str, typer.Option(help=f"Which of {', '.join(ENGINES)}. Default: those that run here.")] = "",
     train_steps: Annotated[int, typer.Option(help="Steps of training first, so that the shares are real.")] = 200,
-    checkpoint: Annotated[Path | None, typer.Option(help="Weights (.safetensors) to start from instead.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="A run, or its weights (.safetensors), to start from instead.")
+    ] = None,
     shares: Annotated[
         str | None, typer.Option(help="Impose shares of outlier,boundary,robust, e.g. 0.18,0.28,0.54.")
     ] = None,

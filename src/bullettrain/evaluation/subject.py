@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from bullettrain.loading import load, misfit
 from bullettrain.models import Normalize, build
 from bullettrain.training.config import Config
-from bullettrain.training.folder import WEIGHTS, RunError, RunFolder, preferred, read_weights, weights_in
+from bullettrain.training.folder import RunError, RunFolder, read_weights
+from bullettrain.training.named import SAFETENSORS, SAVED, check_kind, check_run, choose_weights, rather
 from bullettrain.training.settings import ConfigError
 
 FORMS = (
     "a run's folder, a checkpoint (.safetensors), a state_dict (.pt) with --network, "
     "package.module:function or timm:NAME"
 )
+READABLE = (SAFETENSORS, SAVED)
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which other people's checkpoints hold the weights."""
 
@@ -79,17 +81,15 @@ def find_subject(
         _unused(network, mean, std, "a run's folder says itself what it is of")
         return _of_run(path, weights)
     if path.is_file():
-        if path.suffix == ".safetensors" and network is None:
-            tensors, about = read_weights(path)
-            if "network" in about:
-                _unused(None, mean, std, "the checkpoint says itself what it is of")
-                config = config_of(model)
-                if config is None:
-                    return Subject(path.name, load(path), path.name)
-                return Subject(path.resolve().parent.name, load(path), path.stem, path.parent, config)
+        tensors, about = read_state(path)
+        if network is None and "network" in about:
+            _unused(None, mean, std, "the checkpoint says itself what it is of")
+            config = config_of(model)
+            if config is None:
+                return Subject(path.name, load(path), path.name)
+            return Subject(path.resolve().parent.name, load(path), path.stem, path.parent, config)
         if network is None:
             raise ConfigError(f"{model} does not say which network it is of; name it, e.g. --network wrn-34-10")
-        tensors = read_state(path)
         shape = {"channels": channels, "image_size": image_size, "classes": classes}
         return Subject(path.name, _fill(network, tensors, path, mean, std, shape), path.name)
     if ":" in model:
@@ -103,8 +103,10 @@ def check_form(model: str) -> None:
     """ConfigError or RunError where ``model`` names nothing that is there; what it is of is found out later."""
     path = Path(model).expanduser()
     if path.is_dir():
-        _check_run(path)
-    elif not path.is_file() and ":" not in model:
+        check_run(path)
+    elif path.is_file():
+        check_kind(path, READABLE, FORMS)
+    elif ":" not in model:
         raise _no_network(model)
 
 
@@ -120,33 +122,22 @@ def config_of(model: str) -> Config | None:
     return folder.config() if (path.is_dir() or path.is_file()) and folder.exists else None
 
 
-def _check_run(path: Path) -> RunFolder:
-    folder = RunFolder(path)
-    if not folder.exists:
-        nested = [name for name in ("bullettrain", "baseline") if RunFolder(path / name).exists]
-        hint = f"; judge its runs one by one: {path / nested[0]}" if nested else ""
-        raise RunError(f"{path} is no run: it has no config.yaml{hint}")
-    return folder
-
-
 def _of_run(path: Path, weights: str | None) -> Subject:
-    folder, there = _check_run(path), weights_in(path)
-    weights = weights or preferred(there)
-    if weights in WEIGHTS and weights not in there:
-        has = f"it has {', '.join(there)}" if there else "it has none yet"
-        raise RunError(f"{path} has no {weights!r} weights; {has}")
-    return Subject(path.resolve().name, load(path, weights=weights), weights, path, folder.config())
+    folder, chosen = check_run(path), choose_weights(path, weights)
+    return Subject(path.resolve().name, load(path, weights=chosen), chosen, path, folder.config())
 
 
-def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a state_dict: .safetensors, or what torch.save wrote, bare or inside a checkpoint.
+def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a state_dict, and what a run has written about them.
 
-    The prefixes that DataParallel and torch.compile put before names are taken off.
+    It is safetensors, or what torch.save wrote, bare or inside a checkpoint. The prefixes that DataParallel and
+    torch.compile put before names are taken off.
     """
-    if path.suffix == ".safetensors":
-        return read_weights(path)[0]
+    if check_kind(path, READABLE, FORMS) == SAFETENSORS:
+        return read_weights(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as opened:  # given a path, torch goes by its ending
+            content = torch.load(opened, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a foreign file makes of the unpickler
         line = (str(error) or type(error).__name__).splitlines()[0]
         why = "it holds more than tensors" if "weights_only" in str(error) else line
@@ -156,8 +147,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
             content = content[key]
             break
     if not isinstance(content, Mapping) or not content or not all(map(torch.is_tensor, content.values())):
-        raise RunError(f"{path} holds no state_dict; save the network's state_dict() with torch.save")
-    return {str(key).removeprefix("module.").removeprefix("_orig_mod."): value for key, value in content.items()}
+        do = rather(path, "save the network's state_dict() with torch.save")
+        raise RunError(f"{path} holds no state_dict; {do}")
+    return {str(key).removeprefix("module.").removeprefix("_orig_mod."): value for key, value in content.items()}, {}
 
 
 def _fill(

@@ -157,7 +157,7 @@ def _reached(run: Run) -> str:
 
 
 def _alerts(run: Run, prefix: str = "") -> list[str]:
-    """What a reader must not miss: the run's own warnings, losses that were no numbers, unreadable files."""
+    """What a reader must not miss: the run's own warnings and notes, losses that were no numbers, unreadable files."""
     grouped: dict[str, list[float]] = {}
     for step, message in run.warnings:
         grouped.setdefault(message, []).append(step)

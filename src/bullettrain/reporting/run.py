@@ -88,7 +88,7 @@ class Run:
     """The figures of the ``end`` record; NaN where there is none."""
     samples: Samples | None
     notes: list[str] = field(default_factory=list)
-    """What of the folder could not be read."""
+    """What the run could not have on its device, and what of the folder could not be read."""
 
     def section(self, name: str) -> Mapping[str, Any]:
         """A mapping of the configuration, empty where it is not there."""
@@ -202,8 +202,11 @@ def read_run(folder: Path) -> Run:
                 )
             case "warning":
                 warnings.append((_float(record.get("step")), str(record.get("message", ""))))
+            case "note":
+                notes.append(str(record.get("message", "")))
             case "end":
                 end = record
+                notes += [str(note) for note in _list(record.get("notes"))]  # all there is of runs from before
     samples = _read_samples(folder / "samples.safetensors", notes)
     return Run(
         folder=folder,
@@ -216,7 +219,7 @@ def read_run(folder: Path) -> Run:
         ended=None if end is None else str(end.get("reason", "finished")),
         totals={key: _float((end or {}).get(key)) for key in END_KEYS},
         samples=samples,
-        notes=notes,
+        notes=list(dict.fromkeys(notes)),
     )
 
 
@@ -295,6 +298,10 @@ def _float(value: Any) -> float:
     """A finite number as a float; NaN for everything else, infinity too: no figure can show it."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if number else math.nan
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _table(records: list[Mapping[str, Any]], columns: Iterable[str]) -> Table:

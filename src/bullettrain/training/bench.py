@@ -20,10 +20,12 @@ from bullettrain.attacks import frozen
 from bullettrain.checks import instead
 from bullettrain.data import ImageSet
 from bullettrain.engine.group import Batch
+from bullettrain.loading import misfit
 from bullettrain.mining import Category
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunFolder, environment, read_weights
 from bullettrain.training.loop import Trainer
+from bullettrain.training.named import weights_file
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place
 from bullettrain.training.steppers import GroupStepper
@@ -167,7 +169,13 @@ def _trained(
     trainer = make("eager", "bullettrain")
     trainer = make("graphs", "bullettrain") if trainer.place.device.type == "cuda" else trainer
     if checkpoint is not None:
-        trainer.network.load_state_dict(read_weights(checkpoint)[0])
+        file = weights_file(checkpoint)
+        tensors, _ = read_weights(file)
+        try:
+            trainer.network.load_state_dict(tensors)
+        except RuntimeError:
+            name = trainer.config.network.name
+            raise ConfigError(f"{file} does not fit {name}: {misfit(trainer.network, tensors)}") from None
     say(f"training for {steps} steps first")
     units = _units(trainer)
     for _ in range(-(-steps // trainer.stepper.unit)):

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bullettrain.attacks import NORMS
-from bullettrain.checks import instead
+from bullettrain.checks import MendableError, instead
 from bullettrain.training.method import MethodConfig
-from bullettrain.training.settings import ConfigError, parse
+from bullettrain.training.settings import ConfigError, as_setting, parse
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,9 @@ class Config:
             self.method.engine()
         except ConfigError:
             raise
+        except MendableError as error:
+            mend = " ".join(f"--set {key}={as_setting(value)}" for key, value in error.mend.items())
+            raise ConfigError(f"method: {error.wrong} {mend}") from None
         except (ValueError, TypeError) as error:
             raise ConfigError(f"method: {error}") from None
 
@@ -273,6 +276,8 @@ def _find(path: str) -> tuple[str, str]:
     if dot and section not in sections:
         raise ConfigError(f"there is no section {section!r}{instead(section, sections)}")
     homes = [home for home, keys in sections.items() if key in keys and section in ("", home)]
+    if path in sections:
+        raise ConfigError(f"{path!r} is a section; name a setting of it, e.g. {path}.{sections[path][0]}")
     if not homes:
         raise _no_setting(path)
     if len(homes) > 1:

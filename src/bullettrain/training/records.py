@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -22,13 +22,22 @@ SAMPLES = 4
 
 
 class Recorder:
-    """Writes records; a process without a folder writes none."""
+    """Writes records; a process without a folder writes none.
 
-    def __init__(self, folder: RunFolder | None) -> None:
-        self.folder = folder
+    ``notes`` may grow meanwhile. Each is a record of its own, written once: what a run said before it was stopped is
+    not lost when another process goes on with it.
+    """
+
+    def __init__(self, folder: RunFolder | None, notes: Sequence[str] = ()) -> None:
+        self.folder, self.notes = folder, notes
+        self.noted: set[str] = set()
         self.board: Any = None
 
     def __enter__(self) -> Recorder:
+        if self.folder is not None:
+            before = (record for record in self.folder.records() if record.get("kind") == "note")
+            self.noted = {str(record.get("message")) for record in before}
+            self._note(self.folder)
         if self.folder is not None and importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -45,11 +54,18 @@ class Recorder:
         """One record; NaN and infinity become null, which JSON has."""
         if self.folder is None:
             return
+        self._note(self.folder)
         self.folder.log({key: _json(value) for key, value in record.items()})
         if self.board is not None and record["kind"] in ("step", "epoch"):
             for key, value in record.items():
                 if isinstance(value, float) and math.isfinite(value):
                     self.board.add_scalar(f"{record['kind']}/{key}", value, record["step"])
+
+    def _note(self, folder: RunFolder) -> None:
+        for note in self.notes:
+            if note not in self.noted:
+                self.noted.add(note)
+                folder.log({"kind": "note", "message": note})
 
     def size(self) -> int:
         """Bytes of metrics so far."""

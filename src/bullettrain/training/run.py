@@ -77,6 +77,7 @@ def train(
         return read_result(folder)
     data = load_data(config, data_dir)
     trainer = Trainer(config, folder, place, data, console=console if place.first else None, keep_going=keep_going)
+    trainer.recorder.notes = trainer.notes
     with folder.alone() if place.first else contextlib.nullcontext():  # before anything in it is changed
         if place.first and (folder.finished or (not folder.exists, folder.has_checkpoint()) != (new, going_on)):
             raise RunError(f"another process has trained in {out} meanwhile; look at it, and start this again")

@@ -1,0 +1,55 @@
+"""What "did you mean" guesses: what was meant, or nothing."""
+
+import pytest
+
+from bullettrain.checks import instead
+from bullettrain.corruptions import CORRUPTIONS
+from bullettrain.evaluation.specs import PGD
+from bullettrain.guess import _slips, guesses
+from bullettrain.models import NETWORKS
+from bullettrain.precision import Precision
+from bullettrain.reproduction.studies import STUDIES
+from bullettrain.training.config import Config, flatten
+from bullettrain.training.recipes import RECIPES
+
+KEYS = [key.rpartition(".")[2] for key in flatten(Config().to_dict())]
+GUESSES = [
+    (Precision.__args__, {"fp32": "float32", "FP32": "float32", "bfloat16": "bf16", "tf-32": "tf32", "bf15": "bf16"}),
+    (Precision.__args__, dict.fromkeys(("fp16", "float16", "half", "double", "32"), "")),
+    (KEYS, {"epoch": "epochs", "n_epochs": "epochs", "batch": "batch_size", "batch-size": "batch_size"}),
+    (KEYS, {"learning_rate": "lr", "learning-rate": "lr", "epsilon": "eps", "alpha": "step_size", "val": "validation"}),
+    (KEYS, {"gama": "gamma", "momentm": "momentum", "group": "attack_group", "ema": "average"}),
+    (KEYS, dict.fromkeys(("schedule", "sched", "arch", "dropout", "nr", "val_size", "x", ""), "")),
+    (RECIPES, {"digit": "digits", "mnist": "mnist-pgd", "cifar10_trades": "cifar10-trades"}),
+    (RECIPES, {"trades": "cifar10-trades cifar10-trades-short", "cifar100": "cifar100-augmix cifar100-augmix-short"}),
+    (RECIPES, dict.fromkeys(("cifar10", "imagenet", "mnist-trades", "cifar10-fast", "digits-trades"), "")),
+    (PGD.__annotations__, {"step_size": "step", "epsilon": "eps", "stepz": "steps step", "iters": ""}),
+    (
+        CORRUPTIONS,
+        {"jpeg": "jpeg_compression", "gaussian": "gaussian_noise gaussian_blur", "noise": ""},
+    ),
+    (NETWORKS, {"resnet18": "preact-resnet-18", "wrn34": "wrn-34-10", "vgg": "", "resnet50": ""}),
+    (STUDIES, {"mart": "table-mart", "table-trade": "table-trades", "table1": "", "table-2": "", "fig3": ""}),
+]
+
+
+@pytest.mark.parametrize(("names", "wanted"), GUESSES)
+def test_guesses(names, wanted):
+    names = list(dict.fromkeys(names))
+    assert {name: " ".join(guesses(name, names)) for name in wanted} == wanted
+
+
+def test_the_sentence():
+    assert instead("digit", ["digits", "letters"]) == "; there are digits, letters; did you mean 'digits'?"
+    assert instead("trades", ["a-trades", "b-trades"], "--list shows all") == (
+        "; --list shows all; did you mean 'a-trades' or 'b-trades'?"
+    )
+    assert instead("words", ["digits", "letters"]) == "; there are digits, letters"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "slips"),
+    [("", "abc", 3), ("abc", "abc", 0), ("fats", "fast", 1), ("fp32", "tf32", 2), ("kitten", "sitting", 3)],
+)
+def test_slips(a, b, slips):
+    assert _slips(a, b) == _slips(b, a) == slips

@@ -1,0 +1,96 @@
+"""A run that another process goes on with: where it goes on, and what it said before, is told."""
+
+import html
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import bullettrain as bt
+from bullettrain.commands import app
+from bullettrain.reporting import write_report
+from bullettrain.reporting.run import read_run
+from bullettrain.training import recipe
+from bullettrain.training import run as runs
+from bullettrain.training.folder import RunFolder
+from bullettrain.training.setup import Place
+
+CPU = Place(torch.device("cpu"))
+OFF = "CUDA graphs are off, steps run one by one: there is no CUDA device"
+LATE = "updates are not compiled"
+SETTINGS = ["epochs=2", "data.train_size=200", "data.test_size=50", "data.validation=0", "training.batch_size=50"]
+SETTINGS += ["probe=0", "evaluation.steps=1", "log_every=2", "engine=graphs"]
+SMALL = recipe("digits").with_settings(SETTINGS)
+
+
+class KilledError(Exception):
+    pass
+
+
+def notes(folder):
+    return [record["message"] for record in RunFolder(folder).records() if record["kind"] == "note"]
+
+
+def shown(folder):
+    return html.unescape((folder / "report.html").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """A run that said something at its second step and was stopped at its sixth, in the second epoch."""
+    trainers, step, taken = [], bt.BulletTrain.step, []
+
+    class Kept(runs.Trainer):
+        def run(self):
+            trainers.append(self)
+            return super().run()
+
+    def counted(*args, **kwargs):
+        taken.append(1)
+        if len(taken) == 3:  # the first is a trial
+            trainers[-1].notes.append(LATE)
+        if len(taken) == 7:
+            raise KilledError
+        return step(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "Trainer", Kept)
+        patch.setattr(bt.BulletTrain, "step", counted)
+        with pytest.raises(KilledError):
+            runs.train(SMALL, tmp_path / "runs" / "digits", CPU)
+    return tmp_path / "runs" / "digits"
+
+
+def test_notes_outlive_the_process_that_said_them(stopped):
+    assert notes(stopped) == [OFF, LATE]
+    assert OFF in shown(stopped)
+    result = runs.train(SMALL, stopped, CPU, resume=True)
+    assert result.finished
+    assert result.end["notes"] == [OFF], "the second process had no other"
+    assert notes(stopped) == [OFF, LATE], "each once"
+    assert read_run(stopped).notes == [OFF, LATE]
+    assert shown(stopped).count(OFF) == shown(stopped).count(LATE) == 1
+
+
+def test_notes_of_runs_from_before_are_in_their_end(stopped):
+    runs.train(SMALL, stopped, CPU, resume=True)
+    kept = [record for record in RunFolder(stopped).records() if record["kind"] != "note"]
+    (stopped / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
+    write_report(stopped)
+    assert OFF in shown(stopped)
+    assert LATE not in shown(stopped)
+
+
+def test_a_run_that_had_everything_has_no_notes(robust_run):
+    assert notes(robust_run) == []
+    assert read_run(robust_run).notes == []
+
+
+def test_resume_says_which_folder_it_takes(stopped, monkeypatch):
+    monkeypatch.chdir(stopped.parent.parent)
+    words = ["train", "--device", "cpu", "--resume", *(word for setting in SETTINGS for word in ("--set", setting))]
+    done = CliRunner(env={"COLUMNS": "120"}).invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[:2] == [OFF, "digits on cpu: runs/digits, from step 4"]
+    assert done.output.splitlines()[2].startswith("epoch 2/2")
