@@ -282,9 +282,7 @@ def test_the_captured_engine_says_in_a_line_why_it_is_not_used(tmp_path, name, r
     config = small(name, "engine=graphs")
     said = []
     trainer = Trainer(config, RunFolder(tmp_path / "run"), CPU, load_data(config, None))
-    choose(
-        trainer.engine, trainer.model, trainer.network, None, trainer.tally, config, CPU, half=False, say=said.append
-    )
+    choose(trainer.engine, trainer.network, None, trainer.tally, config, CPU, say=said.append)
     assert len(said) == 1
     assert said[0].startswith("CUDA graphs are off")
     assert reason in said[0]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bullettrain.training.folder import RunError
 from bullettrain.training.optim import load_optimizer
-from bullettrain.training.steppers import GroupStepper
 from bullettrain.training.tally import Counts
 
 if TYPE_CHECKING:
@@ -63,8 +62,7 @@ def restore(trainer: Trainer, weights: Mapping[str, Tensor], state: Mapping[str,
             raise RunError(f"{trainer.folder.path} cannot be resumed: its data has changed since")
         trainer.network.load_state_dict(weights)
         load_optimizer(trainer.optimizer, state["optimizer"])
-        if isinstance(trainer.stepper, GroupStepper):
-            trainer.stepper.loaded()
+        trainer.stepper.loaded()
         trainer.engine.load_state_dict(state["engine"])
         if trainer.average is not None:
             trainer.average.load_state_dict(state["average"])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from bullettrain.checks import DivergedError
@@ -27,13 +27,13 @@ from bullettrain.training.config import Config
 from bullettrain.training.display import Display
 from bullettrain.training.folder import RunFolder, read_weights
 from bullettrain.training.judge import Judge, speedups
-from bullettrain.training.optim import make_optimizer, rate
+from bullettrain.training.optim import rate
 from bullettrain.training.records import Recorder, save_samples
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, Shape, fingerprint, make_network
 from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.starts import Starts
-from bullettrain.training.steppers import GroupStepper, choose
+from bullettrain.training.steppers import choose
 from bullettrain.training.tally import Counts, Tally
 
 
@@ -74,11 +74,6 @@ class Trainer:
         if training.average:
             ema = get_ema_multi_avg_fn(training.average)  # type: ignore[no-untyped-call]
             self.average = AveragedModel(self.network, multi_avg_fn=ema, use_buffers=True)
-        self.model: nn.Module = self.network
-        if training.compile:
-            self.model = torch.compile(self.network, dynamic=True)  # type: ignore[assignment]
-        if place.together:
-            self.model = nn.parallel.DistributedDataParallel(self.model)
         self.loader = Loader(
             self.train_set,
             batch_size=training.batch_size,
@@ -93,7 +88,6 @@ class Trainer:
         # A last batch with fewer images than processes would leave some without any: it is left out.
         left_out = self.loader.joint_size(len(self.loader) - 1) < place.world
         self.batches = len(self.loader) - left_out * training.replays
-        self.half = training.precision == "bf16" or (training.precision == "auto" and _has_bf16(place.device))
         self.at = Position()
         self.tally = Tally(place.device)
         self.epoch_counts, self.run_counts = Counts(), Counts()
@@ -109,15 +103,7 @@ class Trainer:
         self.notes: list[str] = []
         """What cannot be had here, a line each: steps that are not captured, updates that are not compiled."""
         self.stepper, self.optimizer = choose(
-            self.engine,
-            self.model,
-            self.network,
-            self.average,
-            self.tally,
-            config,
-            place,
-            half=self.half,
-            say=self._say,
+            self.engine, self.network, self.average, self.tally, config, place, say=self._say
         )
         self.judge = Judge(config, place.device, self.display)
         self.recorder = Recorder(folder if place.first else None)
@@ -141,7 +127,8 @@ class Trainer:
         with StopRequest() as stop, self.display, self.recorder:
             self.display.stop = None if self.place.together else stop
             try:
-                self._warm_up()
+                if self.at.epoch < self.config.training.epochs:  # off the clock: loading is no training
+                    self.stepper.warm_up(self.loader.epoch(0))
                 while self.at.epoch < self.config.training.epochs:
                     if not self._epoch(stop):
                         self.save()
@@ -157,27 +144,6 @@ class Trainer:
                 raise CollapseError(str(error)) from None
             self._end("finished")
         return "finished"
-
-    def _warm_up(self) -> None:
-        """One step on a copy, off the clock: what is loaded at the first step must not count as training time."""
-        if self.at.epoch == self.config.training.epochs:
-            return
-        if isinstance(self.stepper, GroupStepper):
-            return  # it counts its captures and compilations itself
-        devices = [self.place.device] if self.place.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            network, engine = copy.deepcopy(self.network), self.config.method.engine()
-            model: nn.Module = network
-            if self.config.training.compile:
-                torch.compiler.reset()  # so that of two runs in a row both pay, and neither on the clock
-                model = torch.compile(network, dynamic=True)  # type: ignore[assignment]
-            optimizer = make_optimizer(network, self.config.optimizer)
-            x, y = next(iter(self.loader.epoch(0)))
-            for part in (x, x[: max(2, len(x) // 2)]) if self.config.training.compile else (x,):
-                with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.half):
-                    out = engine.step(model, part, y[: len(part)])
-                out.loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
 
     def _epoch(self, stop: StopRequest) -> bool:
         """The rest of the epoch; False if the run was asked to stop before its end."""
@@ -417,7 +383,3 @@ class Trainer:
                 **speedups(self.engine.objective, self.config.method.budget(), figures),
             }
         )
-
-
-def _has_bf16(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_bf16_supported()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -13,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from bullettrain.engine import BulletTrain, StepOutput
 from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
 from bullettrain.engine.group import Batch, GroupEngine, GroupSettings, at_once, why_not
-from bullettrain.training.config import Config
+from bullettrain.training.config import Config, TrainingConfig
 from bullettrain.training.optim import make_optimizer, set_rate
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place
@@ -29,6 +30,14 @@ class Stepper(Protocol):
     @property
     def capture_seconds(self) -> float:
         """Time spent so far on compilation and captures."""
+        ...
+
+    def warm_up(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Load what the first step would, on the first of ``batches``, and change nothing."""
+        ...
+
+    def loaded(self) -> None:
+        """The optimiser's and the average's state were loaded."""
         ...
 
     def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
@@ -47,18 +56,40 @@ class PlainStepper:
     def __init__(
         self,
         engine: BulletTrain,
-        model: nn.Module,
         network: nn.Module,
         optimizer: torch.optim.Optimizer,
         average: AveragedModel | None,
         tally: Tally,
         config: Config,
         place: Place,
+        *,
         half: bool,
     ) -> None:
-        self.engine, self.model, self.network, self.optimizer = engine, model, network, optimizer
-        self.average, self.tally, self.config, self.place, self.half = average, tally, config, place, half
+        self.engine, self.network, self.optimizer, self.average = engine, network, optimizer, average
+        self.tally, self.config, self.place, self.half = tally, config, place, half
         self.unit = config.training.accumulate
+        self.model = self._compiled(network)
+        if place.together:
+            self.model = nn.parallel.DistributedDataParallel(self.model)
+
+    def warm_up(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """One step, on a copy; compiled, also on part of a mini-batch."""
+        devices = [self.place.device] if self.place.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            network, engine = copy.deepcopy(self.network), self.config.method.engine()
+            if self.config.training.compile:
+                torch.compiler.reset()  # so that of two runs in a row both pay, and neither on the clock
+            model = self._compiled(network)
+            optimizer = make_optimizer(network, self.config.optimizer)
+            x, y = next(iter(batches))
+            for part in (x, x[: max(2, len(x) // 2)]) if self.config.training.compile else (x,):
+                with self._precision():
+                    out = engine.step(model, part, y[: len(part)])
+                out.loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    def loaded(self) -> None:
+        """Nothing here depends on where that state lies."""
 
     def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
         """One update of the weights from all of ``batches``."""
@@ -66,7 +97,7 @@ class PlainStepper:
             last = index + 1 == len(batches)
             waits = isinstance(self.model, nn.parallel.DistributedDataParallel) and not last
             with self.model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
-                with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.half):
+                with self._precision():
                     out = self.engine.step(self.model, x, y, start=start)
                 (out.loss / len(batches)).backward()  # type: ignore[no-untyped-call]
             self.tally.add(out, y, joint[index] / self.place.world)
@@ -79,6 +110,15 @@ class PlainStepper:
         if self.average is not None:
             self.average.update_parameters(self.network)
         return out
+
+    def _compiled(self, network: nn.Module) -> nn.Module:
+        if not self.config.training.compile:
+            return network
+        compiled: nn.Module = torch.compile(network, dynamic=True)  # type: ignore[assignment]
+        return compiled
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.half)
 
 
 class GroupStepper:
@@ -131,6 +171,9 @@ class GroupStepper:
     def capture_seconds(self) -> float:
         """Time spent so far on compilation and captures."""
         return self.group.learner.seconds + (0.0 if self.graphs is None else self.graphs.seconds)
+
+    def warm_up(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Not needed: captures and compilations are counted one by one."""
 
     def loaded(self) -> None:
         """The optimiser's and the average's state were loaded: put them where a capture wants them."""
@@ -191,14 +234,12 @@ class GroupStepper:
 
 def choose(
     engine: BulletTrain,
-    model: nn.Module,
     network: nn.Module,
     average: AveragedModel | None,
     tally: Tally,
     config: Config,
     place: Place,
     *,
-    half: bool,
     say: Callable[[str], None],
 ) -> tuple[Stepper, torch.optim.Optimizer]:
     """The stepper that the configuration asks for or, with a line that says why, the one that can be had."""
@@ -220,6 +261,7 @@ def choose(
     grouped = training.attack_group > 1 and not alone
     if training.attack_group > 1 and not grouped:
         say(f"mini-batches are attacked one by one: {obstacle or why_not(engine)}")
+    half = _in_half(training, place.device)
     optimizer = make_optimizer(network, config.optimizer, capturable=captured)
     if captured or grouped:
         try:
@@ -229,4 +271,11 @@ def choose(
         except ValueError as error:
             raise ConfigError(str(error)) from None
         return stepper, optimizer
-    return PlainStepper(engine, model, network, optimizer, average, tally, config, place, half), optimizer
+    return PlainStepper(engine, network, optimizer, average, tally, config, place, half=half), optimizer
+
+
+def _in_half(training: TrainingConfig, device: torch.device) -> bool:
+    """Whether steps run in bfloat16."""
+    if training.precision == "auto":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return training.precision == "bf16"
