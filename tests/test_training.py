@@ -751,7 +751,7 @@ def test_the_captured_average_is_the_plain_one(tmp_path):
         if step == 0:
             trainer.average.update_parameters(trainer.network)  # the first copies
         else:
-            trainer.stepper._average()
+            trainer.average.move(trainer.network)
         theirs.update_parameters(trainer.network)
         for (key, mine), expected in zip(
             trainer.average.state_dict().items(), theirs.state_dict().values(), strict=True

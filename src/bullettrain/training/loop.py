@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from bullettrain.checks import DivergedError
 from bullettrain.data import Augment, ImageSet, Loader
@@ -21,6 +20,7 @@ from bullettrain.engine.group import Batch
 from bullettrain.evaluation.results import pack
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.training import checkpoint
+from bullettrain.training.average import MovingAverage
 from bullettrain.training.checkpoint import Position
 from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
 from bullettrain.training.config import Config
@@ -70,10 +70,7 @@ class Trainer:
         if keep_going:
             self.engine.check_every = 0  # what it would refuse is only to be warned of
         self.selects = self.engine.budget.uniform_steps is None
-        self.average = None
-        if training.average:
-            ema = get_ema_multi_avg_fn(training.average)  # type: ignore[no-untyped-call]
-            self.average = AveragedModel(self.network, multi_avg_fn=ema, use_buffers=True)
+        self.average = MovingAverage(self.network, training.average) if training.average else None
         self.loader = Loader(
             self.train_set,
             batch_size=training.batch_size,

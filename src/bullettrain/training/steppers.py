@@ -9,11 +9,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from bullettrain.engine import BulletTrain, StepOutput
 from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
 from bullettrain.engine.group import Batch, GroupEngine, GroupSettings, at_once, why_not
+from bullettrain.training.average import MovingAverage
 from bullettrain.training.config import Config, TrainingConfig
 from bullettrain.training.optim import make_optimizer, set_rate
 from bullettrain.training.settings import ConfigError
@@ -58,7 +58,7 @@ class PlainStepper:
         engine: BulletTrain,
         network: nn.Module,
         optimizer: torch.optim.Optimizer,
-        average: AveragedModel | None,
+        average: MovingAverage | None,
         tally: Tally,
         config: Config,
         place: Place,
@@ -129,7 +129,7 @@ class GroupStepper:
         engine: BulletTrain,
         network: nn.Module,
         optimizer: torch.optim.Optimizer,
-        average: AveragedModel | None,
+        average: MovingAverage | None,
         tally: Tally,
         config: Config,
         *,
@@ -201,31 +201,16 @@ class GroupStepper:
         self.tally.add(out, y, len(y))
 
     def _after(self) -> None:
-        if self.average is None:
+        average = self.average
+        if average is None:
             return
         if self.graphs is None or not self._averaging:
-            self.average.update_parameters(self.network)  # the first update copies
+            average.update_parameters(self.network)  # the first update copies
             self._averaging = True
         else:
-            self.group.run("average", self._average)
+            self.group.run("average", lambda: average.move(self.network))
 
     _averaging = False
-
-    def _average(self) -> None:
-        assert self.average is not None
-        mine = [t for t in (*self.average.module.parameters(), *self.average.module.buffers()) if t.is_floating_point()]
-        theirs = [t for t in (*self.network.parameters(), *self.network.buffers()) if t.is_floating_point()]
-        decay = self.config.training.average
-        ema = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        ema(mine, theirs, None)
-        pairs = list(zip(self.average.module.buffers(), self.network.buffers(), strict=True))
-        for dtype in dict.fromkeys(mean.dtype for mean, _ in pairs if not mean.is_floating_point()):
-            # At once: one by one they would be four kernels each.
-            means, counts = zip(*[pair for pair in pairs if pair[0].dtype == dtype], strict=True)
-            old, new = (torch.cat([t.flatten() for t in side]) for side in (means, counts))
-            moved = torch.split((old * decay + new * (1 - decay)).to(dtype), [t.numel() for t in means])
-            torch._foreach_copy_(means, [part.view_as(mean) for part, mean in zip(moved, means, strict=True)])
-        self.average.n_averaged.add_(1)
 
     def _state(self) -> list[Tensor]:
         average = [] if self.average is None else [*self.average.parameters(), *self.average.buffers()]
@@ -235,7 +220,7 @@ class GroupStepper:
 def choose(
     engine: BulletTrain,
     network: nn.Module,
-    average: AveragedModel | None,
+    average: MovingAverage | None,
     tally: Tally,
     config: Config,
     place: Place,
