@@ -22,6 +22,7 @@ from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.training import checkpoint
 from bullettrain.training.average import MovingAverage
 from bullettrain.training.checkpoint import Position
+from bullettrain.training.clock import Clock
 from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
 from bullettrain.training.config import Config
 from bullettrain.training.display import Display
@@ -102,14 +103,13 @@ class Trainer:
         self.stepper, self.optimizer = choose(
             self.engine, self.network, self.average, self.tally, config, place, say=self._say
         )
+        self.clock = Clock(place.device, self.stepper)
         self.judge = Judge(config, place.device, self.display)
         self.recorder = Recorder(folder if place.first else None)
         attacks = isinstance(self.engine.objective, AdversarialObjective)
         self.streak = WrongStreak(selects=self.selects, has_clean=self.engine.objective.has_clean_term, attacks=attacks)
         self.fingerprint = fingerprint(data)
         self._warned: set[str] = set()
-        self._began: float | None = None
-        self._captured = 0.0
         self._saved = time.monotonic()
         self._last: tuple[Tensor, Tensor, StepOutput] | None = None
 
@@ -135,7 +135,7 @@ class Trainer:
                 self.save()
                 return f"stopped by signal {stop.signal}"
             except (DivergedError, CollapseError) as error:
-                self._clock()
+                self.clock.stop(self.at)
                 self.recorder.log({"kind": "warning", "step": self.at.step, "message": str(error)})
                 self._end(f"collapsed: {error}")
                 raise CollapseError(str(error)) from None
@@ -146,7 +146,7 @@ class Trainer:
         """The rest of the epoch; False if the run was asked to stop before its end."""
         training = self.config.training
         unit: list[Batch] = []
-        self._began = time.perf_counter()
+        self.clock.start()
         for x, y in self.loader.epoch(self.at.epoch, self.at.index):
             unit.append((x, y, self.starts(x, self.at.epoch, self.at.index + len(unit))))
             if len(unit) < self.stepper.unit and self.at.index + len(unit) < self.batches:
@@ -163,17 +163,17 @@ class Trainer:
             if time.monotonic() - self._saved > 60 * training.save_minutes and not self.place.together:
                 self._look_before_saving()
                 self.save()
-                self._began = time.perf_counter()
+                self.clock.start()
             if self.at.index == self.batches:
                 break
         self._interval()
-        self._clock()
+        self.clock.stop(self.at)
         self._end_of_epoch()
         return True
 
     def _look_before_saving(self) -> None:
         """Stop the clock, and do not save what has collapsed since the last look."""
-        self._clock()
+        self.clock.stop(self.at)
         self._warn(look_at_loss(self.tally.peek()))
 
     def _take(self, unit: list[Batch]) -> None:
@@ -192,27 +192,13 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------ in between
 
-    def _clock(self) -> None:
-        """Add the time since the clock was started to the run's, less what captures and compilations took."""
-        if self._began is None:
-            return
-        if self.place.device.type == "cuda":
-            torch.cuda.synchronize(self.place.device)
-        spent = time.perf_counter() - self._began
-        captured = self.stepper.capture_seconds
-        spent -= captured - self._captured
-        self.at.capture_seconds += captured - self._captured
-        self._captured, self._began = captured, None
-        self.at.seconds += spent
-        self.at.epoch_seconds += spent
-
     def _interval(self) -> None:
         """Read the figures since the last time, record them, and look for trouble."""
         counts = self.tally.read(self.place.together)
         if not counts.sums["examples"]:
             return
         self.epoch_counts += counts
-        elapsed = self.at.epoch_seconds + time.perf_counter() - (self._began or time.perf_counter())
+        elapsed = self.at.epoch_seconds + self.clock.running()
         record = {
             "kind": "step",
             "step": self.at.step,
