@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
 from torch import Tensor
 
@@ -284,20 +283,16 @@ class Trainer:
 
     def _one_set_of_statistics(self) -> None:
         """Batch-norm statistics of the first process for all: those are what is saved."""
-        if self.place.together:
-            average = [] if self.average is None else list(self.average.module.buffers())
-            for buffer in (*self.network.buffers(), *average):
-                dist.broadcast(buffer, 0)
+        averaged = [] if self.average is None else self.average.module.buffers()
+        self.place.equalize([*self.network.buffers(), *averaged])
 
     def _should_stop(self, stop: StopRequest, due: bool) -> bool:
-        if not self.place.together:
-            return stop.signal is not None
-        if not due:
+        if self.place.together and not due:
             return False  # processes must agree, and asking at every step would cost
-        asked = torch.tensor([stop.signal or 0], device=self.place.device)
-        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
-        stop.signal = int(asked) or None
-        return stop.signal is not None
+        asked = self.place.largest(stop.signal or 0)
+        if asked:  # else left alone: one that came meanwhile is for the next time
+            stop.signal = asked
+        return asked > 0
 
     # ---------------------------------------------------------------------------------------- checkpoints
 
@@ -307,14 +302,12 @@ class Trainer:
         if self.place.first:
             averaged = None if self.average is None else self.average.module.state_dict()
             self.folder.save(self.network.state_dict(), averaged, self._about(), checkpoint.state_of(self))
-        if self.place.together:
-            dist.barrier()
+        self.place.wait()
 
     def resume(self) -> None:
         """Continue from the folder's checkpoint."""
         checkpoint.restore(self, *self.folder.load())
-        if self.place.together:
-            dist.barrier()  # all have read it
+        self.place.wait()  # all have read it
         if self.place.first:
             self.folder.settle(self.at.step)
 

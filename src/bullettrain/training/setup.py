@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from bullettrain.data import ImageSet, load, split_validation
 from bullettrain.data.sets import stratified
@@ -37,6 +38,25 @@ class Place:
     def together(self) -> bool:
         """Whether there are others."""
         return self.world > 1
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.together:
+            dist.barrier()
+
+    def equalize(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the values of the first."""
+        if self.together:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def largest(self, number: int) -> int:
+        """Of the numbers that the processes have."""
+        if not self.together:
+            return number
+        shared = torch.tensor([number], device=self.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return int(shared)
 
 
 def find_place(device: str | None) -> Place:
