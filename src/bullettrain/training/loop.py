@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from bullettrain.checks import DivergedError
 from bullettrain.data import Augment, ImageSet, Loader
-from bullettrain.data.sets import stratified
 from bullettrain.engine import StepOutput
 from bullettrain.engine.group import Batch
-from bullettrain.evaluation.results import pack
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.training import checkpoint
 from bullettrain.training.average import MovingAverage
@@ -234,14 +233,14 @@ class Trainer:
 
     def _end_of_epoch(self) -> None:
         """Validation, probe, best weights, checkpoint."""
-        training, counts = self.config.training, self.epoch_counts
+        counts = self.epoch_counts
         figures = self._figures(counts)
         self._one_set_of_statistics()
         validation: tuple[float | None, float | None] = (None, None)  # clean, robust
         if len(self.validation_set):
             held = self.validation_set
             validation = self.judge.clean(self.network, held), self.judge.robust(self.network, held)
-        probe = self.judge.probe(self.network, self._probe_images()) if training.probe else None
+        probe = self.judge.probe(self.network, self.train_set)
         record = {
             "kind": "epoch",
             "epoch": self.at.epoch + 1,
@@ -276,10 +275,6 @@ class Trainer:
             figures = {"svar": out.svar.tolist(), "steps": out.steps.tolist(), "category": out.category.tolist()}
             self.recorder.log({"kind": "batch", "step": self.at.step, "epoch": self.at.epoch + 1, **figures})
         save_samples(self.folder, x, y, out, self.train_set.classes)
-
-    def _probe_images(self) -> ImageSet:
-        size = min(self.config.training.probe, len(self.train_set))
-        return self.train_set.subset(stratified(self.train_set.labels, size, seed=0)[1])
 
     def _one_set_of_statistics(self) -> None:
         """Batch-norm statistics of the first process for all: those are what is saved."""
@@ -324,24 +319,22 @@ class Trainer:
     # ---------------------------------------------------------------------------------------- the end
 
     def _evaluate(self) -> None:
-        """Clean and PGD accuracy on the test set, of all the weights that were kept, and which images it is."""
+        """Accuracy on the test set of all the weights that were kept."""
         self._one_set_of_statistics()
-        images = {"examples": len(self.test_set), "fingerprint": fingerprint((self.test_set,), most=len(self.test_set))}
-        for name in self._kept():
-            model = copy.deepcopy(self.network)
-            if name == "best":
-                model.load_state_dict(read_weights(self.folder.path / "best.safetensors")[0])
-            elif name == "averaged" and self.average is not None:
-                model.load_state_dict(self.average.module.state_dict())
-            for attack, left in self.judge.final(model, self.test_set, name).items():
-                figures = {"accuracy": left.share, **images, "epoch": self.at.epoch, "survived": pack(left.alive)}
-                if self.config.evaluation.search != "float32" and attack.startswith("pgd"):
-                    figures["precision"] = self.config.evaluation.search
-                self.recorder.log({"kind": "evaluation", "weights": name, "attack": attack, **figures})
+        for record in self.judge.records(self._kept(), self.test_set, self.at.epoch):
+            self.recorder.log(record)
 
-    def _kept(self) -> list[str]:
-        kept = {"last": True, "best": len(self.validation_set) > 0, "averaged": self.average is not None}
-        return [name for name, there in kept.items() if there]
+    def _kept(self) -> Iterator[tuple[str, nn.Module]]:
+        """A network for each of the weights, by their name."""
+        kept = {"last": self.network.state_dict()}
+        if len(self.validation_set):
+            kept["best"] = read_weights(self.folder.path / "best.safetensors")[0]
+        if self.average is not None:
+            kept["averaged"] = self.average.module.state_dict()
+        for name, weights in kept.items():
+            network = copy.deepcopy(self.network)
+            network.load_state_dict(weights)
+            yield name, network
 
     def _end(self, reason: str) -> None:
         counts = self.run_counts + self.epoch_counts
