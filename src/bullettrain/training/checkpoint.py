@@ -1,4 +1,4 @@
-"""What a run needs to go on as if it had not stopped, besides its weights."""
+"""What is kept besides weights: with them, how to build the network; in the state, how to go on as if never stopped."""
 
 from __future__ import annotations
 
@@ -35,6 +35,17 @@ class Position:
     """Highest validation PGD-10 accuracy so far."""
     best_clean: float = -1.0
     """Clean validation accuracy of those weights."""
+
+
+def about(trainer: Trainer) -> dict[str, Any]:
+    """What is written into every weights file: enough to build the network again."""
+    return {
+        "step": trainer.at.step,
+        "epoch": trainer.at.epoch,
+        "network": {**asdict(trainer.config.network), **asdict(trainer.shape)},
+        "classes": list(trainer.train_set.classes),
+        "recipe": trainer.config.recipe,
+    }
 
 
 def state_of(trainer: Trainer) -> dict[str, Any]:

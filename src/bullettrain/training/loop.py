@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from bullettrain.training.display import Display
 from bullettrain.training.folder import RunFolder, read_weights
 from bullettrain.training.judge import Judge, speedups
 from bullettrain.training.optim import rate
-from bullettrain.training.records import Recorder, save_samples
+from bullettrain.training.records import Recorder
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, Shape, fingerprint, make_network
 from bullettrain.training.signals import StoppedError, StopRequest
@@ -253,7 +252,8 @@ class Trainer:
             "probe_robust": probe,
         }
         self.recorder.log(record)
-        self._log_batch()
+        if self._last is not None:
+            self.recorder.batch(*self._last, self.train_set.classes, step=self.at.step, epoch=self.at.epoch + 1)
         self.display.epoch(record)
         if self.starts.part_of_eps(self.at.epoch) == 1:  # else the training attack is weak on purpose
             self._warn(look_at_epoch(figures["robust_accuracy"], probe, classes=self.shape.num_classes))
@@ -264,17 +264,8 @@ class Trainer:
         if clean is not None and robust is not None and (robust, clean) > (self.at.best, self.at.best_clean):
             self.at.best, self.at.best_clean = robust, clean
             if self.place.first:
-                self.folder.save_weights("best", self.network.state_dict(), self._about())
+                self.folder.save_weights("best", self.network.state_dict(), checkpoint.about(self))
         self.save()
-
-    def _log_batch(self) -> None:
-        if self._last is None or not self.place.first:
-            return
-        x, y, out = self._last
-        if out.svar is not None:
-            figures = {"svar": out.svar.tolist(), "steps": out.steps.tolist(), "category": out.category.tolist()}
-            self.recorder.log({"kind": "batch", "step": self.at.step, "epoch": self.at.epoch + 1, **figures})
-        save_samples(self.folder, x, y, out, self.train_set.classes)
 
     def _one_set_of_statistics(self) -> None:
         """Batch-norm statistics of the first process for all: those are what is saved."""
@@ -296,7 +287,7 @@ class Trainer:
         self._saved = time.monotonic()
         if self.place.first:
             averaged = None if self.average is None else self.average.module.state_dict()
-            self.folder.save(self.network.state_dict(), averaged, self._about(), checkpoint.state_of(self))
+            self.folder.save(self.network.state_dict(), averaged, checkpoint.about(self), checkpoint.state_of(self))
         self.place.wait()
 
     def resume(self) -> None:
@@ -305,16 +296,6 @@ class Trainer:
         self.place.wait()  # all have read it
         if self.place.first:
             self.folder.settle(self.at.step)
-
-    def _about(self) -> dict[str, Any]:
-        """What is written into every weights file: enough to build the network again."""
-        return {
-            "step": self.at.step,
-            "epoch": self.at.epoch,
-            "network": {**asdict(self.config.network), **asdict(self.shape)},
-            "classes": list(self.train_set.classes),
-            "recipe": self.config.recipe,
-        }
 
     # ---------------------------------------------------------------------------------------- the end
 
