@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from bullettrain.checks import DivergedError
-from bullettrain.data import Augment, ImageSet, Loader
+from bullettrain.data import ImageSet
 from bullettrain.engine import StepOutput
 from bullettrain.engine.group import Batch
 from bullettrain.objectives import AdversarialObjective, AugMix
@@ -28,7 +28,7 @@ from bullettrain.training.judge import Judge, speedups
 from bullettrain.training.optim import rate
 from bullettrain.training.records import Recorder
 from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import Place, Shape, fingerprint, make_network
+from bullettrain.training.setup import Place, Shape, fingerprint, make_loader, make_network
 from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.starts import Starts
 from bullettrain.training.steppers import choose
@@ -50,10 +50,6 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.place, self.keep_going = config, folder, place, keep_going
         self.train_set, self.validation_set, self.test_set = data
-        if config.training.batch_size < place.world:
-            raise ConfigError(
-                f"training.batch_size is {config.training.batch_size} for {place.world} processes; each needs an image"
-            )
         if config.method.carry and place.together:
             raise ConfigError("method.carry (Free) is for one process: each would carry a perturbation of its own")
         training = config.training
@@ -69,17 +65,7 @@ class Trainer:
             self.engine.check_every = 0  # what it would refuse is only to be warned of
         self.selects = self.engine.budget.uniform_steps is None
         self.average = MovingAverage(self.network, training.average) if training.average else None
-        self.loader = Loader(
-            self.train_set,
-            batch_size=training.batch_size,
-            seed=training.seed,
-            device=place.device,
-            augment=Augment(config.data.crop, config.data.flip) if config.data.crop or config.data.flip else None,
-            rank=place.rank,
-            world=place.world,
-            channels_last=training.channels_last,
-            replays=training.replays,
-        )
+        self.loader = make_loader(config, self.train_set, place)
         # A last batch with fewer images than processes would leave some without any: it is left out.
         left_out = self.loader.joint_size(len(self.loader) - 1) < place.world
         self.batches = len(self.loader) - left_out * training.replays
