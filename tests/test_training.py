@@ -589,12 +589,11 @@ def test_keep_going_only_warns(tmp_path):
     folder = RunFolder(tmp_path / "run")
     trainer = Trainer(config, folder, CPU, data, keep_going=True)
     folder.create(config, {})
-    trainer._warn("this is wrong")
-    trainer._warn("this is wrong")
+    trainer.alarm("this is wrong")
+    trainer.alarm("this is wrong")
     assert [record["message"] for record in kinds(tmp_path / "run", "warning")] == ["this is wrong"]
-    trainer.keep_going = False
     with pytest.raises(CollapseError, match="that is worse"):
-        trainer._warn("that is worse")
+        Trainer(config, folder, CPU, data).alarm("that is worse")
 
 
 def test_what_counts_as_collapse():

@@ -20,7 +20,7 @@ from bullettrain.training import checkpoint
 from bullettrain.training.average import MovingAverage
 from bullettrain.training.checkpoint import Position
 from bullettrain.training.clock import Clock
-from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
+from bullettrain.training.collapse import Alarm, CollapseError, WrongStreak, look_at_epoch, look_at_loss
 from bullettrain.training.config import Config
 from bullettrain.training.display import Display
 from bullettrain.training.folder import RunFolder, read_weights
@@ -48,7 +48,7 @@ class Trainer:
         console: Console | None = None,
         keep_going: bool = False,
     ) -> None:
-        self.config, self.folder, self.place, self.keep_going = config, folder, place, keep_going
+        self.config, self.folder, self.place = config, folder, place
         self.train_set, self.validation_set, self.test_set = data
         if config.method.carry and place.together:
             raise ConfigError("method.carry (Free) is for one process: each would carry a perturbation of its own")
@@ -89,10 +89,10 @@ class Trainer:
         self.clock = Clock(place.device, self.stepper)
         self.judge = Judge(config, place.device, self.display)
         self.recorder = Recorder(folder if place.first else None)
+        self.alarm = Alarm(self._warn if keep_going else None)
         attacks = isinstance(self.engine.objective, AdversarialObjective)
         self.streak = WrongStreak(selects=self.selects, has_clean=self.engine.objective.has_clean_term, attacks=attacks)
         self.fingerprint = fingerprint(data)
-        self._warned: set[str] = set()
         self._saved = time.monotonic()
         self._last: tuple[Tensor, Tensor, StepOutput] | None = None
 
@@ -157,7 +157,7 @@ class Trainer:
     def _look_before_saving(self) -> None:
         """Stop the clock, and do not save what has collapsed since the last look."""
         self.clock.stop(self.at)
-        self._warn(look_at_loss(self.tally.peek()))
+        self.alarm(look_at_loss(self.tally.peek()))
 
     def _take(self, unit: list[Batch]) -> None:
         """A unit of mini-batches, and the updates that come of it."""
@@ -191,8 +191,8 @@ class Trainer:
         }
         self.recorder.log(record)
         self.display.interval(record)
-        self._warn(look_at_loss(counts))
-        self._warn(self.streak.look(counts))
+        self.alarm(look_at_loss(counts))
+        self.alarm(self.streak.look(counts))
 
     def _figures(self, counts: Counts) -> dict[str, Any]:
         has_clean = self.engine.objective.has_clean_term
@@ -206,13 +206,7 @@ class Trainer:
         self.notes.append(note)
         self.display.message(note)
 
-    def _warn(self, problem: str | None) -> None:
-        kind = (problem or "").partition(":")[0]  # its figures may change; once is enough
-        if problem is None or kind in self._warned:
-            return
-        if not self.keep_going:
-            raise CollapseError(problem)
-        self._warned.add(kind)
+    def _warn(self, problem: str) -> None:
         self.recorder.log({"kind": "warning", "step": self.at.step, "message": problem})
         self.display.message(f"[bold red]warning[/] {problem}")
 
@@ -242,7 +236,7 @@ class Trainer:
             self.recorder.batch(*self._last, self.train_set.classes, step=self.at.step, epoch=self.at.epoch + 1)
         self.display.epoch(record)
         if self.starts.part_of_eps(self.at.epoch) == 1:  # else the training attack is weak on purpose
-            self._warn(look_at_epoch(figures["robust_accuracy"], probe, classes=self.shape.num_classes))
+            self.alarm(look_at_epoch(figures["robust_accuracy"], probe, classes=self.shape.num_classes))
         self.run_counts += counts
         self.epoch_counts = Counts()
         self.at.epoch, self.at.index, self.at.epoch_seconds = self.at.epoch + 1, 0, 0.0
