@@ -29,9 +29,11 @@ class Judge:
     def __init__(self, config: Config, device: torch.device, display: Display) -> None:
         self.config, self.device, self.display = config, device, display
 
-    def clean(self, model: nn.Module, images: ImageSet) -> float:
-        """Share of clean images that are classified correctly."""
-        return self._clean(model, images, "clean accuracy").share
+    def validation(self, model: nn.Module, images: ImageSet) -> tuple[float | None, float | None]:
+        """Clean and robust accuracy; None where no images are held out."""
+        if not len(images):
+            return None, None
+        return self._clean(model, images, "clean accuracy").share, self.robust(model, images)
 
     def robust(self, model: nn.Module, images: ImageSet) -> float:
         """The quick look while training: ten steps of eps/5, or AugMix views."""

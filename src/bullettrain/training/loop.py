@@ -110,9 +110,7 @@ class Trainer:
                 if self.at.epoch < self.config.training.epochs:  # off the clock: loading is no training
                     self.stepper.warm_up(self.loader.epoch(0))
                 while self.at.epoch < self.config.training.epochs:
-                    if not self._epoch(stop):
-                        self.save()
-                        return f"stopped by signal {stop.signal}"
+                    self._epoch(stop)
                 self._evaluate()
             except StoppedError:
                 self.save()
@@ -125,8 +123,8 @@ class Trainer:
             self._end("finished")
         return "finished"
 
-    def _epoch(self, stop: StopRequest) -> bool:
-        """The rest of the epoch; False if the run was asked to stop before its end."""
+    def _epoch(self, stop: StopRequest) -> None:
+        """The rest of the epoch, unless the run is asked to stop before its end."""
         training = self.config.training
         unit: list[Batch] = []
         self.clock.start()
@@ -142,7 +140,7 @@ class Trainer:
                 self._interval()
             if self._should_stop(stop, due):
                 self._look_before_saving()
-                return False
+                raise StoppedError
             if time.monotonic() - self._saved > 60 * training.save_minutes and not self.place.together:
                 self._look_before_saving()
                 self.save()
@@ -152,7 +150,6 @@ class Trainer:
         self._interval()
         self.clock.stop(self.at)
         self._end_of_epoch()
-        return True
 
     def _look_before_saving(self) -> None:
         """Stop the clock, and do not save what has collapsed since the last look."""
@@ -215,10 +212,7 @@ class Trainer:
         counts = self.epoch_counts
         figures = self._figures(counts)
         self._one_set_of_statistics()
-        validation: tuple[float | None, float | None] = (None, None)  # clean, robust
-        if len(self.validation_set):
-            held = self.validation_set
-            validation = self.judge.clean(self.network, held), self.judge.robust(self.network, held)
+        clean, robust = self.judge.validation(self.network, self.validation_set)
         probe = self.judge.probe(self.network, self.train_set)
         record = {
             "kind": "epoch",
@@ -227,8 +221,8 @@ class Trainer:
             "seconds": self.at.epoch_seconds,
             "examples_per_second": counts.sums["examples"] / max(self.at.epoch_seconds, 1e-9),
             **figures,
-            "validation_clean": validation[0],
-            "validation_robust": validation[1],
+            "validation_clean": clean,
+            "validation_robust": robust,
             "probe_robust": probe,
         }
         self.recorder.log(record)
@@ -240,7 +234,6 @@ class Trainer:
         self.run_counts += counts
         self.epoch_counts = Counts()
         self.at.epoch, self.at.index, self.at.epoch_seconds = self.at.epoch + 1, 0, 0.0
-        clean, robust = validation
         if clean is not None and robust is not None and (robust, clean) > (self.at.best, self.at.best_clean):
             self.at.best, self.at.best_clean = robust, clean
             if self.place.first:
