@@ -87,6 +87,17 @@ def robust_run(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory) -> Path:
+    """A finished run of a second or two that nothing interrupted; not to be changed."""
+    from bullettrain.training.run import train
+    from short_runs import CPU, small
+
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert train(small(), folder, CPU).finished
+    return folder
+
+
 def few_queries(monkeypatch):
     """Square with fewer than its 5000 queries, and FAB and APGD with fewer iterations: the same code, sooner."""
     import pyautoattack

@@ -1,6 +1,5 @@
 """Baselines from the command line: `--method` as settings, replays, resuming, and FAST's collapse."""
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -25,8 +24,8 @@ from bullettrain.training.methods import METHODS, one_line, with_method
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, load_data
 from bullettrain.training.steppers import choose
+from short_runs import CPU, died, kinds, weights_of
 
-CPU = Place(torch.device("cpu"))
 NAMES = ["fast", "fast-3", "n-fgsm", "yopo-2-5", "grad-align", "free-4"]
 
 
@@ -35,10 +34,6 @@ def small(method: str, *settings: str) -> Config:
     cuts = ("epochs=2", "data.train_size=300", "data.test_size=100", "data.validation=60", "training.batch_size=50")
     rest = ("training.probe=20", "evaluation.steps=5", "average=0.9", "log_every=2")
     return with_method(recipe("digits"), method).with_settings([*cuts, *rest, *settings])
-
-
-def kinds(folder: Path, kind: str) -> list[dict]:
-    return [record for record in RunFolder(folder).records() if record["kind"] == kind]
 
 
 # --------------------------------------------------------------------------------------------- settings
@@ -254,17 +249,12 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize("at", [3, 16, 24])
 def test_free_killed_within_its_replays_ends_bit_for_bit(tmp_path, whole, at):
     """With a checkpoint after every step: δ, the batch and the replay it was at are all in it."""
-    process = multiprocessing.get_context("fork").Process(target=doomed, args=(tmp_path / "run", at))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert died(doomed, tmp_path / "run", at)
     state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
     assert state["engine"]["objective"]["delta"].abs().max() > 0
     assert state["position"]["index"] % 4
     assert runs.train(small("free-4", "save_minutes=0"), tmp_path / "run", CPU, resume=True).finished
-    for name in ("last", "best", "averaged"):
-        straight, resumed = ((folder / f"{name}.safetensors").read_bytes() for folder in (whole, tmp_path / "run"))
-        assert straight == resumed, name
+    assert weights_of(tmp_path / "run") == weights_of(whole)
 
 
 def test_free_is_for_one_process(tmp_path):
@@ -282,9 +272,7 @@ def test_the_captured_engine_says_in_a_line_why_it_is_not_used(tmp_path, name, r
     config = small(name, "engine=graphs")
     said = []
     trainer = Trainer(config, RunFolder(tmp_path / "run"), CPU, load_data(config, None))
-    choose(
-        trainer.engine, trainer.model, trainer.network, None, trainer.tally, config, CPU, half=False, say=said.append
-    )
+    choose(trainer.engine, trainer.network, None, trainer.tally, config, CPU, say=said.append)
     assert len(said) == 1
     assert said[0].startswith("CUDA graphs are off")
     assert reason in said[0]

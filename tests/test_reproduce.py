@@ -1,7 +1,6 @@
 """`bullettrain reproduce` at the smallest scale: every study runs, goes on after a kill, and reuses what is there."""
 
 import json
-import multiprocessing
 import os
 import pickle
 import re
@@ -20,6 +19,7 @@ from bullettrain.reproduction.rows import Outcome, Task
 from bullettrain.reproduction.scales import SMOKE
 from bullettrain.training.folder import RunFolder
 from bullettrain.training.settings import ConfigError
+from short_runs import died
 
 SHORTER = ("--set", "epochs=1", "--set", "data.train_size=400", "--set", "log_every=1")
 FAST = ("--set", "epochs=1", "--set", "data.train_size=150", "--set", "log_every=1", "--size", "50")
@@ -95,10 +95,7 @@ def killed_in_second_epoch(out):
 
 def test_a_killed_row_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
     options = ("table-trades", "--rows", "bt-nr2", "--set", "data.train_size=150")
-    process = multiprocessing.get_context("fork").Process(target=killed_in_second_epoch, args=(tmp_path / "a",))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert died(killed_in_second_epoch, tmp_path / "a")
     assert not list((tmp_path / "a").glob("records/*"))
     assert "epoch 1 of 2" in invoke(*options, "--out", tmp_path / "a", "--dry-run")
     invoke(*options, "--out", tmp_path / "a")

@@ -1,7 +1,6 @@
 """Two gloo processes against one: the joint batch's step, with a module wrapped in DistributedDataParallel."""
 
 import os
-import socket
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget, baselines
 from bullettrain.training.setup import leave_group
 from conftest import batch, norm_net, tiny_net
+from short_runs import free_port
 
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART, "augmix": bt.AugMix}
 BASELINES = {
@@ -104,10 +104,7 @@ def two(tmp_path_factory):
     if not dist.is_available() or not dist.is_gloo_available():
         pytest.skip("this torch build has no gloo")
     folder = tmp_path_factory.mktemp("workers")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(worker, args=(port, str(folder)), nprocs=2)
+    mp.spawn(worker, args=(free_port(), str(folder)), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 

@@ -1,4 +1,4 @@
-"""What a run needs to go on as if it had not stopped, besides its weights."""
+"""What is kept besides weights: with them, how to build the network; in the state, how to go on as if never stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bullettrain.training.folder import RunError
 from bullettrain.training.optim import load_optimizer
-from bullettrain.training.steppers import GroupStepper
 from bullettrain.training.tally import Counts
 
 if TYPE_CHECKING:
@@ -36,6 +35,17 @@ class Position:
     """Highest validation PGD-10 accuracy so far."""
     best_clean: float = -1.0
     """Clean validation accuracy of those weights."""
+
+
+def about(trainer: Trainer) -> dict[str, Any]:
+    """What is written into every weights file: enough to build the network again."""
+    return {
+        "step": trainer.at.step,
+        "epoch": trainer.at.epoch,
+        "network": {**asdict(trainer.config.network), **asdict(trainer.shape)},
+        "classes": list(trainer.train_set.classes),
+        "recipe": trainer.config.recipe,
+    }
 
 
 def state_of(trainer: Trainer) -> dict[str, Any]:
@@ -63,8 +73,7 @@ def restore(trainer: Trainer, weights: Mapping[str, Tensor], state: Mapping[str,
             raise RunError(f"{trainer.folder.path} cannot be resumed: its data has changed since")
         trainer.network.load_state_dict(weights)
         load_optimizer(trainer.optimizer, state["optimizer"])
-        if isinstance(trainer.stepper, GroupStepper):
-            trainer.stepper.loaded()
+        trainer.stepper.loaded()
         trainer.engine.load_state_dict(state["engine"])
         if trainer.average is not None:
             trainer.average.load_state_dict(state["average"])

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from bullettrain.allocation import StepBudget, theoretical_speedup
 from bullettrain.data import ImageSet
+from bullettrain.data.sets import stratified
 from bullettrain.evaluation.accuracy import clean_survival, robust_survival, view_survival
 from bullettrain.evaluation.network import Judged
+from bullettrain.evaluation.results import pack
 from bullettrain.evaluation.survival import Survival
 from bullettrain.objectives import Objective
 from bullettrain.precision import arithmetic
 from bullettrain.training.config import Config
 from bullettrain.training.display import Display
+from bullettrain.training.setup import fingerprint
 
 
 class Judge:
@@ -25,9 +29,11 @@ class Judge:
     def __init__(self, config: Config, device: torch.device, display: Display) -> None:
         self.config, self.device, self.display = config, device, display
 
-    def clean(self, model: nn.Module, images: ImageSet) -> float:
-        """Share of clean images that are classified correctly."""
-        return self._clean(model, images, "clean accuracy").share
+    def validation(self, model: nn.Module, images: ImageSet) -> tuple[float | None, float | None]:
+        """Clean and robust accuracy; None where no images are held out."""
+        if not len(images):
+            return None, None
+        return self._clean(model, images, "clean accuracy").share, self.robust(model, images)
 
     def robust(self, model: nn.Module, images: ImageSet) -> float:
         """The quick look while training: ten steps of eps/5, or AugMix views."""
@@ -37,8 +43,24 @@ class Judge:
         return self._pgd(model, images, steps=10, step_size=step_size, restarts=1, what="PGD-10").share
 
     def probe(self, model: nn.Module, images: ImageSet) -> float | None:
-        """The same, to tell whether the attack in training has become too weak; None where there is no attack."""
-        return None if self.config.method.objective == "augmix" else self.robust(model, images)
+        """The same on part of the training images, to tell whether the attack there has become too weak."""
+        size = self.config.training.probe
+        if not size or self.config.method.objective == "augmix":
+            return None
+        return self.robust(model, probe_images(images, size))
+
+    def records(
+        self, networks: Iterable[tuple[str, nn.Module]], images: ImageSet, epoch: int
+    ) -> Iterator[dict[str, Any]]:
+        """What the run says of its networks at the end, each with the name of its weights, and of which images."""
+        about = {"examples": len(images), "fingerprint": fingerprint((images,), most=len(images)), "epoch": epoch}
+        search = self.config.evaluation.search
+        for name, model in networks:
+            for attack, left in self.final(model, images, name).items():
+                figures = {"accuracy": left.share, **about, "survived": pack(left.alive)}
+                if search != "float32" and attack.startswith("pgd"):
+                    figures["precision"] = search
+                yield {"kind": "evaluation", "weights": name, "attack": attack, **figures}
 
     def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, Survival]:
         """What is left clean, and by the attack that the config evaluates with; AugMix: on views of its kind."""
@@ -98,6 +120,11 @@ class Judge:
                 seed=self.config.training.seed,
                 tick=bar,
             )
+
+
+def probe_images(images: ImageSet, size: int) -> ImageSet:
+    """At most ``size`` of the images, every class in proportion."""
+    return images.subset(stratified(images.labels, min(size, len(images)), seed=0)[1])
 
 
 def speedups(objective: Objective, budget: StepBudget, figures: Mapping[str, float | None]) -> dict[str, float | None]:

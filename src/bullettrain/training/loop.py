@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from bullettrain.checks import DivergedError
-from bullettrain.data import Augment, ImageSet, Loader
-from bullettrain.data.sets import stratified
+from bullettrain.data import ImageSet
 from bullettrain.engine import StepOutput
 from bullettrain.engine.group import Batch
-from bullettrain.evaluation.results import pack
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.training import checkpoint
+from bullettrain.training.average import MovingAverage
 from bullettrain.training.checkpoint import Position
-from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
+from bullettrain.training.clock import Clock
+from bullettrain.training.collapse import Alarm, CollapseError, WrongStreak, look_at_epoch, look_at_loss
 from bullettrain.training.config import Config
 from bullettrain.training.display import Display
 from bullettrain.training.folder import RunFolder, read_weights
 from bullettrain.training.judge import Judge, speedups
-from bullettrain.training.optim import make_optimizer, rate
-from bullettrain.training.records import Recorder, save_samples
+from bullettrain.training.optim import rate
+from bullettrain.training.records import Recorder
 from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import Place, Shape, fingerprint, make_network
+from bullettrain.training.setup import Place, Shape, fingerprint, make_loader, make_network
 from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.starts import Starts
-from bullettrain.training.steppers import GroupStepper, choose
+from bullettrain.training.steppers import choose
 from bullettrain.training.tally import Counts, Tally
 
 
@@ -50,12 +48,8 @@ class Trainer:
         console: Console | None = None,
         keep_going: bool = False,
     ) -> None:
-        self.config, self.folder, self.place, self.keep_going = config, folder, place, keep_going
+        self.config, self.folder, self.place = config, folder, place
         self.train_set, self.validation_set, self.test_set = data
-        if config.training.batch_size < place.world:
-            raise ConfigError(
-                f"training.batch_size is {config.training.batch_size} for {place.world} processes; each needs an image"
-            )
         if config.method.carry and place.together:
             raise ConfigError("method.carry (Free) is for one process: each would carry a perturbation of its own")
         training = config.training
@@ -70,30 +64,11 @@ class Trainer:
         if keep_going:
             self.engine.check_every = 0  # what it would refuse is only to be warned of
         self.selects = self.engine.budget.uniform_steps is None
-        self.average = None
-        if training.average:
-            ema = get_ema_multi_avg_fn(training.average)  # type: ignore[no-untyped-call]
-            self.average = AveragedModel(self.network, multi_avg_fn=ema, use_buffers=True)
-        self.model: nn.Module = self.network
-        if training.compile:
-            self.model = torch.compile(self.network, dynamic=True)  # type: ignore[assignment]
-        if place.together:
-            self.model = nn.parallel.DistributedDataParallel(self.model)
-        self.loader = Loader(
-            self.train_set,
-            batch_size=training.batch_size,
-            seed=training.seed,
-            device=place.device,
-            augment=Augment(config.data.crop, config.data.flip) if config.data.crop or config.data.flip else None,
-            rank=place.rank,
-            world=place.world,
-            channels_last=training.channels_last,
-            replays=training.replays,
-        )
+        self.average = MovingAverage(self.network, training.average) if training.average else None
+        self.loader = make_loader(config, self.train_set, place)
         # A last batch with fewer images than processes would leave some without any: it is left out.
         left_out = self.loader.joint_size(len(self.loader) - 1) < place.world
         self.batches = len(self.loader) - left_out * training.replays
-        self.half = training.precision == "bf16" or (training.precision == "auto" and _has_bf16(place.device))
         self.at = Position()
         self.tally = Tally(place.device)
         self.epoch_counts, self.run_counts = Counts(), Counts()
@@ -109,24 +84,15 @@ class Trainer:
         self.notes: list[str] = []
         """What cannot be had here, a line each: steps that are not captured, updates that are not compiled."""
         self.stepper, self.optimizer = choose(
-            self.engine,
-            self.model,
-            self.network,
-            self.average,
-            self.tally,
-            config,
-            place,
-            half=self.half,
-            say=self._say,
+            self.engine, self.network, self.average, self.tally, config, place, say=self._say
         )
+        self.clock = Clock(place.device, self.stepper)
         self.judge = Judge(config, place.device, self.display)
-        self.recorder = Recorder(folder if place.first else None)
+        self.recorder = Recorder(folder if place.first else None, self.notes)
+        self.alarm = Alarm(self._warn if keep_going else None)
         attacks = isinstance(self.engine.objective, AdversarialObjective)
         self.streak = WrongStreak(selects=self.selects, has_clean=self.engine.objective.has_clean_term, attacks=attacks)
         self.fingerprint = fingerprint(data)
-        self._warned: set[str] = set()
-        self._began: float | None = None
-        self._captured = 0.0
         self._saved = time.monotonic()
         self._last: tuple[Tensor, Tensor, StepOutput] | None = None
 
@@ -141,49 +107,27 @@ class Trainer:
         with StopRequest() as stop, self.display, self.recorder:
             self.display.stop = None if self.place.together else stop
             try:
-                self._warm_up()
+                if self.at.epoch < self.config.training.epochs:  # off the clock: loading is no training
+                    self.stepper.warm_up(self.loader.epoch(0))
                 while self.at.epoch < self.config.training.epochs:
-                    if not self._epoch(stop):
-                        self.save()
-                        return f"stopped by signal {stop.signal}"
+                    self._epoch(stop)
                 self._evaluate()
             except StoppedError:
                 self.save()
                 return f"stopped by signal {stop.signal}"
             except (DivergedError, CollapseError) as error:
-                self._clock()
+                self.clock.stop(self.at)
                 self.recorder.log({"kind": "warning", "step": self.at.step, "message": str(error)})
                 self._end(f"collapsed: {error}")
                 raise CollapseError(str(error)) from None
             self._end("finished")
         return "finished"
 
-    def _warm_up(self) -> None:
-        """One step on a copy, off the clock: what is loaded at the first step must not count as training time."""
-        if self.at.epoch == self.config.training.epochs:
-            return
-        if isinstance(self.stepper, GroupStepper):
-            return  # it counts its captures and compilations itself
-        devices = [self.place.device] if self.place.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            network, engine = copy.deepcopy(self.network), self.config.method.engine()
-            model: nn.Module = network
-            if self.config.training.compile:
-                torch.compiler.reset()  # so that of two runs in a row both pay, and neither on the clock
-                model = torch.compile(network, dynamic=True)  # type: ignore[assignment]
-            optimizer = make_optimizer(network, self.config.optimizer)
-            x, y = next(iter(self.loader.epoch(0)))
-            for part in (x, x[: max(2, len(x) // 2)]) if self.config.training.compile else (x,):
-                with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.half):
-                    out = engine.step(model, part, y[: len(part)])
-                out.loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-
-    def _epoch(self, stop: StopRequest) -> bool:
-        """The rest of the epoch; False if the run was asked to stop before its end."""
+    def _epoch(self, stop: StopRequest) -> None:
+        """The rest of the epoch, unless the run is asked to stop before its end."""
         training = self.config.training
         unit: list[Batch] = []
-        self._began = time.perf_counter()
+        self.clock.start()
         for x, y in self.loader.epoch(self.at.epoch, self.at.index):
             unit.append((x, y, self.starts(x, self.at.epoch, self.at.index + len(unit))))
             if len(unit) < self.stepper.unit and self.at.index + len(unit) < self.batches:
@@ -196,22 +140,21 @@ class Trainer:
                 self._interval()
             if self._should_stop(stop, due):
                 self._look_before_saving()
-                return False
+                raise StoppedError
             if time.monotonic() - self._saved > 60 * training.save_minutes and not self.place.together:
                 self._look_before_saving()
                 self.save()
-                self._began = time.perf_counter()
+                self.clock.start()
             if self.at.index == self.batches:
                 break
         self._interval()
-        self._clock()
+        self.clock.stop(self.at)
         self._end_of_epoch()
-        return True
 
     def _look_before_saving(self) -> None:
         """Stop the clock, and do not save what has collapsed since the last look."""
-        self._clock()
-        self._warn(look_at_loss(self.tally.peek()))
+        self.clock.stop(self.at)
+        self.alarm(look_at_loss(self.tally.peek()))
 
     def _take(self, unit: list[Batch]) -> None:
         """A unit of mini-batches, and the updates that come of it."""
@@ -229,27 +172,13 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------ in between
 
-    def _clock(self) -> None:
-        """Add the time since the clock was started to the run's, less what captures and compilations took."""
-        if self._began is None:
-            return
-        if self.place.device.type == "cuda":
-            torch.cuda.synchronize(self.place.device)
-        spent = time.perf_counter() - self._began
-        captured = self.stepper.capture_seconds
-        spent -= captured - self._captured
-        self.at.capture_seconds += captured - self._captured
-        self._captured, self._began = captured, None
-        self.at.seconds += spent
-        self.at.epoch_seconds += spent
-
     def _interval(self) -> None:
         """Read the figures since the last time, record them, and look for trouble."""
         counts = self.tally.read(self.place.together)
         if not counts.sums["examples"]:
             return
         self.epoch_counts += counts
-        elapsed = self.at.epoch_seconds + time.perf_counter() - (self._began or time.perf_counter())
+        elapsed = self.at.epoch_seconds + self.clock.running()
         record = {
             "kind": "step",
             "step": self.at.step,
@@ -259,8 +188,8 @@ class Trainer:
         }
         self.recorder.log(record)
         self.display.interval(record)
-        self._warn(look_at_loss(counts))
-        self._warn(self.streak.look(counts))
+        self.alarm(look_at_loss(counts))
+        self.alarm(self.streak.look(counts))
 
     def _figures(self, counts: Counts) -> dict[str, Any]:
         has_clean = self.engine.objective.has_clean_term
@@ -274,26 +203,17 @@ class Trainer:
         self.notes.append(note)
         self.display.message(note)
 
-    def _warn(self, problem: str | None) -> None:
-        kind = (problem or "").partition(":")[0]  # its figures may change; once is enough
-        if problem is None or kind in self._warned:
-            return
-        if not self.keep_going:
-            raise CollapseError(problem)
-        self._warned.add(kind)
+    def _warn(self, problem: str) -> None:
         self.recorder.log({"kind": "warning", "step": self.at.step, "message": problem})
         self.display.message(f"[bold red]warning[/] {problem}")
 
     def _end_of_epoch(self) -> None:
         """Validation, probe, best weights, checkpoint."""
-        training, counts = self.config.training, self.epoch_counts
+        counts = self.epoch_counts
         figures = self._figures(counts)
         self._one_set_of_statistics()
-        validation: tuple[float | None, float | None] = (None, None)  # clean, robust
-        if len(self.validation_set):
-            held = self.validation_set
-            validation = self.judge.clean(self.network, held), self.judge.robust(self.network, held)
-        probe = self.judge.probe(self.network, self._probe_images()) if training.probe else None
+        clean, robust = self.judge.validation(self.network, self.validation_set)
+        probe = self.judge.probe(self.network, self.train_set)
         record = {
             "kind": "epoch",
             "epoch": self.at.epoch + 1,
@@ -301,54 +221,37 @@ class Trainer:
             "seconds": self.at.epoch_seconds,
             "examples_per_second": counts.sums["examples"] / max(self.at.epoch_seconds, 1e-9),
             **figures,
-            "validation_clean": validation[0],
-            "validation_robust": validation[1],
+            "validation_clean": clean,
+            "validation_robust": robust,
             "probe_robust": probe,
         }
         self.recorder.log(record)
-        self._log_batch()
+        if self._last is not None:
+            self.recorder.batch(*self._last, self.train_set.classes, step=self.at.step, epoch=self.at.epoch + 1)
         self.display.epoch(record)
         if self.starts.part_of_eps(self.at.epoch) == 1:  # else the training attack is weak on purpose
-            self._warn(look_at_epoch(figures["robust_accuracy"], probe, classes=self.shape.num_classes))
+            self.alarm(look_at_epoch(figures["robust_accuracy"], probe, classes=self.shape.num_classes))
         self.run_counts += counts
         self.epoch_counts = Counts()
         self.at.epoch, self.at.index, self.at.epoch_seconds = self.at.epoch + 1, 0, 0.0
-        clean, robust = validation
         if clean is not None and robust is not None and (robust, clean) > (self.at.best, self.at.best_clean):
             self.at.best, self.at.best_clean = robust, clean
             if self.place.first:
-                self.folder.save_weights("best", self.network.state_dict(), self._about())
+                self.folder.save_weights("best", self.network.state_dict(), checkpoint.about(self))
         self.save()
-
-    def _log_batch(self) -> None:
-        if self._last is None or not self.place.first:
-            return
-        x, y, out = self._last
-        if out.svar is not None:
-            figures = {"svar": out.svar.tolist(), "steps": out.steps.tolist(), "category": out.category.tolist()}
-            self.recorder.log({"kind": "batch", "step": self.at.step, "epoch": self.at.epoch + 1, **figures})
-        save_samples(self.folder, x, y, out, self.train_set.classes)
-
-    def _probe_images(self) -> ImageSet:
-        size = min(self.config.training.probe, len(self.train_set))
-        return self.train_set.subset(stratified(self.train_set.labels, size, seed=0)[1])
 
     def _one_set_of_statistics(self) -> None:
         """Batch-norm statistics of the first process for all: those are what is saved."""
-        if self.place.together:
-            average = [] if self.average is None else list(self.average.module.buffers())
-            for buffer in (*self.network.buffers(), *average):
-                dist.broadcast(buffer, 0)
+        averaged = [] if self.average is None else self.average.module.buffers()
+        self.place.equalize([*self.network.buffers(), *averaged])
 
     def _should_stop(self, stop: StopRequest, due: bool) -> bool:
-        if not self.place.together:
-            return stop.signal is not None
-        if not due:
+        if self.place.together and not due:
             return False  # processes must agree, and asking at every step would cost
-        asked = torch.tensor([stop.signal or 0], device=self.place.device)
-        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
-        stop.signal = int(asked) or None
-        return stop.signal is not None
+        asked = self.place.largest(stop.signal or 0)
+        if asked:  # else left alone: one that came meanwhile is for the next time
+            stop.signal = asked
+        return asked > 0
 
     # ---------------------------------------------------------------------------------------- checkpoints
 
@@ -357,49 +260,35 @@ class Trainer:
         self._saved = time.monotonic()
         if self.place.first:
             averaged = None if self.average is None else self.average.module.state_dict()
-            self.folder.save(self.network.state_dict(), averaged, self._about(), checkpoint.state_of(self))
-        if self.place.together:
-            dist.barrier()
+            self.folder.save(self.network.state_dict(), averaged, checkpoint.about(self), checkpoint.state_of(self))
+        self.place.wait()
 
     def resume(self) -> None:
         """Continue from the folder's checkpoint."""
         checkpoint.restore(self, *self.folder.load())
-        if self.place.together:
-            dist.barrier()  # all have read it
+        self.place.wait()  # all have read it
         if self.place.first:
             self.folder.settle(self.at.step)
-
-    def _about(self) -> dict[str, Any]:
-        """What is written into every weights file: enough to build the network again."""
-        return {
-            "step": self.at.step,
-            "epoch": self.at.epoch,
-            "network": {**asdict(self.config.network), **asdict(self.shape)},
-            "classes": list(self.train_set.classes),
-            "recipe": self.config.recipe,
-        }
 
     # ---------------------------------------------------------------------------------------- the end
 
     def _evaluate(self) -> None:
-        """Clean and PGD accuracy on the test set, of all the weights that were kept, and which images it is."""
+        """Accuracy on the test set of all the weights that were kept."""
         self._one_set_of_statistics()
-        images = {"examples": len(self.test_set), "fingerprint": fingerprint((self.test_set,), most=len(self.test_set))}
-        for name in self._kept():
-            model = copy.deepcopy(self.network)
-            if name == "best":
-                model.load_state_dict(read_weights(self.folder.path / "best.safetensors")[0])
-            elif name == "averaged" and self.average is not None:
-                model.load_state_dict(self.average.module.state_dict())
-            for attack, left in self.judge.final(model, self.test_set, name).items():
-                figures = {"accuracy": left.share, **images, "epoch": self.at.epoch, "survived": pack(left.alive)}
-                if self.config.evaluation.search != "float32" and attack.startswith("pgd"):
-                    figures["precision"] = self.config.evaluation.search
-                self.recorder.log({"kind": "evaluation", "weights": name, "attack": attack, **figures})
+        for record in self.judge.records(self._kept(), self.test_set, self.at.epoch):
+            self.recorder.log(record)
 
-    def _kept(self) -> list[str]:
-        kept = {"last": True, "best": len(self.validation_set) > 0, "averaged": self.average is not None}
-        return [name for name, there in kept.items() if there]
+    def _kept(self) -> Iterator[tuple[str, nn.Module]]:
+        """A network for each of the weights, by their name."""
+        kept = {"last": self.network.state_dict()}
+        if len(self.validation_set):
+            kept["best"] = read_weights(self.folder.path / "best.safetensors")[0]
+        if self.average is not None:
+            kept["averaged"] = self.average.module.state_dict()
+        for name, weights in kept.items():
+            network = copy.deepcopy(self.network)
+            network.load_state_dict(weights)
+            yield name, network
 
     def _end(self, reason: str) -> None:
         counts = self.run_counts + self.epoch_counts
@@ -417,7 +306,3 @@ class Trainer:
                 **speedups(self.engine.objective, self.config.method.budget(), figures),
             }
         )
-
-
-def _has_bf16(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_bf16_supported()

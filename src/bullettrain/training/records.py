@@ -67,6 +67,15 @@ class Recorder:
                 self.noted.add(note)
                 folder.log({"kind": "note", "message": note})
 
+    def batch(self, x: Tensor, y: Tensor, out: StepOutput, classes: tuple[str, ...], *, step: int, epoch: int) -> None:
+        """One mini-batch for the report: scores and steps of all of it, and a few of its images."""
+        if self.folder is None:
+            return
+        if out.svar is not None:
+            figures = {"svar": out.svar.tolist(), "steps": out.steps.tolist(), "category": out.category.tolist()}
+            self.log({"kind": "batch", "step": step, "epoch": epoch, **figures})
+        _save_samples(self.folder, x, y, out, classes)
+
     def size(self) -> int:
         """Bytes of metrics so far."""
         return 0 if self.folder is None else self.folder.metrics_size()
@@ -76,7 +85,7 @@ def _json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def save_samples(folder: RunFolder, x: Tensor, y: Tensor, out: StepOutput, classes: tuple[str, ...]) -> None:
+def _save_samples(folder: RunFolder, x: Tensor, y: Tensor, out: StepOutput, classes: tuple[str, ...]) -> None:
     """A few examples of each class before and after the attack, for the report; of AugMix's views the first."""
     x_prime, z_prime = (out.x_prime, out.z_prime) if out.z_prime.ndim == 2 else (out.x_prime[0], out.z_prime[0])
     rows = torch.cat([(out.category == category).nonzero()[:SAMPLES, 0] for category in Category])

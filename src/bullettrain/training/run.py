@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from rich.console import Console
 
 from bullettrain.evaluation.results import difference_error
@@ -71,13 +70,11 @@ def train(
     """Train in the folder ``out``. Raises RunError where the folder holds something else."""
     folder = RunFolder(out)
     going_on, new = check_folder(folder, config, resume=resume, data_dir=data_dir), not folder.exists
-    if place.together:
-        dist.barrier()  # nobody may write before everybody has looked
+    place.wait()  # nobody may write before everybody has looked
     if folder.finished:
         return read_result(folder)
     data = load_data(config, data_dir)
     trainer = Trainer(config, folder, place, data, console=console if place.first else None, keep_going=keep_going)
-    trainer.recorder.notes = trainer.notes
     with folder.alone() if place.first else contextlib.nullcontext():  # before anything in it is changed
         if place.first and (folder.finished or (not folder.exists, folder.has_checkpoint()) != (new, going_on)):
             raise RunError(f"another process has trained in {out} meanwhile; look at it, and start this again")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from bullettrain.data import ImageSet, load, split_validation
+from bullettrain.data import Augment, ImageSet, Loader, load, split_validation
 from bullettrain.data.sets import stratified
 from bullettrain.models import build
 from bullettrain.training.config import Config, NetworkConfig
@@ -37,6 +38,25 @@ class Place:
     def together(self) -> bool:
         """Whether there are others."""
         return self.world > 1
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.together:
+            dist.barrier()
+
+    def equalize(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the values of the first."""
+        if self.together:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def largest(self, number: int) -> int:
+        """Of the numbers that the processes have."""
+        if not self.together:
+            return number
+        shared = torch.tensor([number], device=self.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return int(shared)
 
 
 def find_place(device: str | None) -> Place:
@@ -94,6 +114,26 @@ def load_data(config: Config, root: Path | None) -> tuple[ImageSet, ImageSet, Im
         if not len(images):
             raise ConfigError(f"data.name is {data.name}, which leaves no {what} images; give it more")
     return train, validation, test
+
+
+def make_loader(config: Config, images: ImageSet, place: Place) -> Loader:
+    """The training images in mini-batches, of which every process has its share."""
+    training, data = config.training, config.data
+    if training.batch_size < place.world:
+        raise ConfigError(
+            f"training.batch_size is {training.batch_size} for {place.world} processes; each needs an image"
+        )
+    return Loader(
+        images,
+        batch_size=training.batch_size,
+        seed=training.seed,
+        device=place.device,
+        augment=Augment(data.crop, data.flip) if data.crop or data.flip else None,
+        rank=place.rank,
+        world=place.world,
+        channels_last=training.channels_last,
+        replays=training.replays,
+    )
 
 
 def fingerprint(data: tuple[ImageSet, ...], *, most: int = 500) -> str:

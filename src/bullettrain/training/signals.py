@@ -34,4 +34,4 @@ class StopRequest:
 
 
 class StoppedError(Exception):
-    """The run was asked to stop in the middle of an evaluation."""
+    """The run was asked to stop, and stands where it can be saved."""

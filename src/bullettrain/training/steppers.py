@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from bullettrain.engine import BulletTrain, StepOutput
 from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
 from bullettrain.engine.group import Batch, GroupEngine, GroupSettings, at_once, why_not
-from bullettrain.training.config import Config
+from bullettrain.training.average import MovingAverage
+from bullettrain.training.config import Config, TrainingConfig
 from bullettrain.training.optim import make_optimizer, set_rate
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place
@@ -29,6 +30,14 @@ class Stepper(Protocol):
     @property
     def capture_seconds(self) -> float:
         """Time spent so far on compilation and captures."""
+        ...
+
+    def warm_up(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Load what the first step would, on the first of ``batches``, and change nothing."""
+        ...
+
+    def loaded(self) -> None:
+        """The optimiser's and the average's state were loaded."""
         ...
 
     def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
@@ -47,18 +56,40 @@ class PlainStepper:
     def __init__(
         self,
         engine: BulletTrain,
-        model: nn.Module,
         network: nn.Module,
         optimizer: torch.optim.Optimizer,
-        average: AveragedModel | None,
+        average: MovingAverage | None,
         tally: Tally,
         config: Config,
         place: Place,
+        *,
         half: bool,
     ) -> None:
-        self.engine, self.model, self.network, self.optimizer = engine, model, network, optimizer
-        self.average, self.tally, self.config, self.place, self.half = average, tally, config, place, half
+        self.engine, self.network, self.optimizer, self.average = engine, network, optimizer, average
+        self.tally, self.config, self.place, self.half = tally, config, place, half
         self.unit = config.training.accumulate
+        self.model = self._compiled(network)
+        if place.together:
+            self.model = nn.parallel.DistributedDataParallel(self.model)
+
+    def warm_up(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """One step, on a copy; compiled, also on part of a mini-batch."""
+        devices = [self.place.device] if self.place.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            network, engine = copy.deepcopy(self.network), self.config.method.engine()
+            if self.config.training.compile:
+                torch.compiler.reset()  # so that of two runs in a row both pay, and neither on the clock
+            model = self._compiled(network)
+            optimizer = make_optimizer(network, self.config.optimizer)
+            x, y = next(iter(batches))
+            for part in (x, x[: max(2, len(x) // 2)]) if self.config.training.compile else (x,):
+                with self._precision():
+                    out = engine.step(model, part, y[: len(part)])
+                out.loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    def loaded(self) -> None:
+        """Nothing here depends on where that state lies."""
 
     def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
         """One update of the weights from all of ``batches``."""
@@ -66,7 +97,7 @@ class PlainStepper:
             last = index + 1 == len(batches)
             waits = isinstance(self.model, nn.parallel.DistributedDataParallel) and not last
             with self.model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
-                with torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.half):
+                with self._precision():
                     out = self.engine.step(self.model, x, y, start=start)
                 (out.loss / len(batches)).backward()  # type: ignore[no-untyped-call]
             self.tally.add(out, y, joint[index] / self.place.world)
@@ -80,6 +111,15 @@ class PlainStepper:
             self.average.update_parameters(self.network)
         return out
 
+    def _compiled(self, network: nn.Module) -> nn.Module:
+        if not self.config.training.compile:
+            return network
+        compiled: nn.Module = torch.compile(network, dynamic=True)  # type: ignore[assignment]
+        return compiled
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.place.device.type, torch.bfloat16, enabled=self.half)
+
 
 class GroupStepper:
     """The group engine: at once on any device, captured on a GPU."""
@@ -89,7 +129,7 @@ class GroupStepper:
         engine: BulletTrain,
         network: nn.Module,
         optimizer: torch.optim.Optimizer,
-        average: AveragedModel | None,
+        average: MovingAverage | None,
         tally: Tally,
         config: Config,
         *,
@@ -132,6 +172,9 @@ class GroupStepper:
         """Time spent so far on compilation and captures."""
         return self.group.learner.seconds + (0.0 if self.graphs is None else self.graphs.seconds)
 
+    def warm_up(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Not needed: captures and compilations are counted one by one."""
+
     def loaded(self) -> None:
         """The optimiser's and the average's state were loaded: put them where a capture wants them."""
         self._averaging = self.average is not None and int(self.average.n_averaged) > 0
@@ -158,31 +201,16 @@ class GroupStepper:
         self.tally.add(out, y, len(y))
 
     def _after(self) -> None:
-        if self.average is None:
+        average = self.average
+        if average is None:
             return
         if self.graphs is None or not self._averaging:
-            self.average.update_parameters(self.network)  # the first update copies
+            average.update_parameters(self.network)  # the first update copies
             self._averaging = True
         else:
-            self.group.run("average", self._average)
+            self.group.run("average", lambda: average.move(self.network))
 
     _averaging = False
-
-    def _average(self) -> None:
-        assert self.average is not None
-        mine = [t for t in (*self.average.module.parameters(), *self.average.module.buffers()) if t.is_floating_point()]
-        theirs = [t for t in (*self.network.parameters(), *self.network.buffers()) if t.is_floating_point()]
-        decay = self.config.training.average
-        ema = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        ema(mine, theirs, None)
-        pairs = list(zip(self.average.module.buffers(), self.network.buffers(), strict=True))
-        for dtype in dict.fromkeys(mean.dtype for mean, _ in pairs if not mean.is_floating_point()):
-            # At once: one by one they would be four kernels each.
-            means, counts = zip(*[pair for pair in pairs if pair[0].dtype == dtype], strict=True)
-            old, new = (torch.cat([t.flatten() for t in side]) for side in (means, counts))
-            moved = torch.split((old * decay + new * (1 - decay)).to(dtype), [t.numel() for t in means])
-            torch._foreach_copy_(means, [part.view_as(mean) for part, mean in zip(moved, means, strict=True)])
-        self.average.n_averaged.add_(1)
 
     def _state(self) -> list[Tensor]:
         average = [] if self.average is None else [*self.average.parameters(), *self.average.buffers()]
@@ -191,14 +219,12 @@ class GroupStepper:
 
 def choose(
     engine: BulletTrain,
-    model: nn.Module,
     network: nn.Module,
-    average: AveragedModel | None,
+    average: MovingAverage | None,
     tally: Tally,
     config: Config,
     place: Place,
     *,
-    half: bool,
     say: Callable[[str], None],
 ) -> tuple[Stepper, torch.optim.Optimizer]:
     """The stepper that the configuration asks for or, with a line that says why, the one that can be had."""
@@ -220,6 +246,7 @@ def choose(
     grouped = training.attack_group > 1 and not alone
     if training.attack_group > 1 and not grouped:
         say(f"mini-batches are attacked one by one: {obstacle or why_not(engine)}")
+    half = _in_half(training, place.device)
     optimizer = make_optimizer(network, config.optimizer, capturable=captured)
     if captured or grouped:
         try:
@@ -229,4 +256,11 @@ def choose(
         except ValueError as error:
             raise ConfigError(str(error)) from None
         return stepper, optimizer
-    return PlainStepper(engine, model, network, optimizer, average, tally, config, place, half), optimizer
+    return PlainStepper(engine, network, optimizer, average, tally, config, place, half=half), optimizer
+
+
+def _in_half(training: TrainingConfig, device: torch.device) -> bool:
+    """Whether steps run in bfloat16."""
+    if training.precision == "auto":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return training.precision == "bf16"

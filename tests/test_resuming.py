@@ -1,0 +1,372 @@
+"""Runs that are killed, stopped or damaged: nothing is lost, and a folder that holds something else is left alone."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import bullettrain as bt
+from bullettrain.engine.group import GroupEngine
+from bullettrain.training import recipe
+from bullettrain.training import run as runs
+from bullettrain.training.folder import RunError, RunFolder, read_weights
+from bullettrain.training.optim import load_optimizer, make_optimizer
+from short_runs import CPU, died, kinds, small, weights_of
+
+
+def killing_self(place, at):
+    """SIGKILL this process at the at-th call of a place in the code, before or after it."""
+    import bullettrain.training.folder as folder_module
+
+    targets = {"replace": (folder_module.os, "replace"), "step": (bt.BulletTrain, "step"), "log": (RunFolder, "log")}
+    owner, name = targets[place.split("-")[0]]
+    original, calls = getattr(owner, name), [0]
+
+    def wrapped(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == at and not place.endswith("after"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*args, **kwargs)
+        if calls[0] == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def killed(folder, place, at, config=None):
+    """Train in a process of its own that is killed at a point; whether it was killed."""
+
+    def doomed():
+        killing_self(place, at)
+        runs.train(config or small(), folder, CPU, resume=True)
+
+    return died(doomed)
+
+
+@pytest.fixture
+def unfinished(tmp_path):
+    folder = tmp_path / "run"
+    assert killed(folder, "step", 10)
+    return folder
+
+
+# -------------------------------------------------------------------------------------- nothing is lost
+
+KILLS = [("step", 1), ("step", 8), ("step-after", 13), ("log", 6), ("log-after", 11)]
+KILLS += [("replace", n) for n in range(1, 20)]  # every moment at which a file is renewed
+
+
+@pytest.mark.parametrize(("place", "at"), KILLS)
+def test_a_killed_run_resumes_and_ends_bit_for_bit(tmp_path, whole, place, at):
+    folder = tmp_path / "run"
+    assert killed(folder, place, at)
+    result = runs.train(small(), folder, CPU, resume=True)
+    assert result.finished
+    assert weights_of(folder) == weights_of(whole)
+    assert [r["step"] for r in kinds(folder, "step")] == [r["step"] for r in kinds(whole, "step")]
+    assert [r["loss"] for r in kinds(folder, "epoch")] == [r["loss"] for r in kinds(whole, "epoch")]
+    assert len(kinds(folder, "end")) == 1
+    assert not [path for path in folder.iterdir() if path.name.startswith("previous")]
+
+
+def test_every_renewal_of_a_file_was_killed_at_once(tmp_path):
+    assert killed(tmp_path / "a", "replace", 19)
+    assert not killed(tmp_path / "b", "replace", 20)
+
+
+def test_every_process_of_a_resumed_run_reads_the_checkpoint_that_a_kill_left_in_halves(tmp_path):
+    halves = 0
+    for at in range(8, 20):
+        folder = RunFolder(tmp_path / str(at))
+        assert killed(folder.path, "replace", at)
+        if not (folder.has_checkpoint() and (folder.path / "previous.safetensors").exists()):
+            continue
+        before, (first, state), (second, _) = sorted(folder.path.iterdir()), folder.load(), folder.load()
+        assert sorted(folder.path.iterdir()) == before
+        assert all(torch.equal(first[key], second[key]) for key in first)
+        halves += read_weights(folder.path / "previous.safetensors")[1]["step"] == state["step"]
+        folder.settle(state["step"])
+        last, about = read_weights(folder.path / "last.safetensors")
+        assert about["step"] == state["step"]
+        assert all(torch.equal(first[key], last[key]) for key in first)
+    assert halves >= 2
+
+
+@pytest.mark.parametrize("points", [(9, 6, 4), (11, 4), (11, 5), (17, 4), (17, 5), (12, 6), (15, 6), (16, 5)])
+def test_a_run_killed_again_and_again_ends_bit_for_bit(tmp_path, whole, points):
+    folder = tmp_path / "run"
+    for at in points:
+        killed(folder, "replace", at)
+    assert runs.train(small(), folder, CPU, resume=True).finished
+    assert weights_of(folder) == weights_of(whole)
+
+
+def test_saving_within_an_epoch_changes_nothing(tmp_path, whole):
+    config = small("save_minutes=0")
+    assert killed(tmp_path / "run", "step", 9, config)
+    assert torch.load(tmp_path / "run" / "state.pt", weights_only=True)["position"]["index"] > 0
+    runs.train(config, tmp_path / "run", CPU, resume=True)
+    assert weights_of(tmp_path / "run") == weights_of(whole)
+
+
+@pytest.mark.parametrize("settings", [("attack_group=3",), ("attack_group=2", "fresh=1", "objective=mart")])
+def test_groups_train_and_resume_bit_for_bit(tmp_path, monkeypatch, settings):
+    config = small(*settings)
+    assert runs.train(config, tmp_path / "whole", CPU).finished
+    calls, original = [0], GroupEngine.step
+
+    def step(self, batches):
+        calls[0] += 1
+        if calls[0] == 3:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, batches)
+
+    monkeypatch.setattr(GroupEngine, "step", step)
+    assert runs.train(config, tmp_path / "cut", CPU).reason.startswith("stopped")
+    monkeypatch.undo()
+    assert runs.train(config, tmp_path / "cut", CPU, resume=True).finished
+    assert weights_of(tmp_path / "cut") == weights_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_an_optimiser_goes_on_from_another_devices_state(name):
+    """A state saved where steps were captured: counts and rates in tensors, flags of its own."""
+    net = torch.nn.Linear(3, 2)
+    config = recipe("digits").with_settings([f"optimizer.name={name}"]).optimizer
+    optimizer, again = make_optimizer(net, config), make_optimizer(net, config)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        group.update(lr=torch.tensor(0.01), fused=name == "sgd", **({"capturable": True} if name == "adam" else {}))
+    load_optimizer(again, state)
+    again.step()
+    optimizer.step()
+    assert all(isinstance(group["lr"], float) and not group.get("capturable") for group in again.param_groups)
+    for a, b in zip(again.state.values(), optimizer.state.values(), strict=True):
+        assert all(torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])) for key in a)
+
+
+def test_the_state_is_loadable_without_code(whole):
+    state = torch.load(whole / "state.pt", weights_only=True)
+    assert {"optimizer", "engine", "average", "rng", "position"} <= set(state)
+
+
+def test_resume_starts_afresh_where_there_is_nothing(tmp_path):
+    assert runs.train(small("epochs=1"), tmp_path / "new", CPU, resume=True).finished
+
+
+# ---------------------------------------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("at", [2, 7])
+def test_signals_finish_the_step_and_save(tmp_path, whole, monkeypatch, number, at):
+    calls, original = [0], bt.BulletTrain.step
+
+    def step(self, *args, **kwargs):
+        calls[0] += 1
+        if calls[0] == at + 1:  # the warm-up is the first
+            signal.raise_signal(number)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(bt.BulletTrain, "step", step)
+    handler = signal.getsignal(number)
+    result = runs.train(small(), tmp_path / "run", CPU)
+    assert result.reason == f"stopped by signal {int(number)}"
+    assert signal.getsignal(number) is handler
+    assert read_weights(tmp_path / "run" / "last.safetensors")[1]["step"] == at
+    monkeypatch.undo()
+    assert runs.train(small(), tmp_path / "run", CPU, resume=True).finished
+    assert weights_of(tmp_path / "run") == weights_of(whole)
+
+
+def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(tmp_path, whole, monkeypatch):
+    from bullettrain.evaluation import rounds, survival
+
+    for at in (3, 14):  # in a validation, and in the final evaluation
+        calls, original = [0], survival.correct
+
+        def correct(*args, calls=calls, original=original, at=at):
+            calls[0] += 1
+            if calls[0] == at:
+                signal.raise_signal(signal.SIGTERM)
+            return original(*args)
+
+        monkeypatch.setattr(survival, "correct", correct)
+        monkeypatch.setattr(rounds, "correct", correct)
+        result = runs.train(small(), tmp_path / str(at), CPU)
+        assert result.signal == signal.SIGTERM
+        assert calls[0] <= at + 1
+        monkeypatch.undo()
+        assert runs.train(small(), tmp_path / str(at), CPU, resume=True).finished
+        assert weights_of(tmp_path / str(at)) == weights_of(whole)
+
+
+# ---------------------------------------------------------------------------- a folder that is not free
+
+
+def test_a_folder_in_use_is_refused(tmp_path, unfinished):
+    folder = RunFolder(unfinished)
+    folder.log({"kind": "step", "step": 10_000})  # of the process that holds it, since its last checkpoint
+    records = folder.records()
+    with folder.alone(), pytest.raises(RunError, match="is in use"):
+        runs.train(small(), unfinished, CPU, resume=True)
+    assert folder.records() == records
+    for name in ("state.pt", "last.safetensors"):  # nor before there is a checkpoint
+        (unfinished / name).unlink()
+    with folder.alone(), pytest.raises(RunError, match="is in use"):
+        runs.train(small(), unfinished, CPU, resume=True)
+    assert folder.records() == records
+
+
+def test_of_two_that_begin_at_once_one_is_refused(tmp_path, monkeypatch):
+    folder, load = RunFolder(tmp_path / "run"), runs.load_data
+
+    def meanwhile(config, data_dir):
+        with folder.alone():
+            folder.create(config, {})
+            folder.log({"kind": "step", "step": 1})
+        return load(config, data_dir)
+
+    monkeypatch.setattr(runs, "load_data", meanwhile)
+    with pytest.raises(RunError, match="another process has trained in"):
+        runs.train(small(), folder.path, CPU)
+    assert folder.records() == [{"kind": "step", "step": 1}]
+    with folder.alone(), pytest.raises(RunError, match="is in use"), RunFolder(folder.path).alone():
+        pass
+
+
+def test_a_run_that_ends_while_another_begins_is_left_as_it_is(tmp_path, monkeypatch):
+    folder, load = RunFolder(tmp_path / "run"), runs.load_data
+    folder.create(small(), {})  # begun, and without a checkpoint yet
+
+    def meanwhile(config, data_dir):
+        monkeypatch.setattr(runs, "load_data", load)
+        assert runs.train(config, folder.path, CPU, resume=True).finished
+        return load(config, data_dir)
+
+    monkeypatch.setattr(runs, "load_data", meanwhile)
+    with pytest.raises(RunError, match="another process has trained in"):
+        runs.train(small(), folder.path, CPU, resume=True)
+    assert runs.train(small(), folder.path, CPU, resume=True).finished
+    assert sum(record["kind"] == "end" for record in folder.records()) == 1
+
+
+def test_a_finished_run_is_not_trained_again(whole):
+    before = weights_of(whole)
+    result = runs.train(small(), whole, CPU, resume=True)
+    assert result.finished
+    assert set(result.accuracy) == {"last", "best", "averaged"}
+    assert weights_of(whole) == before
+    with pytest.raises(RunError, match="holds a finished run; choose another --out"):
+        runs.train(small(), whole, CPU)
+
+
+def test_an_unfinished_run_is_refused_with_the_command_that_continues_it(unfinished):
+    with pytest.raises(RunError, match="unfinished run; continue it with: bullettrain train digits") as caught:
+        runs.train(small(), unfinished, CPU)
+    command = str(caught.value).partition("continue it with: ")[2].split()
+    settings = [command[i + 1] for i, word in enumerate(command) if word == "--set"]
+    assert recipe("digits").with_settings(settings) == small()
+    assert command[-1] == "--resume"
+
+
+def test_an_interrupted_comparison_says_how_to_go_on(tmp_path):
+    killed(tmp_path / "both" / "baseline", "step", 8)
+    with pytest.raises(RunError, match=r"unfinished comparison; continue it with: .*--compare .*--resume"):
+        runs.compare(small(), tmp_path / "both", CPU)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match=r"file/run: Not a directory|could not be written"):
+        runs.train(small(), tmp_path / "file" / "run", CPU)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thing").write_text("not a run")
+    with pytest.raises(RunError, match="is no run; choose another --out"):
+        runs.train(small(), tmp_path / "other", CPU)
+
+
+# --------------------------------------------------------------------- what does not fit, or is damaged
+
+
+def test_a_changed_configuration_is_refused_by_key(unfinished):
+    with pytest.raises(RunError, match=r"optimizer\.lr is 0\.002 there and 0\.1 here"):
+        runs.train(small("lr=0.1"), unfinished, CPU, resume=True)
+    with pytest.raises(RunError, match=r"run of another configuration \(optimizer\.lr"):
+        runs.train(small("lr=0.1"), unfinished, CPU)
+
+
+def test_data_that_changed_is_refused(tmp_path):
+    def write(n):
+        labels = np.arange(n) % 3
+        np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).random((n, 8, 8)).astype(np.float32), y=labels)
+
+    config = small(f"data.name=npz:{tmp_path}/data.npz", "data.train_size=0", "data.test_size=0", "data.validation=0")
+    write(200)
+    assert killed(tmp_path / "run", "step", 8, config)
+    write(210)
+    with pytest.raises(RunError, match="its data has changed"):
+        runs.train(config, tmp_path / "run", CPU, resume=True)
+
+
+@pytest.mark.parametrize("name", ["state.pt", "last.safetensors"])
+@pytest.mark.parametrize("damage", ["cut", "noise", "empty", "gone"])
+def test_a_damaged_checkpoint_is_named(unfinished, name, damage):
+    file = unfinished / name
+    content = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes({"cut": content[: len(content) // 2], "noise": b"\x00" * 100, "empty": b""}[damage])
+    if (name, damage) == ("state.pt", "gone"):
+        assert runs.train(small(), unfinished, CPU, resume=True).finished  # no checkpoint: from the start
+        return
+    with pytest.raises(RunError, match=f"{name}.*damaged|{name}.*missing") as caught:
+        runs.train(small(), unfinished, CPU, resume=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_leaves_the_older_state(unfinished, monkeypatch):
+    import bullettrain.training.folder as folder_module
+
+    before = {path.name: path.read_bytes() for path in unfinished.glob("*.*t*") if path.name != "metrics.jsonl"}
+    real, calls = os.fsync, [0]
+
+    def full(descriptor):
+        calls[0] += 1
+        if calls[0] > 3:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(folder_module.os, "fsync", full)
+    with pytest.raises(RunError, match=r"could not be written.*No space left on device"):
+        runs.train(small(), unfinished, CPU, resume=True)
+    monkeypatch.undo()
+    assert before["state.pt"] == (unfinished / "state.pt").read_bytes()
+    assert not list(unfinished.glob(".last*.new"))
+    assert runs.train(small(), unfinished, CPU, resume=True).finished
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
+def test_foreign_bytes_are_no_traceback(unfinished, name):
+    content = (unfinished / name).read_bytes()
+    (unfinished / name).write_bytes(b"\xff\xfe\n" + content)
+    if name == "config.yaml":
+        with pytest.raises(RunError, match="cannot be read"):
+            runs.train(small(), unfinished, CPU, resume=True)
+    else:
+        assert runs.train(small(), unfinished, CPU, resume=True).finished
+
+
+def test_a_checkpoint_that_does_not_fit_is_no_traceback(unfinished):
+    state = torch.load(unfinished / "state.pt", weights_only=True)
+    del state["optimizer"]
+    torch.save(state, unfinished / "state.pt")
+    with pytest.raises(RunError, match="does not fit: 'optimizer'"):
+        runs.train(small(), unfinished, CPU, resume=True)
