@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from bullettrain.reporting import read_run, write_report
 from bullettrain.reporting.plotting import POINTS, thin
@@ -408,6 +408,18 @@ def test_a_baseline_says_why_nothing_was_mined(pages):
     assert "Theoretical" not in page.text
 
 
+@pytest.mark.parametrize(("objective", "got"), [("trades", "10 steps"), ("augmix", "views")])
+def test_examples_of_a_baseline_have_no_category(tmp_path, objective, got):
+    make_run(tmp_path, epochs=1, plain=True)
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    config["method"]["objective"] = objective
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    page = report(tmp_path)
+    assert f"Every example got {got}, so nothing was mined" in page.text
+    assert not [attributes for _, attributes in page.elements if "chip" in attributes.get("class", "")]
+    assert page.source.count("data:image/png") == 25, "eight examples, three images each, and the icon"
+
+
 def test_comparison(pages):
     page = Page(pages["comparison"])
     assert page.figures == ["race-clock", "race-epoch", *CURVES, *MINING]
@@ -522,6 +534,17 @@ def test_samples(tmp_path):
     assert len(report(tmp_path).source) < 1_500_000, "large images are shrunk"
     (tmp_path / "samples.safetensors").write_bytes(b"not a file of tensors")
     assert "samples.safetensors could not be read" in report(tmp_path).text
+
+
+def test_what_is_not_amplified_is_not_called_so(tmp_path):
+    make_run(tmp_path, epochs=1)
+    path = tmp_path / "samples.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, "adversarial": 255 - tensors["clean"]}, path)
+    page = report(tmp_path)
+    assert "and the difference around grey." in page.text
+    assert "amplified" not in page.source
+    assert "×1<" not in page.source
 
 
 def test_augmix_is_not_an_attack(tmp_path):
