@@ -1,6 +1,7 @@
-"""The reproduction's pictures, drawn from made-up records: what can be read in them."""
+"""The reproduction's pictures and pages, of made-up records: whether they can be read, and explain what they show."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -8,10 +9,10 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from bullettrain.reporting.svg import printed
-from bullettrain.reproduction import STUDIES, figures
+from bullettrain.reproduction import STUDIES, figures, tables
 from bullettrain.reproduction.results import Results
-from bullettrain.reproduction.scales import SHORT
-from test_reproduction_claims import record
+from bullettrain.reproduction.scales import SHORT, SMOKE
+from test_reproduction_claims import PAPERS, record
 
 
 def draw(name, records):
@@ -90,3 +91,48 @@ def test_points_and_lines_of_a_sweep_say_what_they_are(study, symbol):
     dotted = [line.get_color() for line in axes.lines if list(line.get_xdata()) == [0, 1]]
     assert [line.get_color() for line in legend.get_lines()] == dotted
     assert len(dotted) == 2
+
+
+# ---------------------------------------------------------------------------------------------- pages
+
+
+def measured(name, scale=SHORT, *, rows=None, seeds=1, accuracy=50.0):
+    """A study some or all of whose rows have been run, all to the same accuracy but for the seed's part."""
+    study = STUDIES[name]
+    runs = [
+        record(row, scale, seed=seed, shares=PAPERS, **dict.fromkeys(study.attacks, accuracy + seed))
+        for row in study.rows(scale)
+        for seed in range(seeds)
+        if rows is None or row.name in rows
+    ]
+    return Results(study, scale, {run.name: run for run in runs})
+
+
+@pytest.mark.parametrize(
+    ("results", "colours"),
+    [
+        (measured("table-trades", SMOKE), []),
+        (measured("table-trades", rows=[]), []),
+        (measured("table-trades", rows=["trades", "fast"], accuracy=5.0), ["holds"]),
+        (measured("table-trades", rows=["trades", "fast"]), ["fails"]),
+        (measured("table-trades"), ["holds", "part", "fails"]),
+    ],
+    ids=["smoke", "nothing", "holds", "fails", "all"],
+)
+def test_a_legend_is_of_the_colours_that_are_there(results, colours):
+    table, _, rest = tables.html(results, []).partition("</table>")
+    below = rest.partition("<h2>")[0]
+    assert re.findall(r'<span class="pill (\w+)">', below) == colours
+    assert [name for name in ("holds", "part", "fails") if f'<td class="{name}' in table] == colours
+    assert ("our own baseline row" in below) == bool(colours)
+    assert (tables.LEGEND in tables.markdown(results, [])) == results.scale.like_paper
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_tables_fit_a_window(browser, tmp_path, seeds):
+    path = tmp_path / "page.html"
+    for name in STUDIES:
+        path.write_text(tables.html(measured(name, seeds=seeds), []), encoding="utf-8")
+        assert browser.open(path, width=1200) == []
+        card = browser.evaluate("(card => [card.scrollWidth, card.clientWidth])(document.querySelector('.card'))")
+        assert card[0] <= card[1], name
