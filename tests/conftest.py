@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from browser import CHROMIUM, Browser
+
 try:
     from hypothesis import HealthCheck, settings
 except ImportError:  # a GPU machine may lack it, and the tests marked gpu do without
@@ -28,6 +30,15 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("BULLETTRAIN_DATA is not set: no real data to test on")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: none of chromium, chromium-browser, google-chrome is on the PATH")
+    found = Browser(tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
 
 
 def tiny_net(classes=4, channels=1, size=4, seed=0) -> nn.Sequential:

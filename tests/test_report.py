@@ -4,8 +4,6 @@ import json
 import math
 import os
 import re
-import select
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -14,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from bullettrain.reporting import read_run, write_report
 from bullettrain.reporting.plotting import POINTS, thin
@@ -179,105 +177,6 @@ def make_comparison(folder, errors=None):
 
 # ------------------------------------------------------------------------------------------ a real browser
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-class Browser:
-    """Chromium without a window, spoken to over a pipe: commands go in, events and answers come out."""
-
-    FLAGS = (
-        *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-        *("--disable-component-update", "--disable-sync", "--remote-debugging-pipe", "--disable-dev-shm-usage"),
-    )
-
-    def __init__(self, profile):
-        commands, self._write = os.pipe()
-        self._read, answers = os.pipe()
-        # Chromium reads descriptor 3 and writes 4; a shell puts the pipes there.
-        script = f'exec "$0" "$@" 3</dev/fd/{commands} 4>/dev/fd/{answers}'
-        line = ["sh", "-c", script, CHROMIUM, *self.FLAGS, f"--user-data-dir={profile}"]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(line, pass_fds=(commands, answers), **quiet)
-        os.close(commands)
-        os.close(answers)
-        self.events, self._count, self._buffer, self._session = [], 0, b"", {}
-        target = self("Target.createTarget", url="about:blank")["targetId"]
-        self._session = {"sessionId": self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self(f"{domain}.enable")
-
-    def __call__(self, method, **params):
-        """Send a command and wait for its answer; events that come first are kept."""
-        self._count += 1
-        message = {"id": self._count, "method": method, "params": params, **self._session}
-        os.write(self._write, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._next()
-            if answer.get("id") == self._count:
-                assert "error" not in answer, answer
-                return answer["result"]
-
-    def _next(self):
-        while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._read], [], [], 20)
-            assert ready, "Chromium did not answer within 20 seconds"
-            data = os.read(self._read, 1 << 20)
-            assert data, "Chromium ended"
-            self._buffer += data
-        message, self._buffer = self._buffer.split(b"\0", 1)
-        content = json.loads(message)
-        if "method" in content:
-            self.events.append(content)
-        return content
-
-    def open(self, path, *, width=1200, dark=False):
-        """Load a file in a window of this width, and give what went wrong or out on the way."""
-        self("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self("Emulation.setEmulatedMedia", features=[scheme])
-        self.events.clear()
-        answer = self("Page.navigate", url=path.as_uri())
-        assert "errorText" not in answer, answer
-        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
-            self._next()
-        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        return self.problems(path)
-
-    def problems(self, path):
-        found = []
-        for event in self.events:
-            name, params = event["method"], event["params"]
-            if name == "Network.requestWillBeSent":
-                url = params["request"]["url"]
-                if url != path.as_uri() and not url.startswith("data:"):
-                    found.append(f"request: {url}")
-            elif name in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
-                found.append(f"{name}: {json.dumps(params)}")
-        return found
-
-    def evaluate(self, expression):
-        answer = self("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
-
-    def close(self):
-        os.close(self._write)  # end of input: Chromium leaves
-        try:
-            self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        os.close(self._read)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here: none of chromium, chromium-browser, google-chrome is on the PATH")
-    found = Browser(tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
-
 
 def test_the_browser_would_notice(browser, tmp_path):
     page = tmp_path / "bad.html"
@@ -408,6 +307,18 @@ def test_a_baseline_says_why_nothing_was_mined(pages):
     assert "Theoretical" not in page.text
 
 
+@pytest.mark.parametrize(("objective", "got"), [("trades", "10 steps"), ("augmix", "views")])
+def test_examples_of_a_baseline_have_no_category(tmp_path, objective, got):
+    make_run(tmp_path, epochs=1, plain=True)
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    config["method"]["objective"] = objective
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    page = report(tmp_path)
+    assert f"Every example got {got}, so nothing was mined" in page.text
+    assert not [attributes for _, attributes in page.elements if "chip" in attributes.get("class", "")]
+    assert page.source.count("data:image/png") == 25, "eight examples, three images each, and the icon"
+
+
 def test_comparison(pages):
     page = Page(pages["comparison"])
     assert page.figures == ["race-clock", "race-epoch", *CURVES, *MINING]
@@ -522,6 +433,17 @@ def test_samples(tmp_path):
     assert len(report(tmp_path).source) < 1_500_000, "large images are shrunk"
     (tmp_path / "samples.safetensors").write_bytes(b"not a file of tensors")
     assert "samples.safetensors could not be read" in report(tmp_path).text
+
+
+def test_what_is_not_amplified_is_not_called_so(tmp_path):
+    make_run(tmp_path, epochs=1)
+    path = tmp_path / "samples.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, "adversarial": 255 - tensors["clean"]}, path)
+    page = report(tmp_path)
+    assert "and the difference around grey." in page.text
+    assert "amplified" not in page.source
+    assert "×1<" not in page.source
 
 
 def test_augmix_is_not_an_attack(tmp_path):

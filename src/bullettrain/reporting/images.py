@@ -34,7 +34,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Strip:
-    """The examples of one category."""
+    """The examples of one category, or of none in particular."""
 
     category: str
     examples: list[Example]
@@ -49,15 +49,16 @@ def amplification(samples: Samples) -> int:
     return next((factor for factor in AMPLIFIED if factor * largest <= 127), 1) if largest else 10
 
 
-def strips(samples: Samples, factor: int) -> list[Strip]:
-    """One strip for each category that has examples."""
+def strips(samples: Samples, factor: int, *, mined: bool) -> list[Strip]:
+    """One strip for each category that has examples; where nothing was ``mined``, one without a name for all."""
+    groups = {category.name.lower(): samples.category == category for category in Category}
     found = []
-    for category in Category:
-        chosen = np.flatnonzero(samples.category == category)[:PER_CATEGORY]
+    for name, members in groups.items() if mined else [("", np.ones(len(samples.label), dtype=bool))]:
+        chosen = np.flatnonzero(members)[:PER_CATEGORY]
         if len(chosen):
             untouched = bool((samples.clean[chosen] == samples.adversarial[chosen]).all())
             examples = [_example(samples, int(index), factor) for index in chosen]
-            found.append(Strip(category.name.lower(), examples, untouched))
+            found.append(Strip(name, examples, untouched))
     return found
 
 

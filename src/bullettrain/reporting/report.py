@@ -75,7 +75,7 @@ def _render(run: Run, comparison: Comparison | None) -> str:
     judged = [judgement(entry, run.config, index) for index, entry in enumerate(entries)]
     attacked = "corrupted" if run.makes_views else "adversarial"
     factor = images.amplification(run.samples) if run.samples else 0
-    strips = images.strips(run.samples, factor) if run.samples else []
+    strips = images.strips(run.samples, factor, mined=not run.plain) if run.samples else []
     return _page(
         trained=True,
         judged=judged,

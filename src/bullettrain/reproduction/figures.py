@@ -9,8 +9,9 @@ import base64
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from bullettrain.extras import extra
 from bullettrain.reporting import figures as report
 from bullettrain.reporting.svg import COLOURS, HEIGHT, WIDTH, printed
 from bullettrain.reporting.words import attack_name
+from bullettrain.reproduction.labels import Line, Word, label
 from bullettrain.reproduction.paper_figures import ROLES, panel_rows
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.study import Row
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
 DPI = 300
 LEAST_SPAN = 6.0
 """Points of accuracy that the plane shows at least."""
-PLACES = ((7, 3), (7, -10), (-7, 3), (-7, -10), (7, 14), (7, -21), (-7, 14), (-7, -21), (7, 25), (7, -32))
-"""Where a word may stand beside its point, best first, in points."""
 NAMES = {"N_B": "$N_B$", "N_O": "$N_O$", "N_R": "$N_R$"}
 
 
@@ -130,25 +130,33 @@ def _sweep(results: Results, symbol: str, stem: str) -> list[Picture]:
     found.sort(key=lambda point: point[1][0].mean)
     figure, (axes,) = _canvas()
     x = [speed.mean for _, (speed, *_) in found]
-    dashed = (0, (4, 2))
+    dashed, dotted = (0, (4, 2)), (0, (1, 2))
+    drawn: dict[str, Any] = {}
+    words: list[Word] = []
+    lines: list[Line] = []
+    levels: list[float] = []
     for index, metric, style, colour in ((1, "clean", dashed, "soft"), (2, "pgd20", "-", "accent")):
         y = [values[index].mean for _, values in found]
         spread = [values[index].std or 0.0 for _, values in found]
         look: dict[str, Any] = {"linestyle": style, "color": COLOURS[colour], "marker": "o", "markersize": 4}
-        label = "clean" if metric == "clean" else _attack(results, metric)
-        axes.errorbar(x, y, spread, capsize=2, linewidth=1.5, label=label, **look)
+        by = "clean" if metric == "clean" else _attack(results, metric)
+        bars = spread if any(spread) else None
+        drawn[f"TRADES + BT, {by}"] = axes.errorbar(x, y, bars, capsize=2, linewidth=1.5, **look)
         base = results.value("trades", metric)
         if base is not None:
-            axes.axhline(base.mean, color=COLOURS[colour], linewidth=0.8, linestyle=(0, (1, 2)))
-        for (value, _), at, height in zip(found, x, y, strict=True):
-            beside: dict[str, Any] = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": 8.5}
-            on_white = {"facecolor": COLOURS["card"], "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
-            axes.annotate(value, (at, height), bbox=on_white, **beside)
+            drawn[f"TRADES, {by}"] = axes.axhline(base.mean, color=COLOURS[colour], linewidth=0.8, linestyle=dotted)
+            levels.append(base.mean)
+        lines += pairwise(zip(x, y, strict=True))
+        lines += [((at, mean - std), (at, mean + std)) for at, mean, std in zip(x, y, spread, strict=True)]
+        texts = [f"{NAMES.get(symbol, symbol)} = {value}" for value, _ in found]
+        words += [Word(*place, COLOURS["ink"]) for place in zip(x, y, texts, strict=True)]
     axes.set(xlabel="theoretical speed-up", ylabel="accuracy, %")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
-    axes.margins(x=0.08, y=0.12)
-    _legend(axes)
+    axes.margins(x=0.08, y=0.2)
+    _legend(axes, drawn)
+    left, right = axes.get_xlim()
+    label(axes, words, [*lines, *(((left, level), (right, level)) for level in levels)])
     text = f"Accuracy against the theoretical speed-up over {symbol}, which stands at each point; dotted: TRADES"
     return [Picture("", f"{text}.", figure)]
 
@@ -208,12 +216,14 @@ def ranks(results: Results) -> list[Picture]:
         return []
     figure, (left, right) = _canvas(1.5, 0.9, columns=2)
     at = np.arange(len(found))[::-1]
-    left.barh(at + 0.18, [means[0] for _, means in found], 0.32, color=COLOURS["robust"], label="all")
-    left.barh(at - 0.18, [means[1] for _, means in found], 0.32, color=COLOURS["boundary"], label="correct only")
+    drawn = {
+        "all": left.barh(at + 0.18, [means[0] for _, means in found], 0.32, color=COLOURS["robust"]),
+        "correct only": left.barh(at - 0.18, [means[1] for _, means in found], 0.32, color=COLOURS["boundary"]),
+    }
     left.set_yticks(at, [name for name, _ in found])
     left.axvline(0, color=COLOURS["soft"], linewidth=0.8)
     left.set(xlabel="rank correlation with the oracle")
-    _legend(left, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    _legend(left, drawn)
     right.barh(at, [means[2] for _, means in found], 0.5, color=COLOURS["accent"])
     right.set_yticks(at, [""] * len(found))
     for place, (_, (*_, accuracy)) in zip(at, found, strict=True):
@@ -247,29 +257,32 @@ def plane(results: Results) -> list[Picture]:
     figure, (axes,) = _canvas(1.45, 1.25)
     kinds = {"full attack for all": ("s", "soft"), "BulletTrain": ("o", "accent"), "other": ("^", "boundary")}
     drawn: dict[str, Any] = {}
-    words = []
+    words: list[Word] = []
+    lines: list[Line] = []
     for at, judged, row in points:
         kind = "other" if row.method is not None else "full attack for all" if row.plain else "BulletTrain"
         marker, colour = kinds[kind]
         look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 6, "linestyle": "none"}
         drawn[kind] = axes.errorbar(at, judged.mean, judged.std, capsize=2, **look)
-        words.append((at, judged.mean, row.title, COLOURS["boundary-ink" if kind == "other" else colour]))
+        text = row.title.replace("N_R", NAMES["N_R"])
+        words.append(Word(at, judged.mean, text, COLOURS["boundary-ink" if kind == "other" else colour]))
+        std = judged.std or 0.0
+        lines.append(((at, judged.mean - std), (at, judged.mean + std)))
     base = {row.name: (at, judged.mean) for at, judged, row in points}
-    lines = []
     for at, judged, row in points:
-        if row.baseline in base and row.method is None:  # what mining changes, as a line from its baseline
+        if row.baseline in base and row.method is None:
             lines.append((base[row.baseline], (at, judged.mean)))
             dashes: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 2)), "zorder": 0}
-            axes.plot(*zip(*lines[-1], strict=True), color=COLOURS["accent"], **dashes)
+            (drawn["from its baseline"],) = axes.plot(*zip(*lines[-1], strict=True), color=COLOURS["accent"], **dashes)
     unit = "training, minutes" if cost == "minutes" else "training, counted passes an example"
     axes.set(xlabel=unit, ylabel=f"{_attack(results, attack)} accuracy, %")
-    axes.margins(x=0.25, y=0.2)
+    axes.margins(x=0.1, y=0.2)
     axes.set_xlim(left=0)
     low, high = axes.get_ylim()
     wider = max(0.0, LEAST_SPAN - (high - low)) / 2  # half a point must not look like a cliff
     axes.set_ylim(low - wider, high + wider)
-    axes.legend(list(drawn.values()), list(drawn), frameon=False, fontsize=9, loc="lower right")
-    _label(figure, axes, words, lines)
+    _legend(axes, drawn, columns=4)
+    label(axes, words, lines)
     text = "What each method reaches, over what its training costs; dashes lead from a baseline to BulletTrain on it"
     return [Picture("", f"{text}.", figure)]
 
@@ -278,38 +291,10 @@ def _attack(results: Results, metric: str) -> str:
     return attack_name(results.metric(metric))
 
 
-def _legend(axes: Axes, loc: Literal["best", "lower right", "lower center"] = "best", **more: Any) -> None:
-    axes.legend(frameon=False, fontsize=9, loc=loc, handlelength=3, **more)
-
-
-Point = tuple[float, float]
-
-
-def _label(
-    figure: Figure, axes: Axes, points: list[tuple[float, float, str, str]], lines: list[tuple[Point, Point]]
-) -> None:
-    """Words beside points (x, y, text, colour), each at the first of some places where it covers none, and no line."""
-    from matplotlib.transforms import Bbox
-
-    figure.draw_without_rendering()
-    taken = [axes.transData.transform((x, y)) for x, y, _, _ in points]
-    boxes = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in taken]
-    for ends in lines:
-        start, stop = (axes.transData.transform(end) for end in ends)
-        along = np.linspace(start, stop, 100)
-        boxes += [Bbox.from_bounds(x - 1, y - 1, 2, 2) for x, y in along]
-    for x, y, text, colour in sorted(points, key=lambda point: -point[1]):
-        for across, up in PLACES:
-            side = "left" if across > 0 else "right"
-            note = axes.annotate(
-                text, (x, y), xytext=(across, up), textcoords="offset points", ha=side, color=colour, fontsize=8.5
-            )
-            box = note.get_window_extent()
-            if not any(box.overlaps(other) for other in boxes):
-                break
-            if (across, up) != PLACES[-1]:
-                note.remove()
-        boxes.append(box)
+def _legend(axes: Axes, drawn: dict[str, Any], columns: int = 2) -> None:
+    """Above the axes, where it covers nothing."""
+    place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": columns}
+    axes.legend(list(drawn.values()), list(drawn), frameon=False, fontsize=9, handlelength=3, **place)
 
 
 DRAWN: dict[str, Callable[[Results], list[Picture]]] = {

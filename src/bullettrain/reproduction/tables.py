@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 from bullettrain.extras import extra
 from bullettrain.reporting.words import DASH, attack_name, number
@@ -21,6 +22,12 @@ HEADINGS = {
 CHANGES = ("robust_rise", "outlier_fall", "boundary_least")
 MARKS = {Verdict.HOLDS: "✓", Verdict.PART: "½", Verdict.CHANCE: "≈", Verdict.FAILS: "✗", Verdict.OPEN: "·"}
 CLASSES = dict(zip(Verdict, ("holds", "part", "part", "fails", "open"), strict=True))
+COLOURED = {
+    Verdict.HOLDS: "holds",
+    Verdict.CHANCE: "falls short by no more than chance could",
+    Verdict.FAILS: "does not hold here",
+}
+"""What the colour of a cell says."""
 LEGEND = (
     "✓ holds, ≈ falls short by no more than chance could (two standard errors), ✗ does not hold here, · not measured "
     "yet. A ± behind a difference is one standard error: paired where it is on record which images each network "
@@ -41,7 +48,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A metric of the table; with the paper's figures it is three wide."""
+    """A metric of the table, and what is shown beside it."""
 
     metric: str
     heading: str
@@ -156,7 +163,7 @@ def markdown(results: Results, figures: list[str]) -> str:
     lines = [f"# {study.title}", "", f"`{study.name}`, scale {results.scale.name}: {results.scale.about}.", ""]
     if results.settings:
         lines += [f"With {', '.join(f'`{setting}`' for setting in results.settings)} on top.", ""]
-    lines += [table(results), "", LEGEND]
+    lines += [table(results), *(["", LEGEND] if results.claims() else [])]
     lines += [text for note in (study.about, *results.notes()) if note for text in ("", note)]
     lines += claims(results)
     lines += [text for name in figures for text in ("", f"![{study.title}]({name}.png)")]
@@ -209,18 +216,21 @@ def html(results: Results, figures: list[tuple[str, str]]) -> str:
     with extra("a table as HTML"):
         import jinja2
     shown = columns(results)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for row in results.rows.values():
         cells: list[Cell] = []
         for column in shown:
             mine = ours(results, row, column.metric)
             cells.append(Cell(mine.text, None if column.baseline else mine.verdict, first=True))
-            cells += [Cell(paper(row, column.metric))] if column.paper else []
-            cells += [Cell(difference(results, row, column.metric))] if column.difference else []
+            theirs, apart = paper(row, column.metric), difference(results, row, column.metric)
+            both = f"{theirs} {apart}" if column.difference and apart != DASH else theirs
+            cells += [Cell(both)] if column.paper else []
             cells += [gain(results, row, column.metric)] if column.baseline else []
         rows.append(
             {"title": row.title, "cells": cells, "status": results.status(row), "run": bool(results.runs[row.name])}
         )
+    used = {cell.verdict for row in rows for cell in row["cells"]}
+    legend = {CLASSES[verdict]: said for verdict, said in COLOURED.items() if verdict in used}
     claims = []
     for claim in results.claims():
         verdict, judged = results.verdict(claim)
@@ -229,5 +239,5 @@ def html(results: Results, figures: list[tuple[str, str]]) -> str:
     source = files("bullettrain.reproduction").joinpath("template.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(source).render(
-        results=results, columns=shown, rows=rows, claims=claims, figures=figures, classes=CLASSES, legend=LEGEND
+        results=results, columns=shown, rows=rows, claims=claims, figures=figures, classes=CLASSES, legend=legend
     )

@@ -1,0 +1,138 @@
+"""The reproduction's pictures and pages, of made-up records: whether they can be read, and explain what they show."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from bullettrain.reporting.svg import printed
+from bullettrain.reproduction import STUDIES, figures, tables
+from bullettrain.reproduction.results import Results
+from bullettrain.reproduction.scales import SHORT, SMOKE
+from test_reproduction_claims import PAPERS, record
+
+
+def draw(name, records):
+    """The axes of a study's picture, and the boxes of the words in it, in pixels."""
+    with printed():
+        (picture,) = figures.draw(Results(STUDIES[name], SHORT, {run.name: run for run in records}))
+        (axes,) = picture.figure.axes
+        picture.figure.draw_without_rendering()
+        return axes, [Text.get_window_extent(word) for word in axes.texts]
+
+
+def readable(axes, boxes):
+    """Every word inside the axes, on no other word, no point and no line."""
+    assert boxes
+    for one, other in itertools.combinations(boxes, 2):
+        assert not one.overlaps(other)
+    for box in boxes:
+        assert axes.bbox.containsx(box.x0)
+        assert axes.bbox.containsx(box.x1)
+        assert axes.bbox.containsy(box.y0)
+        assert axes.bbox.containsy(box.y1)
+    for line in axes.lines:
+        x, y = (np.atleast_1d(values) for values in line.get_data())
+        path = line.get_transform().transform(np.column_stack([x, y]))
+        fine = [path[:1], *(np.linspace(a, b, 200) for a, b in itertools.pairwise(path))]
+        for dot in np.concatenate(fine):
+            assert not any(box.overlaps(Bbox([dot - 1, dot + 1])) for box in boxes), line
+
+
+def course(kind, count):
+    """(seconds, accuracy) of so many runs."""
+    rng = np.random.default_rng(len(kind))
+    return {
+        "spread": zip(rng.uniform(50, 200, count), rng.uniform(5, 50, count), strict=True),
+        "crowded": zip(rng.uniform(150, 200, count), rng.uniform(44, 46, count), strict=True),
+        "at the left": zip([100.0, *[1.0] * (count - 1)], np.linspace(45, 46, count), strict=True),
+        "all the same": [(100.0, 45.0)] * count,
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["spread", "crowded", "at the left", "all the same"])
+def test_every_method_of_the_plane_can_be_read(kind):
+    rows = STUDIES["plane"].rows(SHORT)
+    runs = [
+        record(row, seconds=seconds, autoattack=accuracy)
+        for row, (seconds, accuracy) in zip(rows, course(kind, len(rows)), strict=True)
+    ]
+    axes, boxes = draw("plane", runs)
+    assert len(boxes) == len(rows)
+    readable(axes, boxes)
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert legend == ["full attack for all", "BulletTrain", "other", "from its baseline"]
+    assert not axes.get_legend().get_window_extent().overlaps(axes.bbox)
+
+
+def test_seeds_of_the_plane_do_not_hide_words():
+    rows = list(enumerate(STUDIES["plane"].rows(SHORT)[:7], 1))
+    runs = [record(row, seed=s, seconds=100.0 * n, autoattack=40 + 4 * s) for s in (0, 1) for n, row in rows]
+    readable(*draw("plane", runs))
+
+
+@pytest.mark.parametrize(("study", "symbol"), [("fig-gamma", "γ"), ("fig-nr", "$N_R$")])
+def test_points_and_lines_of_a_sweep_say_what_they_are(study, symbol):
+    rows = STUDIES[study].rows(SHORT)
+    runs = []
+    for n, row in enumerate(rows):
+        shares = {"boundary": 0.3 - 0.02 * n, "robust": 0.52 + 0.02 * n, "outlier": 0.18} if row.baseline else None
+        runs += [record(row, seed=s, shares=shares, clean=80 + n + s / 5, pgd20=51 - n / 3 + s / 5) for s in (0, 1)]
+    axes, boxes = draw(study, runs)
+    readable(axes, boxes)
+    values = [row.name.rpartition("-")[2] for row in rows if row.baseline]
+    assert sorted(word.get_text() for word in axes.texts) == sorted(f"{symbol} = {value}" for value in 2 * values)
+    legend = axes.get_legend()
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["TRADES + BT, clean", "TRADES, clean", "TRADES + BT, PGD-20", "TRADES, PGD-20"]
+    dotted = [line.get_color() for line in axes.lines if list(line.get_xdata()) == [0, 1]]
+    assert [line.get_color() for line in legend.get_lines()] == dotted
+    assert len(dotted) == 2
+
+
+# ---------------------------------------------------------------------------------------------- pages
+
+
+def measured(name, scale=SHORT, *, rows=None, seeds=1, accuracy=50.0):
+    """A study some or all of whose rows have been run, all to the same accuracy but for the seed's part."""
+    study = STUDIES[name]
+    runs = [
+        record(row, scale, seed=seed, shares=PAPERS, **dict.fromkeys(study.attacks, accuracy + seed))
+        for row in study.rows(scale)
+        for seed in range(seeds)
+        if rows is None or row.name in rows
+    ]
+    return Results(study, scale, {run.name: run for run in runs})
+
+
+@pytest.mark.parametrize(
+    ("results", "colours"),
+    [
+        (measured("table-trades", SMOKE), []),
+        (measured("table-trades", rows=[]), []),
+        (measured("table-trades", rows=["trades", "fast"], accuracy=5.0), ["holds"]),
+        (measured("table-trades", rows=["trades", "fast"]), ["fails"]),
+        (measured("table-trades"), ["holds", "part", "fails"]),
+    ],
+    ids=["smoke", "nothing", "holds", "fails", "all"],
+)
+def test_a_legend_is_of_the_colours_that_are_there(results, colours):
+    table, _, rest = tables.html(results, []).partition("</table>")
+    below = rest.partition("<h2>")[0]
+    assert re.findall(r'<span class="pill (\w+)">', below) == colours
+    assert [name for name in ("holds", "part", "fails") if f'<td class="{name}' in table] == colours
+    assert ("our own baseline row" in below) == bool(colours)
+    assert (tables.LEGEND in tables.markdown(results, [])) == results.scale.like_paper
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_tables_fit_a_window(browser, tmp_path, seeds):
+    path = tmp_path / "page.html"
+    for name in STUDIES:
+        path.write_text(tables.html(measured(name, seeds=seeds), []), encoding="utf-8")
+        assert browser.open(path, width=1200) == []
+        card = browser.evaluate("(card => [card.scrollWidth, card.clientWidth])(document.querySelector('.card'))")
+        assert card[0] <= card[1], name
