@@ -179,23 +179,21 @@ def oracle(results: Results) -> list[Picture]:
         values = [results.value(row.name, "pgd100x20") for row in panel_rows(results.scale, zero)]
         means = [np.nan if value is None else value.mean for value in values]
         maps[zero] = np.array(means).reshape(len(grid), len(grid))
-    known = np.concatenate([cells[np.isfinite(cells)] for cells in maps.values()])
-    if not len(known):
+    if not any(np.isfinite(cells).any() for cells in maps.values()):
         return []
-    low, high = float(known.min()), max(float(known.max()), float(known.min()) + 1)
     figure, panels = _canvas(2.0, 0.95, columns=3)
     for axes, (zero, cells) in zip(panels, maps.items(), strict=True):
         first, second = (NAMES[role] for role in ROLES if role != zero)
-        image = axes.imshow(cells, origin="lower", cmap="viridis", vmin=low, vmax=high)
+        image = axes.imshow(cells, origin="lower", cmap="viridis", vmin=0, vmax=100)
         axes.set(title=f"{NAMES[zero]} = 0", xlabel=second, ylabel=first)
         for setter in (axes.set_xticks, axes.set_yticks):
             setter(range(len(grid)), [str(count) for count in grid])
         axes.grid(visible=False)
         for (row, column), value in np.ndenumerate(cells):
-            text = f"{value:.0f}" if np.isfinite(value) else "–"
-            dark = np.isfinite(value) and value < (low + high) / 2
+            text = f"{value:.1f}" if np.isfinite(value) else "–"
+            dark = np.isfinite(value) and value < 50
             axes.text(
-                column, row, text, ha="center", va="center", fontsize=9, color="white" if dark else COLOURS["ink"]
+                column, row, text, ha="center", va="center", fontsize=8, color="white" if dark else COLOURS["ink"]
             )
     bar = figure.colorbar(image, ax=panels, shrink=0.85, pad=0.02)
     bar.set_label(f"{_attack(results, 'pgd100x20')} accuracy, %")
