@@ -414,3 +414,24 @@ def test_batches_may_grow_and_shrink():
         outs = group.step(batches)
         assert [len(out.category) for out in outs] == list(sizes)
         assert all(torch.isfinite(out.loss) for out in outs)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"score": lambda z, y: z}, "the score returned float64 of shape"),
+        ({"score": lambda z, y: z[:, 0] * float("nan")}, "the score returned NaN"),
+        ({"separation": lambda svar, F_R: svar > 0}, "the separation returned bool"),
+        ({"separation": lambda svar, F_R: (svar > 0).long() + 2}, "categories from 2 to 3; there are 0 to 2"),
+    ],
+)
+def test_a_selection_that_selects_nothing_is_named(wrong, message):
+    """As in the plain step: a score of NaN would make every example robust, without a word."""
+    net = norm_net().double()
+    train = BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), **wrong)
+    before = copy.deepcopy(net.state_dict())
+    group = GroupEngine(train, net, torch.optim.SGD(net.parameters(), lr=0.1).step, settings=GroupSettings(group=2))
+    batches = [(x, y, start) for x, y, start in learnable(net, range(2))]
+    with pytest.raises((TypeError, ValueError), match=message):
+        group.step(batches)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))

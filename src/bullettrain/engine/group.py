@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from bullettrain.allocation import StepBudget, Work
 from bullettrain.augmix import ViewMaker
-from bullettrain.checks import check_batch, check_count, check_labels, check_norms, check_range
+from bullettrain.checks import (
+    check_batch,
+    check_category,
+    check_count,
+    check_labels,
+    check_norms,
+    check_range,
+    check_score,
+    check_selection,
+)
 from bullettrain.engine.corruption import AttackPieces, CorruptionPieces, ViewPieces
 from bullettrain.engine.joint import Joint
 from bullettrain.engine.learner import Learner, dynamic
@@ -121,6 +130,7 @@ class GroupEngine:
             self.record = torch.compile(self.record)
         self.reset: Callable[[], None] | None = getattr(runner, "reset", None)
         self.memory: Memory | None = None
+        self._looking = False  # at what is selected, once for new buffers
         self.kept: dict[int, Tensor] = {}
 
     @property
@@ -145,6 +155,7 @@ class GroupEngine:
             self.run(("clean", sizes), lambda: self._clean(sizes[0]))
         if self.selects:
             self.run(("select", sizes, keeps), lambda: self._select(sizes, keeps, fresh))
+            self._look_at_selection(sizes)
             counts = memory.counts[: 2 + len(sizes)].tolist()  # the one host read
             plan = Plan.read(counts, sizes, self.budget, self.settings.bucket, fresh)
         else:
@@ -186,7 +197,7 @@ class GroupEngine:
             s = self.learner.one_by_one(torch.split(x, list(sizes)), meanwhile=self._hold)
             held = self._held_logits(x) if corruption.aims else None
         assert s is not None
-        svar = self.train.score(wide(s), memory.y[:rows])
+        svar = check_score(self.train.score(wide(s), memory.y[:rows]), rows)
         category = self._separate(svar, sizes)
         order, local, counts = arrange(category, svar, sizes, self.budget, self.settings.bucket, fresh)
         memory.svar[:rows] = svar
@@ -200,7 +211,8 @@ class GroupEngine:
         assert not isinstance(separation, SeparationWithModel)
         if getattr(separation, "over_batches", separation is separate) and len(set(sizes)) == 1:
             return separation(svar.view(len(sizes), -1), F_R).flatten()
-        return torch.cat([separation(part, F_R) for part in torch.split(svar, list(sizes))])
+        parts = torch.split(svar, list(sizes))
+        return torch.cat([check_category(separation(part, F_R), len(part)) for part in parts])
 
     def _everyone(self, sizes: tuple[int, ...], fresh: int) -> None:
         """A group in which all get the same steps."""
@@ -287,6 +299,7 @@ class GroupEngine:
             self.kept.clear()
             self.train.robust_fraction.to(x.device)
             self._check(batches, memory.z.shape[1])
+            self._looking = True
             if self.reset is not None:
                 self.reset()
         at = 0
@@ -302,6 +315,12 @@ class GroupEngine:
         for x, y, _ in batches:
             check_range(x, self.objective.bounds)
             check_labels(y, classes)
+
+    def _look_at_selection(self, sizes: tuple[int, ...]) -> None:
+        if self._looking:
+            svar = self._memory.svar[: sum(sizes)]
+            check_selection(svar, self._separate(svar, sizes), list(Category))
+            self._looking = False
 
     # --------------------------------------------------------------------------------------------- helpers
 
