@@ -128,7 +128,7 @@ class MethodConfig:
                 f"so add --set robust={self.boundary} --set outlier={self.boundary}"
             )
         if not self.jsd:
-            self._refuse(("selection",), "without the JSD nothing is selected")
+            self._refuse(("selection", "jsd_over"), "without the JSD nothing is selected")
         return bt.AugMix(
             views=self.view_maker(),
             beta=12.0 if self.beta is None else self.beta,
