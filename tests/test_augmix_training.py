@@ -258,8 +258,6 @@ def test_the_jsd_is_a_setting(tmp_path):
 def test_settings_that_cannot_be():
     for changes, message in (
         (["jsd=false"], "add --set robust=1 --set outlier=1"),
-        (["jsd=false", "robust=1", "outlier=1", "jsd_over=views"], "without the JSD nothing is selected"),
-        (["jsd_over=boundary"], "jsd_over"),
         (["severity=11"], "severity is 11"),
         (["depth=0"], "depth is 0"),
         (["method.boundary=2"], "step is both views"),

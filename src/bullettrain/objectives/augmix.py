@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,9 +30,6 @@ class AugMix(Objective):
         views: the settings of the views, or a function that makes two of the examples that get any.
         beta: weight of the JSD.
         jsd: False is "AugMix − JSD": CE(z', y) on one view x', and no clean forward.
-        jsd_over: what the JSD is a mean over. "batch": all examples, and one without views adds 0, as in the other
-            objectives; the fewer get views, the less the JSD weighs. "views": those that have views, of each
-            worker, so that its weight does not depend on how many they are. With views for everyone both are AugMix.
         selection: see :class:`Objective`.
         bounds: valid range of pixels; those of a :class:`ViewMaker` lie in [0, 1].
         generator: source of the views. They are drawn for the whole batch, so that an example's views do not
@@ -46,7 +42,6 @@ class AugMix(Objective):
         views: ViewMaker | Views | None = None,
         beta: float = 12.0,
         jsd: bool = True,
-        jsd_over: Literal["batch", "views"] = "batch",
         selection: Mode = "train",
         bounds: tuple[float, float] = (0.0, 1.0),
         generator: torch.Generator | None = None,
@@ -58,9 +53,6 @@ class AugMix(Objective):
             raise ValueError(f"bounds are {self.bounds}; AugMix makes views of images in [0, 1]; give your own views")
         self.beta = check_positive(beta, "beta")
         self.jsd = self.has_clean_term = jsd
-        if jsd_over not in ("batch", "views"):
-            raise ValueError(f'jsd_over is {jsd_over!r}; it is "batch" or "views"')
-        self.jsd_over = jsd_over
         self.copies = 2 if jsd else 1
         self.generator = generator
 
@@ -154,5 +146,4 @@ class AugMix(Objective):
         softmaxes = [F.softmax(logits, dim=1) for logits in three]
         log_mean = torch.stack(softmaxes).mean(dim=0).clamp(1e-7, 1).log()
         jsd = torch.stack([F.kl_div(log_mean, p, reduction="none").sum(dim=1) for p in softmaxes]).mean(dim=0)
-        over = len(y) if self.jsd_over == "batch" else max(len(jsd), 1)
-        return F.cross_entropy(z, y) + self.beta * mean_over(jsd, over)
+        return F.cross_entropy(z, y) + self.beta * mean_over(jsd, len(y))

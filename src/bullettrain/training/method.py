@@ -64,8 +64,6 @@ class MethodConfig:
     """Free: the perturbation is carried over and moved by the updates' own backward; training.replays goes with it."""
     jsd: bool = True
     """AugMix: whether views are held together by the JSD; false: cross-entropy on one view of every example."""
-    jsd_over: Literal["batch", "views"] = "batch"
-    """AugMix: whether the JSD is a mean over the batch, or over the examples that have views."""
     severity: float = 3.0
     """AugMix: strengths of the operations go up to this, of 10."""
     width: int = 3
@@ -92,8 +90,7 @@ class MethodConfig:
             raise ConfigError("method.ramp lets step sizes grow with eps; give method.scale in the place of step_size")
         if self.objective == "augmix":
             return self._make_augmix()
-        views = ("jsd", "jsd_over", "severity", "width", "depth", "all_ops")
-        self._refuse(views, f"{self.objective} makes no AugMix views")
+        self._refuse(("jsd", "severity", "width", "depth", "all_ops"), f"{self.objective} makes no AugMix views")
         if self.objective == "pgd-at":
             self._refuse(("beta",), "pgd-at has no beta")
             return self._make_pgd_at()
@@ -128,14 +125,9 @@ class MethodConfig:
                 f"so add --set robust={self.boundary} --set outlier={self.boundary}"
             )
         if not self.jsd:
-            self._refuse(("selection", "jsd_over"), "without the JSD nothing is selected")
-        return bt.AugMix(
-            views=self.view_maker(),
-            beta=12.0 if self.beta is None else self.beta,
-            jsd=self.jsd,
-            jsd_over=self.jsd_over,
-            selection=self.selection or "train",
-        )
+            self._refuse(("selection",), "without the JSD nothing is selected")
+        beta = 12.0 if self.beta is None else self.beta
+        return bt.AugMix(views=self.view_maker(), beta=beta, jsd=self.jsd, selection=self.selection or "train")
 
     def _refuse(self, keys: tuple[str, ...], why: str) -> None:
         """Settings that would have no effect are mistakes."""
