@@ -93,6 +93,8 @@ def test_identity_is_what_is_learnt():
     for other in ("gamma=0.7", "attack_group=4", "epochs=29", "evaluation.steps=10", "score=margin"):
         assert identity(config.with_settings([other])) != identity(config)
     # Of settings that other versions have and that are left alone, nothing is seen: records stay valid.
+    plain = ["robust=10", "outlier=10"]  # nothing is mined: one run is the baseline at every γ
+    assert identity(config.with_settings([*plain, "gamma=0.65"])) == identity(config.with_settings(plain))
     assert identity(config) == "63b879ad"
 
 

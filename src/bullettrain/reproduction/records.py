@@ -33,12 +33,15 @@ HOW = {
     )
 } | {"evaluation.batch_size", "evaluation.search"}
 """Settings that say how a run is computed, not what is learnt: a row's run may have others."""
+MINING = {"method.gamma", "method.momentum"}
+"""Settings that mean nothing where all get the same steps."""
 
 
 def identity(config: Config) -> str:
     """Changes with what is learnt and how it is judged; not with the seed, nor with settings left as they are."""
     usual = flatten(Config().to_dict())
-    changed = {key: v for key, v in flatten(config.to_dict()).items() if v != usual[key] and key not in HOW}
+    idle = HOW if config.method.budget().uniform_steps is None else HOW | MINING
+    changed = {key: v for key, v in flatten(config.to_dict()).items() if v != usual[key] and key not in idle}
     return key_of(**changed)[:8]
 
 

@@ -112,12 +112,14 @@ def cifar10_mart_short() -> Config:
 
 
 def _augmix(recipe: str, data: str, epochs: int) -> Config:
+    # The paper does not say γ. With 0.65 views are made for 36 % of CIFAR-10's examples, as in its table; with 0.8 for
+    # 24 %, and less of AugMix's robustness is kept.
     half = (0.5, 0.5, 0.5)
     return Config(
         recipe=recipe,
         data=DataConfig(data, crop=4, flip=True),
         network=NetworkConfig("wrn-40-2", mean=half, std=half),
-        method=MethodConfig("augmix", beta=12.0, boundary=1, robust=0),
+        method=MethodConfig("augmix", beta=12.0, boundary=1, robust=0, gamma=0.65),
         optimizer=OptimizerConfig("sgd", lr=0.1, nesterov=True, weight_decay=5e-4),
         schedule=ScheduleConfig("cosine", final=1e-6),
         training=TrainingConfig(epochs=epochs, precision="auto", channels_last=True),
