@@ -26,8 +26,10 @@ MARGIN = 1.5
 """What stays free around a word."""
 NEAR = 9.0
 """A word that is further from its point, or nearly as close to another, is tied to its own by a thin line."""
-STEP = 2.0
+STEP = 3.0
 """How finely places are tried."""
+TRIED = 1000
+"""Free places of a word that are tried for a line that crosses nothing."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +61,17 @@ def label(axes: Axes, words: Sequence[Word], lines: Sequence[Line]) -> None:
     found: list[tuple[int, Floats, bool]] = []
     written = np.empty((0, 4))
     for index in sorted(range(len(words)), key=choice):  # those that have least choice first
-        point, half = points[index], halves[index]
-        free = (
-            (place, _along(point, np.clip(point, place - half, place + half)) if tied else thin[:0])
-            for place, tied in zip(*places[index], strict=True)
-            if not _meet(_box(place[None], half), marks, thin, written).any()
-        )
-        first = next(free, (point + np.array([0, MARK + half[1]]), thin[:0]))
+        point, half, (centres, tied) = points[index], halves[index], places[index]
+        free = np.flatnonzero(~_meet(_box(centres, half), marks, thin, written))[:TRIED]
+        ways = [(centres[i], _tie(point, centres[i], half) if tied[i] else thin[:0]) for i in free]
         others = marks[~_meet(marks, marks[[index]])]
-        clear = ((place, tie) for place, tie in chain([first], free) if not _meet(tie, others, written).any())
-        centre, tie = next(clear, first)
+        clear = (way for way in ways if not _meet(way[1], others, written).any())
+        above = (point + np.array([0, MARK + half[1]]), thin[:0])
+        centre, tie = next(chain(clear, ways), above)
         written, thin = np.concatenate([written, _box(centre[None], half)]), np.concatenate([thin, tie])
         found.append((index, centre - point, len(tie) > 0))
-    for index, offset, tied in reversed(found):  # a line that had to cross a word is below it
-        _write(axes, words[index], offset, halves[index], tied=tied)
+    for index, offset, has_tie in reversed(found):  # a line that had to cross a word is below it
+        _write(axes, words[index], offset, halves[index], tied=has_tie)
 
 
 def _places(points: Floats, index: int, half: Floats, frame: Floats) -> tuple[Floats, NDArray[np.bool_]]:
@@ -87,6 +86,11 @@ def _places(points: Floats, index: int, half: Floats, frame: Floats) -> tuple[Fl
     across, up = (centres - point).T
     order = np.argsort(own + 0.05 * np.abs(across) + 0.5 * (up < 0) + NEAR * tied, kind="stable")
     return centres[order], tied[order]
+
+
+def _tie(point: Floats, centre: Floats, half: Floats) -> Floats:
+    """The line from a point to the nearest of a word's edges."""
+    return _along(point, np.clip(point, centre - half, centre + half))
 
 
 def _size(axes: Axes, text: str) -> Floats:
