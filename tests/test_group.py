@@ -11,6 +11,7 @@ import bullettrain as bt
 from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.attacks import LOSSES, pgd
 from bullettrain.attacks.losses import gradient_at_logits
+from bullettrain.checks import DivergedError
 from bullettrain.engine.graphed import materialize, optimizer_tensors
 from bullettrain.engine.group import GroupEngine, GroupSettings
 from bullettrain.engine.plan import Plan, allot, arrange, coarse, turns
@@ -412,6 +413,12 @@ def test_batches_may_grow_and_shrink():
         assert all(torch.isfinite(out.loss) for out in outs)
 
 
+def several(separation):
+    """One that takes several mini-batches at once."""
+    separation.over_batches = True
+    return separation
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -419,6 +426,8 @@ def test_batches_may_grow_and_shrink():
         ({"score": lambda z, y: z[:, 0] * float("nan")}, "the score returned NaN"),
         ({"separation": lambda svar, F_R: svar > 0}, "the separation returned bool"),
         ({"separation": lambda svar, F_R: (svar > 0).long() + 2}, "categories from 2 to 3; there are 0 to 2"),
+        ({"separation": several(lambda svar, F_R: svar > 0)}, "the separation returned bool"),
+        ({"separation": several(lambda svar, F_R: None)}, "the separation returned NoneType"),
     ],
 )
 def test_a_selection_that_selects_nothing_is_named(wrong, message):
@@ -427,7 +436,44 @@ def test_a_selection_that_selects_nothing_is_named(wrong, message):
     train = BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), **wrong)
     before = copy.deepcopy(net.state_dict())
     group = GroupEngine(train, net, torch.optim.SGD(net.parameters(), lr=0.1).step, settings=GroupSettings(group=2))
-    batches = [(x, y, start) for x, y, start in learnable(net, range(2))]
-    with pytest.raises((TypeError, ValueError), match=message):
-        group.step(batches)
+    batches = list(learnable(net, range(2)))
+    for _ in range(2):  # and again
+        with pytest.raises((TypeError, ValueError), match=message):
+            group.step(batches)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
+
+
+def test_images_out_of_range_are_named_each_time():
+    net = norm_net().double()
+    train = BulletTrain(bt.TRADES(), budget=StepBudget(2, 1))
+    group = GroupEngine(train, net, torch.optim.SGD(net.parameters(), lr=0.1).step)
+    x, y, start = learnable(net, [0])[0]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="outside"):
+            group.step([(3 * x, y, start)])
+
+
+def test_a_network_that_returns_nan_is_not_the_scores_fault_and_may_be_gone_on_with():
+    net = norm_net().double()
+    batches = list(learnable(net, range(2)))
+    with torch.no_grad():
+        next(net.parameters()).fill_(float("nan"))
+    for check_every in (100, 0):
+        train = BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), check_every=check_every)
+        group = GroupEngine(train, net, torch.optim.SGD(net.parameters(), lr=0.1).step, settings=GroupSettings(group=2))
+        if check_every:
+            with pytest.raises(DivergedError, match="NaN"):
+                group.step(batches)
+        else:
+            assert len(group.step(batches)) == 2
+
+
+@pytest.mark.parametrize(("k", "more"), [(1, 2.8), (8, 1.8)])
+def test_rounding_moves_the_boundary_as_far_as_the_docs_say(k, more):
+    """docs/speed.md: points of the boundary's share above the rule's, categories drawn at the paper's shares."""
+    generator, found = torch.Generator().manual_seed(0), []
+    for _ in range(400):
+        category = torch.multinomial(torch.tensor([0.18, 0.28, 0.54]), 128 * k, True, generator=generator)
+        _, _, counts = arrange(category, torch.rand(128 * k, generator=generator), [128] * k, StepBudget(10, 2), 8)
+        found.append(100 * (int(counts[0]) - int((category == Category.BOUNDARY).sum())) / (128 * k))
+    assert sum(found) / len(found) == pytest.approx(more, abs=0.3)

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.allocation import StepBudget, Work
+from bullettrain.attacks import frozen
 from bullettrain.augmix import ViewMaker
 from bullettrain.checks import (
     check_batch,
     check_category,
     check_count,
     check_labels,
+    check_logits,
     check_norms,
     check_range,
     check_score,
@@ -155,7 +157,7 @@ class GroupEngine:
             self.run(("clean", sizes), lambda: self._clean(sizes[0]))
         if self.selects:
             self.run(("select", sizes, keeps), lambda: self._select(sizes, keeps, fresh))
-            self._look_at_selection(sizes)
+            self._look_at_selection(sum(sizes))
             counts = memory.counts[: 2 + len(sizes)].tolist()  # the one host read
             plan = Plan.read(counts, sizes, self.budget, self.settings.bucket, fresh)
         else:
@@ -200,7 +202,7 @@ class GroupEngine:
         svar = check_score(self.train.score(wide(s), memory.y[:rows]), rows)
         category = self._separate(svar, sizes)
         order, local, counts = arrange(category, svar, sizes, self.budget, self.settings.bucket, fresh)
-        memory.svar[:rows] = svar
+        memory.svar[:rows], memory.selected[:rows] = svar, category
         memory.local[:rows] = local
         memory.counts[: len(counts)] = counts
         self._lay_out(order, category, counts, held, fresh)
@@ -210,7 +212,8 @@ class GroupEngine:
         separation, F_R = self.train.separation, self.train.robust_fraction.value
         assert not isinstance(separation, SeparationWithModel)
         if getattr(separation, "over_batches", separation is separate) and len(set(sizes)) == 1:
-            return separation(svar.view(len(sizes), -1), F_R).flatten()
+            several = separation(svar.view(len(sizes), -1), F_R)
+            return check_category(several.flatten() if torch.is_tensor(several) else several, len(svar))
         parts = torch.split(svar, list(sizes))
         return torch.cat([check_category(separation(part, F_R), len(part)) for part in parts])
 
@@ -286,7 +289,7 @@ class GroupEngine:
         largest = max(len(y) for _, y, _ in batches)
         memory = self.memory
         if memory is None or memory.too_small(x, start, rows, largest, len(batches)):
-            memory = self.memory = Memory(
+            memory = Memory(
                 x,
                 start,
                 max(rows, largest * self.settings.group),
@@ -295,11 +298,13 @@ class GroupEngine:
                 batches=len(batches),
                 copies=self.corruption.copies,
             )
+            if self.train.check_every:
+                self._check(batches, memory.z.shape[1])
+                self._looking = True
+            self.memory = memory
             self.corruption.allocate(memory)
             self.kept.clear()
             self.train.robust_fraction.to(x.device)
-            self._check(batches, memory.z.shape[1])
-            self._looking = True
             if self.reset is not None:
                 self.reset()
         at = 0
@@ -316,11 +321,17 @@ class GroupEngine:
             check_range(x, self.objective.bounds)
             check_labels(y, classes)
 
-    def _look_at_selection(self, sizes: tuple[int, ...]) -> None:
-        if self._looking:
-            svar = self._memory.svar[: sum(sizes)]
-            check_selection(svar, self._separate(svar, sizes), list(Category))
-            self._looking = False
+    def _look_at_selection(self, rows: int) -> None:
+        """The same of what was selected, once."""
+        if not self._looking:
+            return
+        memory = self._memory
+        svar = memory.svar[:rows]
+        if torch.isnan(svar).any():  # the network's fault, or the score's
+            with frozen(self.network), torch.no_grad():
+                check_logits(self.network(memory.x[:rows]), self.train.steps_taken + 1)
+        check_selection(svar, memory.selected[:rows], list(Category))
+        self._looking = False
 
     # --------------------------------------------------------------------------------------------- helpers
 

@@ -25,6 +25,7 @@ class Memory:
         self.x, self.start, self.y = like(x, rows), like(start, rows), numbers(rows)
         self.prime = like(x, copies * rows).view(copies, rows, *x.shape[1:])
         self.category, self.steps, self.svar = numbers(rows), numbers(rows), numbers(rows, dtype=floating)
+        self.selected = numbers(rows)  # categories before sizes were rounded
         self.step_size = numbers(rows, dtype=x.dtype)
         # The rows, those with the most steps first. Of each mini-batch: its examples with steps, then the others.
         self.order, self.local = numbers(rows), numbers(rows)

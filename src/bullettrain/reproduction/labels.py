@@ -44,6 +44,8 @@ class Word:
 
 def label(axes: Axes, words: Sequence[Word], lines: Sequence[Line]) -> None:
     """Write ``words`` into ``axes``, which are finished otherwise; ``lines`` are those to be left uncovered."""
+    if not words:
+        return
     figure: Any = axes.figure
     figure.draw_without_rendering()  # only now everything has its place
     unit = 72 / figure.dpi

@@ -73,10 +73,10 @@ def restore(trainer: Trainer, weights: Mapping[str, Tensor], state: Mapping[str,
             raise RunError(f"{trainer.folder.path} cannot be resumed: its data has changed since")
         trainer.network.load_state_dict(weights)
         load_optimizer(trainer.optimizer, state["optimizer"])
-        trainer.stepper.loaded()
         trainer.engine.load_state_dict(state["engine"])
         if trainer.average is not None:
             trainer.average.load_state_dict(state["average"])
+        trainer.stepper.loaded()
         trainer.at = Position(**state["position"])
         if trainer.place.first:  # sums over processes: one of them goes on with what there was
             trainer.tally.load_state_dict(state["tally"])

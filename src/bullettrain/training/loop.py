@@ -229,7 +229,8 @@ class Trainer:
         if self._last is not None:
             self.recorder.batch(*self._last, self.train_set.classes, step=self.at.step, epoch=self.at.epoch + 1)
         self.display.epoch(record)
-        if self.starts.part_of_eps(self.at.epoch) == 1:  # else the training attack is weak on purpose
+        weak = self.engine.budget.uniform_steps == 0 or self.starts.part_of_eps(self.at.epoch) < 1
+        if not weak:  # on purpose
             self.alarm(look_at_epoch(figures["robust_accuracy"], probe, classes=self.shape.num_classes))
         self.run_counts += counts
         self.epoch_counts = Counts()

@@ -77,6 +77,7 @@ class PlainStepper:
         devices = [self.place.device] if self.place.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             network, engine = copy.deepcopy(self.network), self.config.method.engine()
+            engine.check_every = self.engine.check_every
             if self.config.training.compile:
                 torch.compiler.reset()  # so that of two runs in a row both pay, and neither on the clock
             model = self._compiled(network)
