@@ -67,6 +67,15 @@ def test_training_against_an_attack_that_is_too_weak_is_noticed(tmp_path):
     assert read_weights(tmp_path / "run" / "last.safetensors")[1]["epoch"] == end["epochs"]  # before the collapse
 
 
+def test_training_against_no_attack_is_not_blamed_for_it(tmp_path):
+    none = ("method.boundary=0", "method.robust=0", "method.outlier=0", "eps=0.3")
+    settings = ("objective=trades", "epochs=12", "data.validation=0", "lr=5e-3", *none)
+    runs.train(recipe("digits").with_settings(settings), tmp_path / "run", CPU)
+    last = kinds(tmp_path / "run", "epoch")[-1]
+    assert look_at_epoch(last["robust_accuracy"], last["probe_robust"], classes=10)  # it would be
+    assert not kinds(tmp_path / "run", "warning")
+
+
 def test_keep_going_only_warns(tmp_path):
     config = small("training.log_every=100")
     train, test = (load("digits", split=split) for split in ("train", "test"))
