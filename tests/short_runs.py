@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from bullettrain.engine.group import GroupEngine
 from bullettrain.training import Config, recipe
 from bullettrain.training.folder import RunFolder
 from bullettrain.training.setup import Place
@@ -37,6 +38,19 @@ def died(target, *args) -> bool:
     process.start()
     process.join()
     return process.exitcode == -signal.SIGKILL
+
+
+def interrupt_at_the_third_group(monkeypatch) -> None:
+    """Ctrl-C while a group is trained."""
+    calls, original = [0], GroupEngine.step
+
+    def step(self, batches):
+        calls[0] += 1
+        if calls[0] == 3:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, batches)
+
+    monkeypatch.setattr(GroupEngine, "step", step)
 
 
 def free_port() -> int:

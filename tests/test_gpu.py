@@ -19,6 +19,7 @@ from bullettrain.training.collapse import CollapseError
 from bullettrain.training.folder import read_weights
 from bullettrain.training.setup import Place
 from conftest import batch, few_queries
+from short_runs import interrupt_at_the_third_group
 
 pytestmark = [
     pytest.mark.gpu,
@@ -303,19 +304,9 @@ def small(*settings):
 
 
 def test_a_run_on_the_gpu_resumes_in_the_middle_of_an_epoch(tmp_path, monkeypatch):
-    import signal
-
     whole = runs.train(small(), tmp_path / "whole", Place(CUDA))
     assert whole.finished
-    calls, original = [0], GroupEngine.step
-
-    def step(self, batches):
-        calls[0] += 1
-        if calls[0] == 3:
-            signal.raise_signal(signal.SIGINT)
-        return original(self, batches)
-
-    monkeypatch.setattr(GroupEngine, "step", step)
+    interrupt_at_the_third_group(monkeypatch)
     assert runs.train(small(), tmp_path / "cut", Place(CUDA)).reason.startswith("stopped")
     monkeypatch.undo()
     assert runs.train(small(), tmp_path / "cut", Place(CUDA), resume=True).finished

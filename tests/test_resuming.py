@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import bullettrain as bt
-from bullettrain.engine.group import GroupEngine
 from bullettrain.training import recipe
 from bullettrain.training import run as runs
 from bullettrain.training.folder import RunError, RunFolder, read_weights
 from bullettrain.training.optim import load_optimizer, make_optimizer
-from short_runs import CPU, died, kinds, small, weights_of
+from short_runs import CPU, died, interrupt_at_the_third_group, kinds, small, weights_of
 
 
 def killing_self(place, at):
@@ -116,15 +115,7 @@ def test_saving_within_an_epoch_changes_nothing(tmp_path, whole):
 def test_groups_train_and_resume_bit_for_bit(tmp_path, monkeypatch, settings):
     config = small(*settings)
     assert runs.train(config, tmp_path / "whole", CPU).finished
-    calls, original = [0], GroupEngine.step
-
-    def step(self, batches):
-        calls[0] += 1
-        if calls[0] == 3:
-            signal.raise_signal(signal.SIGINT)
-        return original(self, batches)
-
-    monkeypatch.setattr(GroupEngine, "step", step)
+    interrupt_at_the_third_group(monkeypatch)
     assert runs.train(config, tmp_path / "cut", CPU).reason.startswith("stopped")
     monkeypatch.undo()
     assert runs.train(config, tmp_path / "cut", CPU, resume=True).finished
