@@ -74,6 +74,16 @@ def test_seeds_of_the_plane_do_not_hide_words():
     readable(*draw("plane", runs))
 
 
+def test_the_plane_shows_an_attack_that_compares_methods():
+    rows = STUDIES["plane"].rows(SHORT)[:3]
+    one = [record(row, pgd20=45.0, **({"autoattack": 40.0} if row is rows[0] else {})) for row in rows]
+    axes, boxes = draw("plane", one)
+    assert (axes.get_ylabel(), len(boxes)) == ("PGD-20 accuracy, %", 3)
+    two = [record(row, pgd20=45.0, **({} if row is rows[0] else {"autoattack": 40.0})) for row in rows]
+    axes, boxes = draw("plane", two)
+    assert (axes.get_ylabel(), len(boxes)) == ("AutoAttack accuracy, %", 2)
+
+
 @pytest.mark.parametrize(("study", "symbol"), [("fig-gamma", "γ"), ("fig-nr", "$N_R$")])
 def test_points_and_lines_of_a_sweep_say_what_they_are(study, symbol):
     rows = STUDIES[study].rows(SHORT)

@@ -190,7 +190,9 @@ def draw_histogram(batch: Batch) -> Figure:
     top.set_yticks([0, most])
     for name, group, category in zip(SHARES, groups, Category, strict=True):
         if len(group) and float(np.ptp(group)) > 0.16 * (high - low):  # a narrow range has no room for its name
-            middle, height = np.median(group), batch.steps[batch.category == category].max()
+            middle = np.median(group)
+            under = np.abs(batch.svar - middle) < 0.08 * (high - low)  # half a name
+            height = batch.steps[under | (batch.category == category)].max()
             place: dict[str, Any] = {
                 "ha": "center",
                 "va": "bottom",

@@ -237,10 +237,11 @@ def ranks(results: Results) -> list[Picture]:
 def plane(results: Results) -> list[Picture]:
     """Accuracy over what training costs, a point a method; AutoAttack over minutes where they are known.
 
-    Runs that shared a device have no minutes; where none has any, the axis is counted passes an example. Where no
-    run was judged by AutoAttack, it is PGD-20. The axes say which.
+    Runs that shared a device have no minutes; where none has any, the axis is counted passes an example. Where fewer
+    than two methods were judged by AutoAttack, it is PGD-20. The axes say which.
     """
-    attack = next((a for a in ("autoattack", "pgd20") if any(results.value(row, a) for row in results.rows)), None)
+    judged_by = {a: [row for row in results.rows if results.value(row, a)] for a in ("autoattack", "pgd20")}
+    attack = next((attack for attack, rows in judged_by.items() if len(rows) > 1), None)
     cost = "minutes" if any(results.value(row, "minutes") for row in results.rows) else "passes"
     points = []
     for row in results.rows.values():
