@@ -14,7 +14,7 @@ from bullettrain.commands import app
 from bullettrain.evaluation.results import unpack
 from bullettrain.reproduction import STUDIES
 from bullettrain.reproduction import rows as rows_module
-from bullettrain.reproduction.records import better, read_records
+from bullettrain.reproduction.records import better, read_records, run_name
 from bullettrain.reproduction.rows import Outcome, Task
 from bullettrain.reproduction.scales import SMOKE
 from bullettrain.training.folder import RunFolder
@@ -197,6 +197,18 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(rows_module, "train", fail)
     text = invoke("table-trades", "--rows", "bt-nr*", "--out", tmp_path, *FAST, fails=1)
     assert re.search(r"failed .*-b10-r0-o0-.*: CUDA out of memory\.\n", text)
+    (record,) = read_records(tmp_path / "records").values()
+    assert record.config["method"]["robust"] == 2
+
+
+def test_a_folder_that_cannot_be_read_fails_alone(tmp_path):
+    """It was begun by a version with other settings, for one."""
+    rows = {row.name: row for row in STUDIES["table-trades"].rows(SMOKE)}
+    folder = tmp_path / "runs" / run_name(rows["bt-nr0"].config(SMOKE, FAST[1:6:2]))
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("method:\n  jsd_over: batch\n")
+    text = invoke("table-trades", "--rows", "bt-nr*", "--out", tmp_path, *FAST, fails=1)
+    assert re.search(r"failed .*-b10-r0-o0-.*: .*config.yaml cannot be read.*no setting 'method.jsd_over'", text)
     (record,) = read_records(tmp_path / "records").values()
     assert record.config["method"]["robust"] == 2
 

@@ -118,10 +118,10 @@ def perform(task: Task, console: Console | None = None) -> Outcome:
         return Outcome(task.name)
     place = find_place(task.device)
     folder = RunFolder(task.folder)
-    # How it is computed may differ from when it was begun (another device): what is learnt does not.
-    config = folder.config() if folder.exists else task.config
-    kept = task.record() if _is_trained(folder) else None  # figures of another training have no place beside these
     try:
+        # How it is computed may differ from when it was begun (another device): what is learnt does not.
+        config = folder.config() if folder.exists else task.config
+        kept = task.record() if _is_trained(folder) else None  # figures of another training have no place beside these
         if kept is None or not kept.finished:
             _most_jobs(task)
             result = train(
