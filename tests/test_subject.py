@@ -195,6 +195,11 @@ def mistakes(tmp_path, robust_run):
         "path": (["runs/none"], {}, "no such file or folder"),
         "folder": ([f"{here}/empty"], {}, "is no run: it is empty"),
         "comparison": ([f"{here}/both"], {}, f"a folder of runs; give one of them: {here}/both/baseline"),
+        "weights of a file": (
+            [f"{run}/last.safetensors"],
+            {"weights": "best"},
+            f"--weights was given, but {run}/last.safetensors is a file",
+        ),
         "weights": ([run], {"weights": "best"}, "has no 'best' weights; it has last, averaged"),
         "unknown weights": ([run], {"weights": "first"}, "there are last, best, averaged"),
         "network": ([f"{here}/net.pt"], {}, "name it, e.g. --network wrn-34-10"),

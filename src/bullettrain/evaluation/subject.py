@@ -78,12 +78,13 @@ def find_subject(
     """
     path = Path(model).expanduser()
     if path.is_dir():
-        _unused(network, mean, std, "a run's folder says itself what it is of")
+        _unused("a run's folder says itself what it is of", network=network, mean=mean, std=std)
         return _of_run(path, weights)
     if path.is_file():
+        _unused(f"{model} is a file, not a run's folder with several", weights=weights)
         tensors, about = read_state(path)
         if network is None and "network" in about:
-            _unused(None, mean, std, "the checkpoint says itself what it is of")
+            _unused("the checkpoint says itself what it is of", mean=mean, std=std)
             config = config_of(model)
             if config is None:
                 return Subject(path.name, load(path), path.name)
@@ -93,7 +94,7 @@ def find_subject(
         shape = {"channels": channels, "image_size": image_size, "classes": classes}
         return Subject(path.name, _fill(network, tensors, path, mean, std, shape), path.name)
     if ":" in model:
-        _unused(network, None, None, f"{model} is a network, not weights for one")
+        _unused(f"{model} is a network, not weights for one", weights=weights, network=network)
         made, own = _called(model, pretrained=True)
         return Subject(model, _normalised(made, mean, std, own).eval(), model)
     raise _no_network(model)
@@ -260,7 +261,7 @@ def _normalised(
         raise ConfigError(f"--mean, --std: {error}") from None
 
 
-def _unused(network: str | None, mean: object, std: object, why: str) -> None:
-    for option, value in (("--network", network), ("--mean", mean), ("--std", std)):
+def _unused(why: str, **options: object) -> None:
+    for option, value in options.items():
         if value is not None:
-            raise ConfigError(f"{option} was given, but {why}; leave it out")
+            raise ConfigError(f"--{option} was given, but {why}; leave it out")

@@ -70,6 +70,8 @@ def weights_file(path: Path, weights: str | None = None) -> Path:
     if path.is_dir():
         return path / f"{choose_weights(path, weights)}.safetensors"
     check_kind(path, [SAFETENSORS])
+    if weights is not None:
+        raise RunError(f"{path} is a file; give its folder to choose its {weights!r} weights, or leave weights out")
     return path
 
 
