@@ -10,7 +10,7 @@ import torch
 import bullettrain as bt
 from bullettrain.data import ImageSet, load
 from bullettrain.evaluation.results import Entry, Result, difference_error
-from bullettrain.reproduction.records import figure_of, read_records
+from bullettrain.reproduction.records import figure_of
 
 ROOT = Path(__file__).resolve().parent.parent
 POINTS = 0.003
@@ -78,10 +78,6 @@ def test_recorded_strong_attacks_are_those_that_the_page_shows():
         cells = [found["clean"]["accuracy"], found["pgd20"]["accuracy"], *parts, found["pgd100x10"]["accuracy"]]
         kept[file.stem] = {name: figure_of(Entry(**entry), Result(**result)) for name, result in found.items()}
         assert f"({file.parent.name}/{file.name}) | " + " | ".join(f"{100 * v:.2f}" for v in cells) + " |" in page
-    records = read_records(ROOT / "results" / "reproduce" / "short" / "records").values()
-    for attack in ("pgd100x10", "autoattack"):  # so that the page of claims can judge them image by image
-        recorded = [record.figures[attack] for record in records if attack in record.figures]
-        assert sorted(recorded, key=str) == sorted((found[attack] for found in kept.values()), key=str)
     said = []
     for attack in ("pgd20", "pgd100x10", "autoattack"):
         base, mined = kept["baseline-k1"][attack], kept["bullettrain-k1"][attack]

@@ -31,8 +31,9 @@ COLOURED = {
 LEGEND = (
     "✓ holds, ≈ falls short by no more than chance could (two standard errors), ✗ does not hold here, · not measured "
     "yet. A ± behind a difference is one standard error: paired where it is on record which images each network "
-    "keeps, else unpaired; of a single seed it is of the images alone, and how much another would differ is not in it. "
-    "Accuracy is compared with our own baseline row, not only with the paper's figures."
+    "keeps, searched in the same precision, else unpaired; of a single seed it is of the images alone, and how much "
+    "another would differ is not in it. Accuracy is compared with our own baseline row, not only with the paper's "
+    "figures."
 )
 
 
