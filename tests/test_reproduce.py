@@ -69,7 +69,12 @@ def test_every_study_runs_and_leaves_its_table_and_pictures(tmp_path):
         assert "commit" in record.environment
         assert record.figures["clean"]["examples"] == 359
     augmix = next(record for record in records.values() if record.config["recipe"] == "digits-augmix")
-    assert 0 < augmix.figures["corruptions"]["accuracy"] < 1
+    found = augmix.figures["corruptions"]
+    assert 0 < found["accuracy"] < 1
+    shares = [share for row in found["corruptions"].values() for share in row]
+    assert len(shares) == 3 * 5
+    assert sum(shares) / 15 == pytest.approx(found["accuracy"])
+    assert (tmp_path / "table-augmix-10.png").exists()
     ranked = [record.measures for record in records.values() if "ranked" in record.measures]
     assert len(ranked) == 5
     # Again: everything is from before, and the files are the same.

@@ -84,6 +84,36 @@ def test_the_plane_shows_an_attack_that_compares_methods():
     assert (axes.get_ylabel(), len(boxes)) == ("AutoAttack accuracy, %", 2)
 
 
+def corrupted(name, by, seed=0, **accuracy):
+    """A record of a row of table-augmix with so much left of each corruption, by severity."""
+    row = next(row for row in STUDIES["table-augmix"].rows(SHORT) if row.name == name)
+    made = record(row, seed=seed, corruptions=float(np.mean([*by.values()])), **accuracy)
+    made.figures["corruptions"]["corruptions"] = {key: [v / 100 for v in values] for key, values in by.items()}
+    return made
+
+
+def test_corruptions_are_shown_by_kind_and_by_severity():
+    fog, snow = [90.0, 80, 70, 60, 50], [80.0, 60, 40, 20, 0]
+    runs = [
+        corrupted("augmix-10", {"fog": fog, "snow": snow}, clean=95.0),
+        corrupted("augmix-10", {"fog": [v - 20 for v in fog], "snow": snow}, seed=1, clean=93.0),
+        corrupted("bt-10", {"snow": snow, "fog": fog}, clean=94.0),
+        corrupted("augmix-100", {"fog": fog}),  # alone: nothing to compare
+    ]
+    with printed():
+        (picture,) = figures.draw(Results(STUDIES["table-augmix"], SHORT, {run.name: run for run in runs}))
+        left, right = picture.figure.axes
+        assert (picture.suffix, picture.caption.partition(",")[0]) == ("-10", "AugMix")
+        assert [tick.get_text() for tick in left.get_yticklabels()] == ["snow", "fog"]
+        assert [line.get_xdata().tolist() for line in left.lines] == [pytest.approx(x) for x in ([40, 60], [40, 70])]
+        assert [line.get_xdata().tolist() for line in right.lines] == [[0, 1, 2, 3, 4, 5]] * 2
+        courses = [94, 80, 65, 50, 35, 20], [94, 85, 70, 55, 40, 25]
+        assert [line.get_ydata() for line in right.lines] == [pytest.approx(course) for course in courses]
+        assert [text.get_text() for text in right.get_legend().get_texts()] == ["AugMix", "AugMix + BT"]
+        picture.figure.draw_without_rendering()
+        assert not right.get_legend().get_window_extent().overlaps(left.bbox)
+
+
 @pytest.mark.parametrize(("study", "symbol"), [("fig-gamma", "γ"), ("fig-nr", "$N_R$")])
 def test_points_and_lines_of_a_sweep_say_what_they_are(study, symbol):
     rows = STUDIES[study].rows(SHORT)

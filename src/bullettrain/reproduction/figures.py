@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.extras import extra
 from bullettrain.reporting import figures as report
+from bullettrain.reporting.run import Floats
 from bullettrain.reporting.svg import COLOURS, HEIGHT, WIDTH, printed
 from bullettrain.reporting.words import attack_name
 from bullettrain.reproduction.labels import Line, Word, label
@@ -234,6 +236,48 @@ def ranks(results: Results) -> list[Picture]:
     return [Picture("", "Scores in the place of SVar: order of examples, and accuracy that comes of it.", figure)]
 
 
+def corrupted(results: Results) -> list[Picture]:
+    """Accuracy by corruption, and by severity, of each baseline and of what is compared with it."""
+    pictures = []
+    for base in (row for row in results.rows.values() if row.plain):
+        rows = [row.name for row in results.rows.values() if base.name in (row.name, row.baseline)]
+        group = {name: found for name in rows if (found := _by_corruption(results, name))}
+        if base.name not in group or len(group) < 2:
+            continue
+        figure, (left, right) = _canvas(2.0, 1.25, columns=2)
+        names = sorted(group[base.name], key=lambda name: float(np.mean(group[base.name][name])))
+        kinds = (("s", "soft"), ("^", "boundary"), ("o", "accent"))
+        drawn: dict[str, Any] = {}
+        at, grid = np.arange(len(names)), np.array([[found[name] for name in names] for found in group.values()])
+        means = grid.mean(axis=2)
+        left.hlines(at, means.min(axis=0), means.max(axis=0), color=COLOURS["line"], linewidth=2.5, zorder=1)
+        for row, mean, curve, (marker, colour) in zip(group, means, grid.mean(axis=1), kinds, strict=False):
+            look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 5}
+            left.plot(mean, at, linestyle="none", **look)
+            clean = results.value(row, "clean")
+            first = [] if clean is None else [clean.mean]
+            (line,) = right.plot(range(1 - len(first), SEVERITIES + 1), [*first, *curve], linewidth=1.4, **look)
+            drawn[results.rows[row].title.partition(",")[0]] = line
+        left.set_yticks(at, [name.replace("_", " ") for name in names])
+        left.set(xlabel="accuracy, mean of five severities, %")
+        left.grid(visible=False, axis="y")
+        left.grid(visible=True, axis="x")
+        right.set(xlabel="severity (0: clean)", ylabel=f"accuracy, mean of {len(names)} corruptions, %")
+        right.set_xticks(range(SEVERITIES + 1))
+        _legend(right, drawn, columns=3)
+        text = f"{base.title}, and what is compared with it: accuracy by corruption, and by severity."
+        pictures.append(Picture(f"-{base.name.rpartition('-')[2]}", text, figure))
+    return pictures
+
+
+def _by_corruption(results: Results, row: str) -> dict[str, Floats]:
+    """Accuracy in percent at each severity, mean of the seeds, of the corruptions that are averaged."""
+    value = results.value(row, "corruptions")
+    kept = [figure["corruptions"] for figure in (value.figures if value else ()) if "corruptions" in figure]
+    names = [name for name in kept[0] if all(name in figure for figure in kept)] if kept else []
+    return {name: 100 * np.mean([figure[name] for figure in kept], axis=0) for name in names}
+
+
 def plane(results: Results) -> list[Picture]:
     """Accuracy over what training costs, a point a method; AutoAttack over minutes where they are known.
 
@@ -297,5 +341,6 @@ def _legend(axes: Axes, drawn: dict[str, Any], columns: int = 2) -> None:
 
 
 DRAWN: dict[str, Callable[[Results], list[Picture]]] = {
-    function.__name__: function for function in (shares, svar, allocation, gamma, robust_steps, oracle, ranks, plane)
+    function.__name__: function
+    for function in (shares, svar, allocation, gamma, robust_steps, oracle, ranks, corrupted, plane)
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,17 +72,19 @@ def score_ranks(
 
 def spot_corruptions(
     network: nn.Module, images: ImageSet, *, device: torch.device, batch_size: int = 500
-) -> dict[str, float]:
-    """Mean accuracy under noise, blur and contrast at five severities, made here and now of images of any size."""
-    hits = total = 0
+) -> dict[str, Any]:
+    """Accuracy under noise, blur and contrast at five severities, made here and now of images of any size."""
+    hits = {name: [0] * SEVERITIES for name in SPOT}
     for at in range(0, len(images), batch_size):
         pixels = images.images[at : at + batch_size].to(device).permute(0, 2, 3, 1).contiguous()
         y = images.labels[at : at + batch_size].to(device)
         for name in SPOT:
-            for severity in range(1, SEVERITIES + 1):
-                chance = Chance(0, name, severity, first=at, n=len(pixels), device=device)
-                worse = CORRUPTIONS[name].apply(pixels, CORRUPTIONS[name].levels[severity - 1], chance)
+            for place, level in enumerate(CORRUPTIONS[name].levels):
+                chance = Chance(0, name, place + 1, first=at, n=len(pixels), device=device)
+                worse = CORRUPTIONS[name].apply(pixels, level, chance)
                 with frozen(network), torch.no_grad():
                     logits = network(to_unit(worse.permute(0, 3, 1, 2).contiguous()))
-                hits, total = hits + int(is_correct(logits, y).sum()), total + len(y)
-    return {"accuracy": hits / total, "examples": len(images), "over": len(SPOT)}
+                hits[name][place] += int(is_correct(logits, y).sum())
+    shares = {name: [count / len(images) for count in counts] for name, counts in hits.items()}
+    mean = statistics.fmean(share for row in shares.values() for share in row)
+    return {"accuracy": mean, "examples": len(images), "over": len(SPOT), "corruptions": shares}

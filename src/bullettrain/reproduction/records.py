@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bullettrain.corruptions.table import AVERAGED
 from bullettrain.evaluation.results import Entry, Result, Store, key_of
 from bullettrain.extras import extra
 from bullettrain.reporting.plotting import thin
@@ -233,7 +234,10 @@ def record_of(path: Path, *, jobs: int = 1, measures: Mapping[str, float] | None
 def figure_of(entry: Entry, result: Result) -> dict[str, Any]:
     """What a record keeps of a result of `bullettrain evaluate`."""
     about: dict[str, Any] = {"accuracy": result.accuracy, "examples": result.examples}
-    about |= {"over": result.corruptions["over"]} if result.corruptions else {}
+    if result.corruptions:
+        found = result.corruptions["accuracy"]
+        averaged = {name: found[name] for name in AVERAGED if name in found}
+        about |= {"over": result.corruptions["over"], "corruptions": averaged}
     about |= {} if result.precision == "float32" else {"precision": result.precision}
     return about | ({"fingerprint": entry.fingerprint, "survived": result.survived} if result.survived else {})
 

@@ -21,6 +21,7 @@ STUDIES = {
             ("clean", "corruptions"),
             tables.augmix_claims,
             columns=("corruptions", "clean", "boundary", "theoretical", "work", "wall"),
+            figure="corrupted",
         ),
         Study(
             "table-fast",
