@@ -273,6 +273,15 @@ def test_a_mistake_in_a_process_is_handed_to_the_first(tmp_path):
 # ------------------------------------------------------------------------------------ what is asked for
 
 
+def test_settings_that_only_other_rows_refuse_leave_a_table(tmp_path):
+    text = invoke("table-augmix", "--rows", "bt-10", "--set", "selection=eval", "--out", tmp_path, *FAST)
+    assert "AugMix − JSD, CIFAR-10: does not take these settings" in text
+    assert "does not take these settings" in (tmp_path / "table-augmix.md").read_text()
+    with pytest.raises(ConfigError, match="without the JSD nothing is selected"):  # asked for, it is told at once
+        invoke("table-augmix", "--set", "selection=eval", "--out", tmp_path / "all", *FAST)
+    assert not (tmp_path / "all").exists()
+
+
 def test_wrong_names_say_what_there_is(tmp_path):
     with pytest.raises(ConfigError, match=r"nothing called 'table-trade'.*table-trades, table-mart.*uncertainty"):
         invoke("table-trade")
@@ -298,14 +307,6 @@ def test_the_list(tmp_path):
     text = invoke()
     assert all(name in text for name in STUDIES)
     assert "--scale short" in text
-
-
-def test_a_row_whose_method_is_not_there_is_said_and_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("bullettrain.reproduction.study.METHODS", "bullettrain.nowhere_to_be_found")
-    with pytest.raises(ConfigError, match=r"row yopo needs yopo-2-5, which is not there yet"):
-        invoke("table-trades", "--rows", "yopo", "--out", tmp_path)
-    text = invoke("table-trades", "--rows", "yopo,trades", "--out", tmp_path, "--dry-run")
-    assert "TRADES λ=1/6 + YOPO-2-5: needs yopo-2-5, which is not there yet" in text
 
 
 def test_a_dry_run_trains_nothing_and_says_where_its_times_come_from(tmp_path):

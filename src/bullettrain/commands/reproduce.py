@@ -113,9 +113,6 @@ def reproduce(
     out = out or Path("runs") / "reproduce" / scale
     if out.is_file():
         raise ConfigError(f"--out {out} is a file; give a folder")
-    ready = [row for row in chosen if row.ready]
-    if rows and not ready:
-        chosen[0].config(size_of)  # says what it needs
     changed = tuple(settings or ())
     if precision is not None and precision not in typing.get_args(Precision):
         raise ConfigError(f"--precision is {precision!r}{instead(precision, typing.get_args(Precision))}")
@@ -138,10 +135,9 @@ def reproduce(
             label=row.name if seed == 0 else f"{row.name}, seed {seed}",
         )
 
-    tasks = merged([task(row, seed) for seed in range(seeds) for row in ready])
+    tasks = merged([task(row, seed) for seed in range(seeds) for row in chosen])
     if dry_run:
-        absent = [row for row in chosen if not row.ready]
-        forecast(console, f"{name}, scale {scale}", tasks, Estimator(place, read_records(out / RECORDS)), jobs, absent)
+        forecast(console, f"{name}, scale {scale}", tasks, Estimator(place, read_records(out / RECORDS)), jobs)
         return
     if only_tables:
         for one in tasks:

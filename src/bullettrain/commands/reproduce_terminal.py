@@ -16,7 +16,6 @@ from bullettrain.reproduction.results import Results, Verdict
 from bullettrain.reproduction.rows import Task
 from bullettrain.reproduction.scales import SCALES
 from bullettrain.reproduction.studies import STUDIES
-from bullettrain.reproduction.study import Row
 from bullettrain.training.display import duration
 
 STYLES = dict(zip(Verdict, ("green", "yellow", "yellow", "red", "dim"), strict=True))
@@ -49,7 +48,7 @@ def show(console: Console, results: Results) -> None:
         said = "to base: points against its baseline; the files have more columns, and whole names"
         console.print(said, highlight=False, style="dim")
     for row in results.rows.values():
-        status = results.status(row) if row.ready else f"needs {row.method}, which is not there yet"
+        status = results.status(row)
         if status and status != "not run yet":
             console.print(f"{escape(row.title)}: {escape(status)}", highlight=False, soft_wrap=True, style="dim")
     for note in results.notes():
@@ -117,9 +116,7 @@ def _coloured(cell: tables.Cell) -> str:
     return text if cell.verdict in (None, Verdict.OPEN) else f"[{STYLES[cell.verdict]}]{text}[/]"
 
 
-def forecast(
-    console: Console, title: str, tasks: Sequence[Task], estimator: Estimator, jobs: int, absent: Sequence[Row]
-) -> None:
+def forecast(console: Console, title: str, tasks: Sequence[Task], estimator: Estimator, jobs: int) -> None:
     """What would run, and for how long."""
     table = Table(title=escape(f"{title}, on {estimator.place.device}"), title_justify="left", box=None, pad_edge=False)
     table.title_style = "bold"
@@ -134,8 +131,7 @@ def forecast(
         times = ["", ""] if task.done else [duration(training), duration(judging)]
         table.add_row(escape(task.label), state, *times)
     console.print(table)
-    lines = [f"{row.title}: needs {row.method}, which is not there yet" for row in absent]
-    lines.append(f"altogether about {duration(total)}, one run after another")
+    lines = [f"altogether about {duration(total)}, one run after another"]
     if jobs > 1:
         lines.append(f"{jobs} at once share the device: how much sooner they are done is not measured")
     for (network, data, mined), speed in estimator.known.items():

@@ -17,6 +17,7 @@ from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.rows import attack_name
 from bullettrain.reproduction.scales import Scale
 from bullettrain.reproduction.study import Check, Claim, Row, Study
+from bullettrain.training.settings import ConfigError
 
 RATIOS = ("theoretical", "work", "wall")
 RANKS = ("rank", "rank_correct")
@@ -80,8 +81,16 @@ class Results:
         self.study, self.scale, self.settings = study, scale, tuple(settings)
         self.rows = {row.name: row for row in study.rows(scale)}
         self.runs: dict[str, list[Record]] = {}
+        self.refusing: set[str] = set()
+        """Rows that do not take the user's settings: there are no such runs."""
         for row in self.rows.values():
-            stem = _stem(run_name(row.config(scale, settings))) if row.ready else None
+            try:
+                stem = _stem(run_name(row.config(scale, settings)))
+            except ConfigError:
+                if not settings:
+                    raise
+                stem = ""
+                self.refusing.add(row.name)
             runs = [record for name, record in records.items() if _stem(name) == stem and record.finished]
             self.runs[row.name] = sorted(runs, key=lambda run: run.seed)
 
@@ -175,7 +184,7 @@ class Results:
         """What is to be said of a row beside its figures: that there are none, or that it collapsed."""
         runs = self.runs[row.name]
         if not runs:
-            return "not run yet"
+            return "does not take these settings" if row.name in self.refusing else "not run yet"
         said = (warning.partition(":")[0].partition(";")[0] for run in runs for warning in run.warnings)
         return "; ".join(dict.fromkeys(said))
 

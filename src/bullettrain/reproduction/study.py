@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from bullettrain.reproduction.scales import Scale
 from bullettrain.training.config import Config
+from bullettrain.training.methods import with_method
 from bullettrain.training.recipes import recipe
 from bullettrain.training.settings import ConfigError
-
-METHODS = "bullettrain.training.methods"
-"""Where baselines such as FAST come from; without it, rows that need one are shown as not there yet."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +33,12 @@ class Row:
     method: str | None = None
     """What the recipe is trained by instead, as `--method` takes it: fast, fast-3, yopo-2-5."""
 
-    @property
-    def ready(self) -> bool:
-        """Whether it can be trained."""
-        return self.method is None or importlib.util.find_spec(METHODS) is not None
-
     def config(self, scale: Scale, settings: Sequence[str] = ()) -> Config:
         """The run at ``scale``, with the user's own ``settings`` on top."""
-        if not self.ready:
-            raise ConfigError(f"row {self.name} needs {self.method}, which is not there yet; leave it out of --rows")
         name, base = scale.recipes[self.family]
         config = recipe(name).with_settings([*base, *self.settings, *settings])
         if self.method is not None:
-            changed: Config = importlib.import_module(METHODS).with_method(config, self.method)
-            return changed
+            return with_method(config, self.method)
         return config.baseline() if self.plain else config
 
 
