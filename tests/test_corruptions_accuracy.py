@@ -64,6 +64,9 @@ def test_accuracy_by_corruption_and_severity(tmp_path):
     assert result.examples == N
     assert result.over == 15
     assert result.mean == pytest.approx(np.mean([result.accuracy[name] for name in AVERAGED]), abs=1e-12)
+    places = {name: i for i, name in enumerate(CORRUPTIONS)}
+    wrong = [severity + places[name] % 3 for name in AVERAGED for severity in range(1, 6)]
+    assert result.kept.tolist() == [sum(row >= count for count in wrong) for row in range(N)]  # the first are wrong
     assert sum(ticks) == 19 * 5 * N
     assert ticks == model.sizes
     assert max(ticks) == 8

@@ -15,11 +15,12 @@ from bullettrain.evaluation import evaluate as judging
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.masking import smells
 from bullettrain.evaluation.paper import paper_figure
-from bullettrain.evaluation.results import FILE, Result, Store, pack, worst_cases
+from bullettrain.evaluation.results import FILE, Result, Store, pack, unpack_counts, worst_cases
 from bullettrain.evaluation.specs import PGD, Clean, Corruptions, Defaults, parse_attacks
 from bullettrain.evaluation.subject import Subject, find_subject
 from bullettrain.evaluation.watch import Watch
 from bullettrain.reporting.verdict import difference, mean_in_words
+from bullettrain.reproduction.records import figure_of
 from bullettrain.training import recipe
 from bullettrain.training.folder import RunError
 from bullettrain.training.signals import StoppedError
@@ -381,6 +382,7 @@ class Stand:
     examples: int
     mean: float
     over: int
+    kept: torch.Tensor | None = None
 
 
 @pytest.fixture
@@ -393,7 +395,8 @@ def corruptions(monkeypatch, tmp_path):
     def corruption_accuracy(model, folder, *, classes, device, batch_size, size, tick):
         calls.append((folder.name, classes, batch_size, model.training))
         tick(10)
-        return Stand({"fog": (0.9, 0.8, 0.7, 0.6, 0.5), "snow": (0.5,) * 5}, ("frost",), size or 359, 0.6, 14)
+        found = {"fog": (0.9, 0.8, 0.7, 0.6, 0.5), "snow": (0.5,) * 5}
+        return Stand(found, ("frost",), size or 359, 0.6, 14, torch.arange(size or 359) % 71)
 
     def mean_corruption_error(result, baseline):
         if "fog" not in baseline:
@@ -419,6 +422,10 @@ def test_corruptions_say_what_is_missing(robust_run, digits, tmp_path, corruptio
     assert result.interval[0] < 0.6 < result.interval[1]
     assert mean_in_words(result) == ("mean over 14 of 15, without frost: 60.00 %; mean corruption error 25.00 %")
     assert entry.worst == []
+    figure = figure_of(entry, result)
+    assert (figure["over"], figure["corruptions"].keys()) == (14, {"fog", "snow"})
+    assert figure["fingerprint"] == entry.fingerprint
+    assert unpack_counts(figure["kept"], 359).tolist() == [i % 71 for i in range(359)]
     judge(subject, digits, tmp_path, ["corruptions"], **plan)
     assert len(calls) == 1  # the folder is as it was
     (folder / "snow.npy").write_bytes(b"y")

@@ -12,7 +12,7 @@ from torch import nn
 from bullettrain.attacks import pgd
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.evaluation import clean_accuracy, robust_accuracy
-from bullettrain.evaluation.results import difference_error, pack, unpack
+from bullettrain.evaluation.results import difference_error, pack, pack_counts, unpack, unpack_counts
 from bullettrain.evaluation.rounds import pgd_rounds
 from bullettrain.evaluation.statistics import paired_error, rises, share_error, wilson
 from bullettrain.evaluation.survival import Round, Survival, clean_round, correct, survive
@@ -364,4 +364,24 @@ def test_only_outcomes_on_the_same_images_are_paired():
     error, paired = difference_error([mine, other], [other])
     assert (error, paired) == (pytest.approx(expected / 2), True)
     assert difference_error([mine], []) == (pytest.approx(share_error(6 / 9, 9)), False)
+
+
+def test_corruptions_are_paired_by_what_each_image_keeps():
+    def kept(*counts, over=2):
+        mean = sum(counts) / (5 * over * len(counts))
+        about = {"accuracy": mean, "examples": len(counts), "fingerprint": "a", "over": over}
+        return {**about, "kept": pack_counts(torch.tensor(counts))}
+
+    mine, other = kept(10, 8, 3, 0), kept(10, 6, 4, 0)
+    apart = np.array([0.0, 0.2, -0.1, 0.0])
+    assert difference_error([mine], [other]) == (pytest.approx(apart.std() / 2), True)
+    assert difference_error([mine], [kept(5, 3, 2, 0, over=1)])[1] is False  # of other corruptions
+    before = {key: value for key, value in other.items() if key != "kept"}
+    assert difference_error([mine], [before])[1] is False
+    assert unpack_counts(pack_counts(torch.tensor([0, 75, 255])), 3).tolist() == [0, 75, 255]
+    with pytest.raises(ValueError, match="3 bytes for 4 examples"):
+        unpack_counts(pack_counts(torch.tensor([1, 2, 3])), 4)
+
+
+def test_no_figures_have_no_error():
     assert difference_error([], []) == (0.0, False)

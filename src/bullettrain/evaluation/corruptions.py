@@ -29,11 +29,13 @@ class CorruptionResult:
 
     accuracy: corruption → shares in [0, 1] at severities 1 to 5, the extra ones too where their files are there.
     missing: of the 15 that are averaged, those without a file. examples: images at each severity.
+    kept: (n,) in how many of the averaged corruptions and severities each image is right.
     """
 
     accuracy: dict[str, tuple[float, ...]]
     missing: tuple[str, ...]
     examples: int
+    kept: Tensor | None = None
 
     @property
     def mean(self) -> float:
@@ -76,15 +78,19 @@ def corruption_accuracy(
     rows = stratified(labels, min(size, n), seed=0)[1] if size else torch.arange(n)
     labels = labels[rows].to(device)
     accuracy = {}
+    kept = torch.zeros(len(rows), dtype=torch.int64, device=device)
     with frozen(net), torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=half):
         for name in chosen:
             images = open_images(image_file(folder, name), SEVERITIES * n)
-            accuracy[name] = tuple(
-                _share(net, images[at : at + n], rows, labels, folder, device, batch_size, tick)
+            right = [
+                _right(net, images[at : at + n], rows, labels, folder, device, batch_size, tick)
                 for at in range(0, len(images), n)
-            )
+            ]
+            accuracy[name] = tuple(int(hits.sum()) / len(rows) for hits in right)
+            if name in AVERAGED:
+                kept += torch.stack(right).sum(dim=0)
     missing = tuple(name for name in AVERAGED if name not in accuracy and (names is None or name in names))
-    return CorruptionResult(accuracy, missing, len(labels))
+    return CorruptionResult(accuracy, missing, len(labels), kept.cpu())
 
 
 def mean_corruption_error(result: CorruptionResult, baseline: Mapping[str, Sequence[float]]) -> float:
@@ -133,7 +139,7 @@ def _chosen(folder: Path, names: Sequence[str] | None) -> list[str]:
     return chosen
 
 
-def _share(
+def _right(
     net: nn.Module,
     images: Array,
     rows: Tensor,
@@ -142,9 +148,9 @@ def _share(
     device: torch.device,
     batch_size: int,
     tick: Tick | None,
-) -> float:
-    """Share of some rows of one severity's images, uint8 (n, 32, 32, 3), that the network gets right."""
-    count = torch.zeros((), dtype=torch.int64, device=device)
+) -> Tensor:
+    """Which of some rows of one severity's images, uint8 (n, 32, 32, 3), the network gets right: (rows,) bool."""
+    right = []
     for at in range(0, len(rows), batch_size):
         pixels = torch.from_numpy(images[rows[at : at + batch_size].numpy()]).to(device)  # a copy: the map is read-only
         logits = verdict(net, to_unit(pixels.permute(0, 3, 1, 2).contiguous()))
@@ -153,7 +159,7 @@ def _share(
             raise DataError(
                 f"{folder / LABELS} has the label {int(labels.max())}, but the network has {logits.shape[1]} classes."
             )
-        count += (logits.argmax(dim=1) == labels[at : at + len(pixels)]).sum()
+        right.append(logits.argmax(dim=1) == labels[at : at + len(pixels)])
         if tick is not None:
             tick(len(pixels))
-    return int(count) / len(rows)
+    return torch.cat(right)

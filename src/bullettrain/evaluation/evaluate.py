@@ -19,7 +19,7 @@ from bullettrain.data.sets import stratified
 from bullettrain.evaluation import autoattack
 from bullettrain.evaluation.masking import smells, too_short, unbounded
 from bullettrain.evaluation.network import Judged, channels_last, ready
-from bullettrain.evaluation.results import Entry, Result, Store, key_of, result_of, worst_cases
+from bullettrain.evaluation.results import Entry, Result, Store, key_of, pack_counts, result_of, worst_cases
 from bullettrain.evaluation.rounds import pgd_rounds
 from bullettrain.evaluation.specs import PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict
 from bullettrain.evaluation.statistics import wilson
@@ -314,6 +314,8 @@ class _Judge:
             "missing": list(found.missing),
             "over": found.over,
         }
+        if found.kept is not None:
+            about["kept"] = pack_counts(found.kept)
         if baseline is not None:
             about["mce"] = mean_corruption_error(found, baseline)
         result = Result(

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.evaluation.specs import Attack, as_dict
 from bullettrain.evaluation.statistics import paired_error, share_error, wilson
 from bullettrain.evaluation.survival import Survival
@@ -251,13 +252,13 @@ def difference_error(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[
     """Standard error, from the images alone, of the difference of two mean accuracies; and whether it is paired.
 
     Each is of one network or several, with the keys of a record: ``accuracy``, ``examples``, and where it is known
-    which images survived, ``survived`` and the images' ``fingerprint``. It is paired where all know that of the same
-    images, searched in the same precision; else images are taken as if they were others for either. With no
-    ``other`` it is the error of ``mine``.
+    which images survived, the images' ``fingerprint`` and ``survived``, or, under corruptions, ``kept``. It is paired
+    where all know that of the same images, searched in the same precision; else images are taken as if they were
+    others for either. With no ``other`` it is the error of ``mine``.
     """
     figures = (*mine, *other)
-    images = {(figure["examples"], figure.get("fingerprint"), figure.get("precision")) for figure in figures}
-    if mine and other and len(images) == 1 and all(figure.get("survived") for figure in figures):
+    images = {tuple(figure.get(key) for key in ("examples", "fingerprint", "precision", "over")) for figure in figures}
+    if mine and other and len(images) == 1 and all(figure.get("survived") or figure.get("kept") for figure in figures):
         return paired_error(_mean_outcome(mine), _mean_outcome(other)), True
     errors = [
         share_error(statistics.fmean(figure["accuracy"] for figure in side), side[0]["examples"])
@@ -269,8 +270,15 @@ def difference_error(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[
 
 def _mean_outcome(figures: Sequence[Mapping[str, Any]]) -> Tensor:
     """(n,): how often each image survived."""
-    masks = [unpack(figure["survived"], int(figure["examples"])) for figure in figures]
-    return torch.stack(masks).double().mean(dim=0)
+    return torch.stack([_outcome(figure) for figure in figures]).mean(dim=0)
+
+
+def _outcome(figure: Mapping[str, Any]) -> Tensor:
+    """(n,) in [0, 1]: whether each image survived, or under what part of its corruptions."""
+    n = int(figure["examples"])
+    if figure.get("survived"):
+        return unpack(figure["survived"], n).double()
+    return unpack_counts(figure["kept"], n).double() / (SEVERITIES * int(figure["over"]))
 
 
 def key_of(**parts: Any) -> str:
@@ -290,6 +298,19 @@ def unpack(text: str, n: int) -> Tensor:
     if len(bits) != -(-n // 8):
         raise ValueError(f"{len(bits)} bytes for {n} examples")
     return torch.from_numpy(np.unpackbits(bits, count=n).astype(bool))
+
+
+def pack_counts(counts: Tensor) -> str:
+    """(n,) numbers from 0 to 255 as text, a byte each."""
+    return base64.b64encode(counts.cpu().numpy().astype(np.uint8).tobytes()).decode("ascii")
+
+
+def unpack_counts(text: str, n: int) -> Tensor:
+    """(n,) numbers from :func:`pack_counts`."""
+    counts = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
+    if len(counts) != n:
+        raise ValueError(f"{len(counts)} bytes for {n} examples")
+    return torch.from_numpy(counts.astype(np.int64))
 
 
 def _replaces(fresh: Entry, kept: Entry) -> bool:

@@ -238,6 +238,8 @@ def figure_of(entry: Entry, result: Result) -> dict[str, Any]:
         found = result.corruptions["accuracy"]
         averaged = {name: found[name] for name in AVERAGED if name in found}
         about |= {"over": result.corruptions["over"], "corruptions": averaged}
+        if "kept" in result.corruptions:  # not in evaluations from before it was kept
+            about |= {"fingerprint": entry.fingerprint, "kept": result.corruptions["kept"]}
     about |= {} if result.precision == "float32" else {"precision": result.precision}
     return about | ({"fingerprint": entry.fingerprint, "survived": result.survived} if result.survived else {})
 
