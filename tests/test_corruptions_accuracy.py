@@ -67,6 +67,12 @@ def test_accuracy_by_corruption_and_severity(tmp_path):
     places = {name: i for i, name in enumerate(CORRUPTIONS)}
     wrong = [severity + places[name] % 3 for name in AVERAGED for severity in range(1, 6)]
     assert result.kept.tolist() == [sum(row >= count for count in wrong) for row in range(N)]  # the first are wrong
+    again = corruption_accuracy(Reads(), folder, device=CPU, classes=4)
+    assert again == result
+    images = np.load(folder / "fog.npy")
+    images[N // 2] ^= 1
+    np.save(folder / "fog.npy", images)
+    assert corruption_accuracy(Reads(100), folder, device=CPU).fingerprint != result.fingerprint
     assert sum(ticks) == 19 * 5 * N
     assert ticks == model.sizes
     assert max(ticks) == 8

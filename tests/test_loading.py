@@ -79,9 +79,8 @@ def test_folders_that_are_no_run(tmp_path, robust_run):
 def test_weights_that_a_run_has_not(tmp_path, robust_run):
     assert told(robust_run, weights="best") == f"{robust_run} has no 'best' weights; it has last, averaged"
     assert "there are last, best, averaged; did you mean 'averaged'?" in told(robust_run, weights="averagd")
-    assert told(file := robust_run / "last.safetensors", weights="averaged").startswith(
-        f"{file} is a file; give its folder"
-    )
+    file = robust_run / "last.safetensors"
+    assert told(file, weights="averaged").startswith(f"{file} is a file; weights='averaged' is for a run's folder")
     shutil.copy(robust_run / "config.yaml", tmp_path)
     assert told(tmp_path) == f"{tmp_path} has no 'last' weights; it has none yet"
 

@@ -175,6 +175,7 @@ def test_of_two_figures_the_better_is_kept():
     assert better({"a": exact, "b": few}, {"a": half, "c": few}) == {"a": exact, "b": few, "c": few}
     assert better({"a": few}, {"a": half}) == {"a": half}
     assert better({"a": half}, {"a": dict(half, accuracy=1)})["a"]["accuracy"] == 1
+    assert better({"a": dict(exact, kept="")}, {"a": exact}) == {"a": dict(exact, kept="")}
 
 
 def test_a_stop_leaves_a_table_and_the_command_to_go_on(tmp_path, monkeypatch):
@@ -216,6 +217,12 @@ def test_a_folder_that_cannot_be_read_fails_alone(tmp_path):
     assert re.search(r"failed .*-b10-r0-o0-.*: .*config.yaml cannot be read.*no setting 'method.jsd_over'", text)
     (record,) = read_records(tmp_path / "records").values()
     assert record.config["method"]["robust"] == 2
+    # Nor does one that was finished keep a table from being made.
+    (tmp_path / "table-trades.md").unlink()
+    (tmp_path / "runs" / record.name / "config.yaml").write_text("method:\n  jsd_over: batch\n")
+    text = invoke("table-trades", "--rows", "bt-nr2", "--tables", "--out", tmp_path, *FAST, fails=1)
+    assert re.search(r"failed .*-b10-r2-o0-.*cannot be read", text)
+    assert "TRADES λ=1/6 + BT, N_R=2" in (tmp_path / "table-trades.md").read_text()
 
 
 def test_a_network_that_cannot_be_judged_fails_alone(tmp_path, monkeypatch):

@@ -2,14 +2,17 @@
 
 import itertools
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from bullettrain.reporting import figures as report
 from bullettrain.reporting.svg import printed
 from bullettrain.reproduction import STUDIES, figures, tables
+from bullettrain.reproduction.records import read_records
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.scales import SHORT, SMOKE
 from test_reproduction_claims import PAPERS, record
@@ -82,6 +85,39 @@ def test_the_plane_shows_an_attack_that_compares_methods():
     two = [record(row, pgd20=45.0, **({} if row is rows[0] else {"autoattack": 40.0})) for row in rows]
     axes, boxes = draw("plane", two)
     assert (axes.get_ylabel(), len(boxes)) == ("AutoAttack accuracy, %", 2)
+    shared = [record(row, jobs=2 if row is rows[2] else 1, pgd20=45.0, autoattack=40.0) for row in rows[1:]]
+    shared.append(record(rows[0], pgd20=45.0))  # of two that AutoAttack judged one has no minutes
+    assert draw("plane", shared)[0].get_ylabel() == "PGD-20 accuracy, %"
+    alone = Results(STUDIES["plane"], SHORT, {run.name: run for run in shared[:1]})
+    with printed():
+        assert figures.draw(alone) == []
+
+
+def test_names_in_the_histogram_keep_off_each_other():
+    records = read_records(Path(__file__).parents[1] / "results" / "reproduce" / "short" / "records")
+    batches = {name: batch for name, one in records.items() if (batch := one.as_run().batch) is not None}
+    if not batches:
+        pytest.skip("results/ is not here")
+    for name, batch in batches.items():
+        with printed():
+            figure = report.draw_histogram(batch)
+            figure.draw_without_rendering()
+        boxes = [Text.get_window_extent(word) for word in figure.axes[0].texts]
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2)), name
+        if "trades" in name and "r2" in name:  # outliers whose sizes were rounded up have the robust ones' steps
+            (line,) = figure.axes[0].lines
+            readable_from(figure.axes[0], line, boxes)
+
+
+def readable_from(axes, line, boxes):
+    """No name on the line, which goes up and down half way between two examples."""
+    x, y = line.get_data()
+    corners = [(x[0], y[0])]
+    for (a, low), (b, high) in itertools.pairwise(zip(x, y, strict=True)):
+        corners += [((a + b) / 2, low), ((a + b) / 2, high)]
+    path = axes.transData.transform([*corners, (x[-1], y[-1])])
+    for dot in np.concatenate([np.linspace(a, b, 50) for a, b in itertools.pairwise(path)]):
+        assert not any(box.contains(*dot) for box in boxes)
 
 
 def corrupted(name, by, seed=0, **accuracy):
@@ -112,6 +148,19 @@ def test_corruptions_are_shown_by_kind_and_by_severity():
         assert [text.get_text() for text in right.get_legend().get_texts()] == ["AugMix", "AugMix + BT"]
         picture.figure.draw_without_rendering()
         assert not right.get_legend().get_window_extent().overlaps(left.bbox)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "shown"), [({"fog": [50.0] * 5}, ["fog"]), ({"frost": [50.0] * 5}, None), ({}, None)]
+)
+def test_corruptions_are_shown_that_all_rows_were_judged_by(theirs, shown):
+    fog, snow = [90.0] * 5, [80.0] * 5
+    other = corrupted("bt-10", theirs) if theirs else record(STUDIES["table-augmix"].rows(SHORT)[2], corruptions=50.0)
+    runs = [corrupted("augmix-10", {"snow": snow, "fog": fog}), other]
+    with printed():
+        pictures = figures.draw(Results(STUDIES["table-augmix"], SHORT, {run.name: run for run in runs}))
+    ticks = [[tick.get_text() for tick in picture.figure.axes[0].get_yticklabels()] for picture in pictures]
+    assert ticks == ([] if shown is None else [shown])
 
 
 @pytest.mark.parametrize(("study", "symbol"), [("fig-gamma", "γ"), ("fig-nr", "$N_R$")])

@@ -367,20 +367,23 @@ def test_only_outcomes_on_the_same_images_are_paired():
 
 
 def test_corruptions_are_paired_by_what_each_image_keeps():
-    def kept(*counts, over=2):
-        mean = sum(counts) / (5 * over * len(counts))
-        about = {"accuracy": mean, "examples": len(counts), "fingerprint": "a", "over": over}
-        return {**about, "kept": pack_counts(torch.tensor(counts))}
+    def kept(*counts, names=("fog", "snow"), images="a"):
+        mean = sum(counts) / (5 * len(names) * len(counts))
+        about = {"accuracy": mean, "examples": len(counts), "fingerprint": images, "over": len(names)}
+        return {**about, "corruptions": dict.fromkeys(names), "kept": pack_counts(torch.tensor(counts))}
 
-    mine, other = kept(10, 8, 3, 0), kept(10, 6, 4, 0)
+    mine, other = kept(10, 8, 3, 0), kept(10, 6, 4, 0, names=("snow", "fog"))
     apart = np.array([0.0, 0.2, -0.1, 0.0])
     assert difference_error([mine], [other]) == (pytest.approx(apart.std() / 2), True)
-    assert difference_error([mine], [kept(5, 3, 2, 0, over=1)])[1] is False  # of other corruptions
+    for unlike in (kept(10, 6, 4, 0, names=("fog", "frost")), kept(10, 6, 4, 0, images="b")):
+        assert difference_error([mine], [unlike])[1] is False
     before = {key: value for key, value in other.items() if key != "kept"}
     assert difference_error([mine], [before])[1] is False
     assert unpack_counts(pack_counts(torch.tensor([0, 75, 255])), 3).tolist() == [0, 75, 255]
     with pytest.raises(ValueError, match="3 bytes for 4 examples"):
         unpack_counts(pack_counts(torch.tensor([1, 2, 3])), 4)
+    with pytest.raises(ValueError, match="256 does not fit"):
+        pack_counts(torch.tensor([256]))
 
 
 def test_no_figures_have_no_error():

@@ -17,7 +17,7 @@ def load(run_or_checkpoint: str | Path, *, weights: str | None = None, device: t
     Args:
         run_or_checkpoint: a run's folder, or one of its .safetensors files.
         weights: of a folder, which: "last", "best" or "averaged". None: the best on the run's validation set where it
-            held one out, else the last.
+            held one out, else the last. A file is what it is, and takes none.
         device: where to put it.
 
     Returns:

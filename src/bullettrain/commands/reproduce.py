@@ -140,9 +140,9 @@ def reproduce(
         forecast(console, f"{name}, scale {scale}", tasks, Estimator(place, read_records(out / RECORDS)), jobs)
         return
     if only_tables:
-        for one in tasks:
-            take_up(one)
-    signal, problems = (None, []) if only_tables else _run(console, tasks, jobs)
+        signal, problems = None, [f"{one.name}: {one.problem}" for one in map(take_up, tasks) if one.problem]
+    else:
+        signal, problems = _run(console, tasks, jobs)
     results = Results(study, size_of, read_records(out / RECORDS), settings=changed)
     written = _write(results, out)
     show(console, results)

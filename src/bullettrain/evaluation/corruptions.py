@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -29,13 +30,15 @@ class CorruptionResult:
 
     accuracy: corruption → shares in [0, 1] at severities 1 to 5, the extra ones too where their files are there.
     missing: of the 15 that are averaged, those without a file. examples: images at each severity.
-    kept: (n,) in how many of the averaged corruptions and severities each image is right.
+    kept: (n,) in how many of the averaged corruptions and severities each image is right. fingerprint: changes with
+    the labels, and with some of the images of each averaged file. Neither is there where it was made by hand.
     """
 
     accuracy: dict[str, tuple[float, ...]]
     missing: tuple[str, ...]
     examples: int
-    kept: Tensor | None = None
+    kept: Tensor | None = field(default=None, compare=False, repr=False)
+    fingerprint: str = ""
 
     @property
     def mean(self) -> float:
@@ -79,6 +82,7 @@ def corruption_accuracy(
     labels = labels[rows].to(device)
     accuracy = {}
     kept = torch.zeros(len(rows), dtype=torch.int64, device=device)
+    seen = hashlib.blake2b(labels.cpu().numpy().tobytes(), digest_size=16)
     with frozen(net), torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=half):
         for name in chosen:
             images = open_images(image_file(folder, name), SEVERITIES * n)
@@ -89,8 +93,10 @@ def corruption_accuracy(
             accuracy[name] = tuple(int(hits.sum()) / len(rows) for hits in right)
             if name in AVERAGED:
                 kept += torch.stack(right).sum(dim=0)
+                for at in range(0, len(images), n):
+                    seen.update(images[at + int(rows[len(rows) // 2])].tobytes())
     missing = tuple(name for name in AVERAGED if name not in accuracy and (names is None or name in names))
-    return CorruptionResult(accuracy, missing, len(labels), kept.cpu())
+    return CorruptionResult(accuracy, missing, len(labels), kept.cpu(), seen.hexdigest())
 
 
 def mean_corruption_error(result: CorruptionResult, baseline: Mapping[str, Sequence[float]]) -> float:

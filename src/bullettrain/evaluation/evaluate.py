@@ -315,7 +315,7 @@ class _Judge:
             "over": found.over,
         }
         if found.kept is not None:
-            about["kept"] = pack_counts(found.kept)
+            about |= {"kept": pack_counts(found.kept), "fingerprint": found.fingerprint}
         if baseline is not None:
             about["mce"] = mean_corruption_error(found, baseline)
         result = Result(

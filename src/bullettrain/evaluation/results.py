@@ -257,7 +257,10 @@ def difference_error(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[
     others for either. With no ``other`` it is the error of ``mine``.
     """
     figures = (*mine, *other)
-    images = {tuple(figure.get(key) for key in ("examples", "fingerprint", "precision", "over")) for figure in figures}
+    images = {
+        (*(figure.get(key) for key in ("examples", "fingerprint", "precision")), *sorted(figure.get("corruptions", ())))
+        for figure in figures
+    }
     if mine and other and len(images) == 1 and all(figure.get("survived") or figure.get("kept") for figure in figures):
         return paired_error(_mean_outcome(mine), _mean_outcome(other)), True
     errors = [
@@ -269,7 +272,7 @@ def difference_error(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[
 
 
 def _mean_outcome(figures: Sequence[Mapping[str, Any]]) -> Tensor:
-    """(n,): how often each image survived."""
+    """(n,): how often each image survived, over networks, and corruptions."""
     return torch.stack([_outcome(figure) for figure in figures]).mean(dim=0)
 
 
@@ -302,6 +305,8 @@ def unpack(text: str, n: int) -> Tensor:
 
 def pack_counts(counts: Tensor) -> str:
     """(n,) numbers from 0 to 255 as text, a byte each."""
+    if int(counts.max()) > 255:
+        raise ValueError(f"{int(counts.max())} does not fit into a byte")
     return base64.b64encode(counts.cpu().numpy().astype(np.uint8).tobytes()).decode("ascii")
 
 

@@ -94,7 +94,8 @@ def find_subject(
         shape = {"channels": channels, "image_size": image_size, "classes": classes}
         return Subject(path.name, _fill(network, tensors, path, mean, std, shape), path.name)
     if ":" in model:
-        _unused(f"{model} is a network, not weights for one", weights=weights, network=network)
+        _unused(f"{model} is a network, not weights for one", network=network)
+        _unused(f"{model} is no run's folder", weights=weights)
         made, own = _called(model, pretrained=True)
         return Subject(model, _normalised(made, mean, std, own).eval(), model)
     raise _no_network(model)

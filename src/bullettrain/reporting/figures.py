@@ -188,11 +188,20 @@ def draw_histogram(batch: Batch) -> Figure:
     most = max(int(batch.steps.max()), 1)
     top.set(ylim=(-0.12 * most, 1.75 * most), ylabel="steps")
     top.set_yticks([0, most])
-    for name, group, category in zip(SHARES, groups, Category, strict=True):
-        if len(group) and float(np.ptp(group)) > 0.16 * (high - low):  # a narrow range has no room for its name
-            middle = np.median(group)
-            under = np.abs(batch.svar - middle) < 0.08 * (high - low)  # half a name
-            height = batch.steps[under | (batch.category == category)].max()
+    span = high - low
+    named = {
+        category: (float(np.median(group)), int(batch.steps[batch.category == category].max()))
+        for category, group in zip(Category, groups, strict=True)
+        if len(group) and float(np.ptp(group)) > 0.16 * span  # a narrow range has no room for its name
+    }
+    for name, category in zip(SHARES, Category, strict=True):
+        if category in named:
+            middle, height = named[category]
+            beside = np.abs(batch.svar - middle) < 0.085 * span  # half a name
+            above = max(height, int(batch.steps[beside].max(initial=0)))
+            others = [place for other, place in named.items() if other != category]
+            if not any(top == above and abs(at - middle) < 0.17 * span for at, top in others):  # else names would meet
+                height = above
             place: dict[str, Any] = {
                 "ha": "center",
                 "va": "bottom",

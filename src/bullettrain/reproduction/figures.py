@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,7 +24,7 @@ from bullettrain.reporting.svg import COLOURS, HEIGHT, WIDTH, printed
 from bullettrain.reporting.words import attack_name
 from bullettrain.reproduction.labels import Line, Word, label
 from bullettrain.reproduction.paper_figures import ROLES, panel_rows
-from bullettrain.reproduction.results import Results
+from bullettrain.reproduction.results import Measured, Results
 from bullettrain.reproduction.study import Row
 from bullettrain.training.folder import RunFolder
 
@@ -244,19 +245,24 @@ def corrupted(results: Results) -> list[Picture]:
         group = {name: found for name in rows if (found := _by_corruption(results, name))}
         if base.name not in group or len(group) < 2:
             continue
+        first = group[base.name]
+        names = [name for name in first if all(name in found for found in group.values())]
+        if not names:
+            continue
+        names.sort(key=lambda name: float(np.mean(first[name])))
         figure, (left, right) = _canvas(2.0, 1.25, columns=2)
-        names = sorted(group[base.name], key=lambda name: float(np.mean(group[base.name][name])))
-        kinds = (("s", "soft"), ("^", "boundary"), ("o", "accent"))
+        kinds = itertools.cycle((("s", "soft"), ("^", "boundary"), ("o", "accent"), ("D", "robust")))
         drawn: dict[str, Any] = {}
         at, grid = np.arange(len(names)), np.array([[found[name] for name in names] for found in group.values()])
         means = grid.mean(axis=2)
         left.hlines(at, means.min(axis=0), means.max(axis=0), color=COLOURS["line"], linewidth=2.5, zorder=1)
-        for row, mean, curve, (marker, colour) in zip(group, means, grid.mean(axis=1), kinds, strict=False):
+        for row, mean, curve in zip(group, means, grid.mean(axis=1), strict=True):
+            marker, colour = next(kinds)
             look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 5}
             left.plot(mean, at, linestyle="none", **look)
             clean = results.value(row, "clean")
-            first = [] if clean is None else [clean.mean]
-            (line,) = right.plot(range(1 - len(first), SEVERITIES + 1), [*first, *curve], linewidth=1.4, **look)
+            start = [] if clean is None else [clean.mean]
+            (line,) = right.plot(range(1 - len(start), SEVERITIES + 1), [*start, *curve], linewidth=1.4, **look)
             drawn[results.rows[row].title.partition(",")[0]] = line
         left.set_yticks(at, [name.replace("_", " ") for name in names])
         left.set(xlabel="accuracy, mean of five severities, %")
@@ -271,31 +277,26 @@ def corrupted(results: Results) -> list[Picture]:
 
 
 def _by_corruption(results: Results, row: str) -> dict[str, Floats]:
-    """Accuracy in percent at each severity, mean of the seeds, of the corruptions that are averaged."""
+    """Accuracy in percent at each severity, mean of the seeds, of the corruptions that all of them were judged by."""
     value = results.value(row, "corruptions")
-    kept = [figure["corruptions"] for figure in (value.figures if value else ()) if "corruptions" in figure]
-    names = [name for name in kept[0] if all(name in figure for figure in kept)] if kept else []
-    return {name: 100 * np.mean([figure[name] for figure in kept], axis=0) for name in names}
+    seeds = [figure.get("corruptions", {}) for figure in (value.figures if value else ())]
+    names = [name for name in seeds[0] if all(name in seed for seed in seeds)] if seeds else []
+    return {name: 100 * np.mean([seed[name] for seed in seeds], axis=0) for name in names}
 
 
 def plane(results: Results) -> list[Picture]:
     """Accuracy over what training costs, a point a method; AutoAttack over minutes where they are known.
 
     Runs that shared a device have no minutes; where none has any, the axis is counted passes an example. Where fewer
-    than two methods were judged by AutoAttack, it is PGD-20. The axes say which.
+    than two methods can be shown by AutoAttack, it is PGD-20; where not by that either, there is no plane. The axes
+    say which.
     """
-    judged_by = {a: [row for row in results.rows if results.value(row, a)] for a in ("autoattack", "pgd20")}
-    attack = next((attack for attack, rows in judged_by.items() if len(rows) > 1), None)
     cost = "minutes" if any(results.value(row, "minutes") for row in results.rows) else "passes"
-    points = []
-    for row in results.rows.values():
-        runs = results.runs[row.name]
-        judged = results.value(row.name, attack) if attack is not None else None
-        minutes = results.value(row.name, "minutes")
-        at = float(np.mean([run.work for run in runs])) if cost == "passes" and runs else minutes and minutes.mean
-        if judged is not None and at:
-            points.append((at, judged, row))
-    if not points or attack is None:
+    for attack in ("autoattack", "pgd20"):
+        points = _points(results, attack, cost)
+        if len(points) > 1:
+            break
+    else:
         return []
     figure, (axes,) = _canvas(1.45, 1.25)
     kinds = {"full attack for all": ("s", "soft"), "BulletTrain": ("o", "accent"), "other": ("^", "boundary")}
@@ -328,6 +329,21 @@ def plane(results: Results) -> list[Picture]:
     label(axes, words, lines)
     text = "What each method reaches, over what its training costs; dashes lead from a baseline to BulletTrain on it"
     return [Picture("", f"{text}.", figure)]
+
+
+def _points(results: Results, attack: str, cost: str) -> list[tuple[float, Measured, Row]]:
+    """Cost and accuracy of the rows that have both."""
+    points = []
+    for row in results.rows.values():
+        runs, minutes, judged = (
+            results.runs[row.name],
+            results.value(row.name, "minutes"),
+            results.value(row.name, attack),
+        )
+        at = float(np.mean([run.work for run in runs])) if cost == "passes" and runs else minutes and minutes.mean
+        if judged is not None and at:
+            points.append((at, judged, row))
+    return points
 
 
 def _attack(results: Results, metric: str) -> str:

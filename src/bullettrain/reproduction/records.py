@@ -72,8 +72,8 @@ class Record:
     """Counted passes an example."""
     shares: dict[str, float]
     figures: dict[str, dict[str, Any]]
-    """By attack: accuracy as a share, on how many images, which of them, over how many corruptions, the search's
-    precision."""
+    """By attack: accuracy as a share, on how many images, which of them, the search's precision; of corruptions over
+    how many, each at its severities, and in how many each image is right."""
     averaged: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The same of the averaged weights, where training judged them."""
     measures: dict[str, float] = field(default_factory=dict)
@@ -239,16 +239,16 @@ def figure_of(entry: Entry, result: Result) -> dict[str, Any]:
         averaged = {name: found[name] for name in AVERAGED if name in found}
         about |= {"over": result.corruptions["over"], "corruptions": averaged}
         if "kept" in result.corruptions:  # not in evaluations from before it was kept
-            about |= {"fingerprint": entry.fingerprint, "kept": result.corruptions["kept"]}
+            about |= {key: result.corruptions[key] for key in ("fingerprint", "kept")}
     about |= {} if result.precision == "float32" else {"precision": result.precision}
     return about | ({"fingerprint": entry.fingerprint, "survived": result.survived} if result.survived else {})
 
 
 def better(old: Mapping[str, dict[str, Any]], new: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of two figures of an attack the one on more images, then the one searched in float32, then the new one."""
+    """Of two figures of an attack the one on more images, then in float32, then that knows more, then the new one."""
 
-    def worth(figure: Mapping[str, Any]) -> tuple[int, bool]:
-        return figure["examples"], "precision" not in figure
+    def worth(figure: Mapping[str, Any]) -> tuple[int, bool, bool]:
+        return figure["examples"], "precision" not in figure, "kept" in figure or "survived" in figure
 
     kept = {name: figure for name, figure in old.items() if name in new and worth(figure) > worth(new[name])}
     return {**old, **new, **kept}

@@ -89,10 +89,13 @@ class Results:
             except ConfigError:
                 if not settings:
                     raise
-                stem = ""
                 self.refusing.add(row.name)
+                self.runs[row.name] = []
+                continue
             runs = [record for name, record in records.items() if _stem(name) == stem and record.finished]
             self.runs[row.name] = sorted(runs, key=lambda run: run.seed)
+        if len(self.refusing) == len(self.rows):
+            next(iter(self.rows.values())).config(scale, settings)  # says why
 
     def columns(self) -> tuple[str, ...]:
         """Of the table."""

@@ -189,11 +189,15 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
     final.write(task.out / RECORDS)
 
 
-def take_up(task: Task) -> None:
+def take_up(task: Task) -> Outcome:
     """Put what `bullettrain evaluate` has found since into the record of a finished run, where that is here."""
     kept = task.record()
-    if kept is not None and kept.finished and _is_trained(RunFolder(task.folder)):
-        _so_far(task, kept).write(task.out / RECORDS)
+    try:
+        if kept is not None and kept.finished and _is_trained(RunFolder(task.folder)):
+            _so_far(task, kept).write(task.out / RECORDS)
+    except RunError as error:
+        return Outcome(task.name, problem=str(error))
+    return Outcome(task.name)
 
 
 def _so_far(task: Task, kept: Record | None) -> Record:

@@ -85,7 +85,7 @@ class RunFolder:
             return Config.from_dict(values)
         except FileNotFoundError:
             raise RunError(f"{self.path} is no run: it has no config.yaml") from None
-        except (yaml.YAMLError, UnicodeDecodeError, AttributeError, ConfigError, TypeError) as error:
+        except (yaml.YAMLError, UnicodeDecodeError, AttributeError, ConfigError, TypeError, OSError) as error:
             raise RunError(f"{self.path / 'config.yaml'} cannot be read: {_one_line(error)}") from None
 
     @contextlib.contextmanager

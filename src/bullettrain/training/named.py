@@ -71,7 +71,7 @@ def weights_file(path: Path, weights: str | None = None) -> Path:
         return path / f"{choose_weights(path, weights)}.safetensors"
     check_kind(path, [SAFETENSORS])
     if weights is not None:
-        raise RunError(f"{path} is a file; give its folder to choose its {weights!r} weights, or leave weights out")
+        raise RunError(f"{path} is a file; weights={weights!r} is for a run's folder: give that, or leave weights out")
     return path
 
 
