@@ -106,10 +106,10 @@ def test_names_in_the_histogram_keep_off_each_other():
         assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2)), name
         if "trades" in name and "r2" in name:  # outliers whose sizes were rounded up have the robust ones' steps
             (line,) = figure.axes[0].lines
-            readable_from(figure.axes[0], line, boxes)
+            off_the_line(figure.axes[0], line, boxes)
 
 
-def readable_from(axes, line, boxes):
+def off_the_line(axes, line, boxes):
     """No name on the line, which goes up and down half way between two examples."""
     x, y = line.get_data()
     corners = [(x[0], y[0])]

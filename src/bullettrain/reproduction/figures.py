@@ -231,9 +231,7 @@ def ranks(results: Results) -> list[Picture]:
         right.annotate(f"{accuracy:.1f}", (accuracy, place), xytext=(3, 0), textcoords="offset points", va="center")
     right.set(xlabel=f"{_attack(results, 'pgd20')} accuracy, %")
     right.margins(x=0.16)
-    for axes in (left, right):
-        axes.grid(visible=False, axis="y")
-        axes.grid(visible=True, axis="x")
+    _upright(left, right)
     return [Picture("", "Scores in the place of SVar: order of examples, and accuracy that comes of it.", figure)]
 
 
@@ -243,37 +241,39 @@ def corrupted(results: Results) -> list[Picture]:
     for base in (row for row in results.rows.values() if row.plain):
         rows = [row.name for row in results.rows.values() if base.name in (row.name, row.baseline)]
         group = {name: found for name in rows if (found := _by_corruption(results, name))}
-        if base.name not in group or len(group) < 2:
-            continue
-        first = group[base.name]
+        first = group.get(base.name, {})
         names = [name for name in first if all(name in found for found in group.values())]
-        if not names:
-            continue
-        names.sort(key=lambda name: float(np.mean(first[name])))
-        figure, (left, right) = _canvas(2.0, 1.25, columns=2)
-        kinds = itertools.cycle((("s", "soft"), ("^", "boundary"), ("o", "accent"), ("D", "robust")))
-        drawn: dict[str, Any] = {}
-        at, grid = np.arange(len(names)), np.array([[found[name] for name in names] for found in group.values()])
-        means = grid.mean(axis=2)
-        left.hlines(at, means.min(axis=0), means.max(axis=0), color=COLOURS["line"], linewidth=2.5, zorder=1)
-        for row, mean, curve in zip(group, means, grid.mean(axis=1), strict=True):
-            marker, colour = next(kinds)
-            look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 5}
-            left.plot(mean, at, linestyle="none", **look)
-            clean = results.value(row, "clean")
-            start = [] if clean is None else [clean.mean]
-            (line,) = right.plot(range(1 - len(start), SEVERITIES + 1), [*start, *curve], linewidth=1.4, **look)
-            drawn[results.rows[row].title.partition(",")[0]] = line
-        left.set_yticks(at, [name.replace("_", " ") for name in names])
-        left.set(xlabel="accuracy, mean of five severities, %")
-        left.grid(visible=False, axis="y")
-        left.grid(visible=True, axis="x")
-        right.set(xlabel="severity (0: clean)", ylabel=f"accuracy, mean of {len(names)} corruptions, %")
-        right.set_xticks(range(SEVERITIES + 1))
-        _legend(right, drawn, columns=3)
-        text = f"{base.title}, and what is compared with it: accuracy by corruption, and by severity."
-        pictures.append(Picture(f"-{base.name.rpartition('-')[2]}", text, figure))
+        if names and len(group) > 1:
+            names.sort(key=lambda name: float(np.mean(first[name])))
+            grid = {row: np.array([found[name] for name in names]) for row, found in group.items()}
+            text = f"{base.title}, and what is compared with it: accuracy by corruption, and by severity."
+            pictures.append(Picture(f"-{base.name.rpartition('-')[2]}", text, _draw_corrupted(results, names, grid)))
     return pictures
+
+
+def _draw_corrupted(results: Results, names: list[str], grid: dict[str, Floats]) -> Figure:
+    """``grid``: of each row, accuracy by corruption (``names``) and severity."""
+    figure, (left, right) = _canvas(2.0, 1.25, columns=2)
+    kinds = itertools.cycle((("s", "soft"), ("^", "boundary"), ("o", "accent"), ("D", "robust")))
+    drawn: dict[str, Any] = {}
+    at, means = np.arange(len(names)), np.array([shares.mean(axis=1) for shares in grid.values()])
+    left.hlines(at, means.min(axis=0), means.max(axis=0), color=COLOURS["line"], linewidth=2.5, zorder=1)
+    for (row, shares), mean in zip(grid.items(), means, strict=True):
+        marker, colour = next(kinds)
+        look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 5}
+        left.plot(mean, at, linestyle="none", **look)
+        clean = results.value(row, "clean")
+        start = [] if clean is None else [clean.mean]
+        course = [*start, *shares.mean(axis=0)]
+        (line,) = right.plot(range(1 - len(start), SEVERITIES + 1), course, linewidth=1.4, **look)
+        drawn[results.rows[row].title.partition(",")[0]] = line
+    left.set_yticks(at, [name.replace("_", " ") for name in names])
+    left.set(xlabel="accuracy, mean of five severities, %")
+    _upright(left)
+    right.set(xlabel="severity (0: clean)", ylabel=f"accuracy, mean of {len(names)} corruptions, %")
+    right.set_xticks(range(SEVERITIES + 1))
+    _legend(right, drawn, columns=3)
+    return figure
 
 
 def _by_corruption(results: Results, row: str) -> dict[str, Floats]:
@@ -348,6 +348,13 @@ def _points(results: Results, attack: str, cost: str) -> list[tuple[float, Measu
 
 def _attack(results: Results, metric: str) -> str:
     return attack_name(results.metric(metric))
+
+
+def _upright(*panels: Axes) -> None:
+    """Grid lines for values that lie along the bottom."""
+    for axes in panels:
+        axes.grid(visible=False, axis="y")
+        axes.grid(visible=True, axis="x")
 
 
 def _legend(axes: Axes, drawn: dict[str, Any], columns: int = 2) -> None:
