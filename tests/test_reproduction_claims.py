@@ -270,6 +270,13 @@ def test_seeds_that_differ_much_leave_more_to_chance():
         assert said.error == pytest.approx(math.hypot(of_seeds, 0.707), abs=0.002)  # the images are the same ones
 
 
+@pytest.mark.parametrize(("asked", "verdict"), [(2.25, Verdict.HOLDS), (2.37, Verdict.HOLDS), (2.38, Verdict.FAILS)])
+def test_a_counted_speedup_is_not_short_by_chance(asked, verdict):
+    """It is 2.254 here; a twentieth is forgiven, and more is more than seeds would make it differ."""
+    found = results(record(ROWS["trades"]), record(ROWS["bt-nr2"]))
+    assert found.judge(Check(("bt-nr2",), "theoretical", "≥", asked)).verdict is verdict
+
+
 def test_parts_of_a_claim():
     found = results(record(ROWS["trades"], pgd20=50), record(ROWS["bt-nr2"], pgd20=50))
     good, bad = Check(("bt-nr2",), "pgd20", "≥", 0, "trades"), Check(("bt-nr2",), "pgd20", "≥", 20, "trades")

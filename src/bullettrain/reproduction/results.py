@@ -162,8 +162,9 @@ class Results:
     def _margins(self, check: Check, error: float) -> tuple[float, float]:
         """What does not count, and what could be chance."""
         if check.metric in RATIOS:
-            return SLACK["ratio"] * max(check.offset, 1), 3 * SLACK["ratio"] * max(check.offset, 1)
-        slack = 0.0 if check.relation == "≈" else SLACK["rank" if check.metric in RANKS else "points"]
+            slack = SLACK["ratio"] * max(check.offset, 1)
+        else:
+            slack = 0.0 if check.relation == "≈" else SLACK["rank" if check.metric in RANKS else "points"]
         return slack, max(slack, CHANCE * error)
 
     def verdict(self, claim: Claim) -> tuple[Verdict, list[Judged]]:
