@@ -141,7 +141,7 @@ def test_mistakes_are_one_line(method, settings, message):
 def test_augmix_has_no_attack_to_change():
     with pytest.raises(ConfigError, match="AugMix, which has no attack"):
         with_method(recipe("digits-augmix"), "fast")
-    with pytest.raises(ConfigError, match=r"method\.start is set, but AugMix has no attack; leave it null"):
+    with pytest.raises(ConfigError, match=r"start is uniform, but AugMix has no attack; .* --set start=null"):
         recipe("digits-augmix").with_settings(["start=uniform"])
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bullettrain import models
+from bullettrain.evaluation.specs import threat_of
 from bullettrain.training import RECIPES, Config, ConfigError, recipe
 from bullettrain.training.optim import make_optimizer, rate
 from bullettrain.training.recipes import one_line
@@ -111,6 +112,17 @@ def test_settings_that_only_make_sense_together():
     recipe("digits").with_settings(["objective=pgd-at", "beta=null"])
 
 
+def test_the_step_of_the_evaluation_goes_with_its_eps():
+    """20 steps of 0.003 would not cross a ball of 16/255."""
+    short = recipe("cifar10-trades-short")
+    assert short.with_settings(["epochs=3", "eps=0.031"]).evaluation.step_size == 0.003
+    larger = short.with_settings(["eps=16/255"])
+    assert threat_of(larger).step_size(20, "linf", 16 / 255) == pytest.approx(1.6 / 255)
+    assert short.with_settings(["eps=16/255", "evaluation.step_size=0.01"]).evaluation.step_size == 0.01
+    other = short.with_settings(["norm=l2", "eps=0.5"])
+    assert threat_of(other).step_size(20, "l2", 0.5) == 0.05
+
+
 @pytest.mark.parametrize("name", sorted(WANTED))
 def test_every_setting_can_be_set_as_it_is_shown(name):
     config = recipe(name)
@@ -155,11 +167,12 @@ def test_every_setting_can_be_set_as_it_is_shown(name):
         ("flip=perhaps", "true or false"),
         ("objective=trade", "did you mean 'trades'"),
         ("norm=l1", "linf, l2"),
+        ("norm=l2", r"norm is l2, and eps 0.15 is of linf; set both, e.g. --set eps=0.5$"),
         ("method.robust=20", "robust=20, outlier=0 are out of order; .* For a study, say --set ordered=false$"),
         ("gamma=2", "gamma is 2"),
         ("average=1", "training.average is 1"),
         ("data.validation=-1", "data.validation is -1"),
-        ("objective=pgd-at", "has no beta"),
+        ("objective=pgd-at", "beta is 6.0, but pgd-at has no beta; it has to be null: --set beta=null$"),
     ],
 )
 def test_bad_settings(setting, message):

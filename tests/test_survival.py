@@ -66,6 +66,17 @@ def test_later_rounds_see_only_survivors_in_full_batches():
     assert len({seed for _, seed in seen}) == 6  # no two batches share their noise
 
 
+def test_what_is_no_number_is_no_right_answer():
+    """argmax takes NaN for the largest, so that a broken network would be right wherever that is the label."""
+
+    class Broken(torch.nn.Module):
+        def forward(self, x):
+            return x.new_full((len(x), 3), float("nan")).index_fill(0, torch.tensor([0]), 1.0)
+
+    x, y = torch.rand(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
+    assert correct(Broken().eval(), x, y).tolist() == [True, False, False, False]
+
+
 def test_nothing_left_needs_no_more_rounds():
     def never(x, y, seed):
         raise AssertionError("an image that is lost was attacked")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks import Norm, frozen, pgd
-from bullettrain.attacks.norms import norm_named
+from bullettrain.attacks.norms import find_norm
 from bullettrain.checks import check_bounds, check_count, check_positive
 from bullettrain.mining import Category, Separation, is_correct
 
@@ -38,7 +38,7 @@ class OracleSeparation:
         self.eps, self.steps = check_positive(eps, "eps"), check_count(steps, "steps")
         check_positive(steps, "steps")
         self.step_size = check_positive(1.7 * eps / steps if step_size is None else step_size, "step_size")
-        self.norm = norm_named(norm) if isinstance(norm, str) else norm
+        self.norm = find_norm(norm)
         self.bounds, self.generator = check_bounds(bounds), generator
         self.passes_per_example = 2 * steps + 1
 

@@ -65,12 +65,13 @@ class L2(Norm):
 NORMS: dict[str, Norm] = {"linf": Linf(), "l2": L2()}
 
 
-def norm_named(name: str) -> Norm:
-    """The norm called ``name``."""
-    try:
-        return NORMS[name]
-    except KeyError:
-        raise ValueError(f"there is no norm {name!r}; there are {', '.join(NORMS)}") from None
+def find_norm(norm: str | Norm) -> Norm:
+    """The norm of that name; a norm is itself."""
+    if isinstance(norm, Norm):
+        return norm
+    if not isinstance(norm, str) or norm not in NORMS:
+        raise ValueError(f"there is no norm {norm!r}; there are {', '.join(NORMS)}")
+    return NORMS[norm]
 
 
 def per_example(values: Tensor, like: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bullettrain.attacks.climb import WHOLE_NETWORK, Climb
 from bullettrain.attacks.losses import AttackLoss, loss_named
-from bullettrain.attacks.norms import Norm, norm_named, per_example
+from bullettrain.attacks.norms import Norm, find_norm, per_example
 from bullettrain.attacks.state import Mode, bare, frozen, underflows
 from bullettrain.checks import (
     check_batch,
@@ -83,7 +83,7 @@ def pgd(
     low_high = check_bounds(bounds)
     if check:
         check_range(x, low_high)
-    norm = norm_named(norm) if isinstance(norm, str) else norm
+    norm = find_norm(norm)
     ascend = loss_named(loss) if isinstance(loss, str) else loss
     x = x.detach()
     counts = _host_counts(steps, len(x))  # the one thing the host has to know: how the batch shrinks

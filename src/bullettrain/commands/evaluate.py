@@ -19,7 +19,7 @@ from bullettrain.data.sets import stratified
 from bullettrain.evaluation.evaluate import Plan
 from bullettrain.evaluation.evaluate import evaluate as run_evaluation
 from bullettrain.evaluation.results import FILE, Store
-from bullettrain.evaluation.specs import Attack, Clean, Corruptions, Defaults, parse_attack, parse_attacks
+from bullettrain.evaluation.specs import Attack, Clean, Corruptions, Defaults, parse_attack, parse_attacks, threat_of
 from bullettrain.evaluation.subject import FORMS, check_form, config_of, find_subject
 from bullettrain.evaluation.watch import Watch
 from bullettrain.precision import Precision
@@ -175,7 +175,7 @@ def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defau
     own = cast(Literal["linf", "l2"], norm or (config.method.norm if config else "linf"))
     defaults = Defaults(own)
     if config is not None and own == config.method.norm and config.method.objective != "augmix":
-        defaults = Defaults(own, config.method.eps, config.evaluation.step_size, config.evaluation.steps)
+        defaults = threat_of(config)
     if eps is None:
         return defaults
     radius = parse_attack(f"pgd:norm={own},eps={eps}", Defaults()).eps  # type: ignore[union-attr]

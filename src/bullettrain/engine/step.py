@@ -229,7 +229,9 @@ class BulletTrain:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`."""
+        """Continue from :meth:`state_dict`, with the γ and the momentum that it was made with."""
+        if missing := {"robust_fraction", "steps_taken"} - state.keys():
+            raise ValueError(f"{' and '.join(sorted(missing))} missing; give what state_dict() of BulletTrain returned")
         self.robust_fraction.load_state_dict(state["robust_fraction"])
         self.steps_taken = check_count(state["steps_taken"], "steps_taken")
         self.objective.load_state_dict(state.get("objective", {}))

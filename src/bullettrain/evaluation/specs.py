@@ -7,10 +7,13 @@ import re
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from bullettrain.checks import instead
 from bullettrain.training.settings import ConfigError, parse
+
+if TYPE_CHECKING:
+    from bullettrain.training.config import Config
 
 PAPER_EPS, PAPER_STEP = 0.031, 0.003
 """Of the paper's PGD-20."""
@@ -103,6 +106,14 @@ class Defaults:
         if steps < 20:
             return few_steps(steps, eps)
         return PAPER_STEP if (norm, eps) == ("linf", PAPER_EPS) else eps / 10
+
+
+def threat_of(config: Config) -> Defaults:
+    """What a run's own attacks are by default; AugMix has none, and is judged as if there were no run."""
+    method, evaluation = config.method, config.evaluation
+    if method.objective == "augmix":
+        return Defaults()
+    return Defaults(cast(NormName, method.norm), method.eps, evaluation.step_size, evaluation.steps)
 
 
 def few_steps(steps: int, eps: float) -> float:

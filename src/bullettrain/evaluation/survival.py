@@ -132,5 +132,6 @@ def clean_round(model: nn.Module) -> Round:
 
 
 def correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """(m,) bool: which of x (m, C, H, W) the network, in eval mode, classifies as y (m,)."""
-    return verdict(model, x).argmax(dim=1) == y
+    """(m,) bool: which of x (m, C, H, W) the network, in eval mode, classifies as y (m,); NaN is no answer."""
+    logits = verdict(model, x)
+    return (logits.argmax(dim=1) == y) & logits.isfinite().all(dim=1)

@@ -24,7 +24,7 @@ from bullettrain.attacks import (
     starting_point,
 )
 from bullettrain.attacks.losses import loss_named
-from bullettrain.attacks.norms import norm_named
+from bullettrain.attacks.norms import NORMS, find_norm
 from bullettrain.attacks.state import Mode, check_mode, forward_some, training
 from bullettrain.checks import check_bounds, check_logits_shape, check_positive
 
@@ -141,7 +141,7 @@ class AdversarialObjective(Objective):
     """An objective whose corruption is a PGD attack.
 
     Args:
-        eps: radius of the ball.
+        eps: radius of the ball; None: 0.031, which is of L∞ alone.
         norm: "linf" or "l2".
         bounds: valid range of pixels.
         attack_mode: mode of the network during the attack; the TRADES and MART authors have it in eval mode.
@@ -157,7 +157,7 @@ class AdversarialObjective(Objective):
     def __init__(
         self,
         *,
-        eps: float = 0.031,
+        eps: float | None = None,
         norm: str | Norm = "linf",
         bounds: tuple[float, float] = (0.0, 1.0),
         attack_mode: Mode = "eval",
@@ -166,11 +166,14 @@ class AdversarialObjective(Objective):
         attack: Attack = Attack(),  # noqa: B008 (frozen)
     ) -> None:
         super().__init__(self.own_selection if selection is None else selection)
-        self.eps, self.bounds = check_positive(eps, "eps"), check_bounds(bounds)
+        self.norm, self.bounds = find_norm(norm), check_bounds(bounds)
+        linf = self.norm is NORMS["linf"]
+        if eps is None and not linf:
+            raise ValueError("give eps as well: 0.031, which it is unless given, is of L∞; in L2 0.5 is usual")
+        self.eps = 0.031 if eps is None else check_positive(eps, "eps")
         low, high = self.bounds
-        if norm == "linf" and self.eps > high - low:
+        if linf and self.eps > high - low:
             raise ValueError(f"eps is {eps:g}, but pixels are in [{low:g}, {high:g}]; did you mean {eps:g}/255?")
-        self.norm = norm_named(norm) if isinstance(norm, str) else norm
         self.attack_mode: Mode = check_mode(attack_mode, "attack_mode")
         self.generator = generator
         self.attack = attack
@@ -258,7 +261,7 @@ class RegularizedObjective(AdversarialObjective):
         self,
         *,
         beta: float = 6.0,
-        eps: float = 0.031,
+        eps: float | None = None,
         norm: str | Norm = "linf",
         bounds: tuple[float, float] = (0.0, 1.0),
         attack_mode: Mode = "eval",

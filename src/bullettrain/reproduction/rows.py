@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 
@@ -13,7 +13,7 @@ from bullettrain.data import ImageSet, load
 from bullettrain.data.sets import stratified
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.results import Store
-from bullettrain.evaluation.specs import Defaults, parse_attack
+from bullettrain.evaluation.specs import Defaults, parse_attack, threat_of
 from bullettrain.evaluation.subject import find_subject
 from bullettrain.evaluation.watch import Watch
 from bullettrain.loading import load as load_network
@@ -164,7 +164,7 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
         assert test is not None
         images = _part(test, task.size)
         plan = Plan(
-            [parse_attack(attack, _defaults(config)) for attack in attacks],
+            [parse_attack(attack, threat_of(config)) for attack in attacks],
             (task.precision or "float32",),
             batch_size=1000 if device.type == "cuda" else 500,
             compiled=config.training.compile and device.type == "cuda",
@@ -227,14 +227,6 @@ def _most_jobs(task: Task) -> int:
 
 def _part(images: ImageSet, size: int) -> ImageSet:
     return images.subset(stratified(images.labels, size, seed=0)[1]) if 0 < size < len(images) else images
-
-
-def _defaults(config: Config) -> Defaults:
-    """The run's own threat, as `bullettrain evaluate` takes it."""
-    if config.method.objective == "augmix":
-        return Defaults()
-    evaluation, method = config.evaluation, config.method
-    return Defaults(cast(Any, method.norm), method.eps, evaluation.step_size, evaluation.steps)
 
 
 def merged(tasks: list[Task]) -> list[Task]:

@@ -123,7 +123,7 @@ class EvaluationConfig:
     """Precision in which attacks search; what an image is taken for is decided in float32 all the same."""
     steps: int = 20
     step_size: float | None = None
-    """None: eps/10."""
+    """None: 0.003 at eps 0.031, else eps/10, and more where so few steps would not cross the ball."""
     restarts: int = 1
 
 
@@ -240,9 +240,22 @@ class Config:
             section, key = _find(path.strip())
             hint = typing.get_type_hints(type(getattr(self, section)))[key]
             changes.setdefault(section, {})[key] = parse(text.strip(), hint, f"{section}.{key}")
+        self._keep_to_eps(changes)
         # All at once: settings may only make sense together.
         sections = {name: dataclasses.replace(getattr(self, name), **values) for name, values in changes.items()}
         return dataclasses.replace(self, **sections)
+
+    def _keep_to_eps(self, changes: dict[str, dict[str, Any]]) -> None:
+        """An eps is of its norm, and evaluation.step_size of its eps: where one changes, so must the other."""
+        method = changes.get("method", {})
+        norm, eps = method.get("norm", self.method.norm), method.get("eps", self.method.eps)
+        if norm != self.method.norm and norm in NORMS and "eps" not in method:
+            usual = "0.5" if norm == "l2" else "8/255"
+            raise ConfigError(
+                f"method.norm is {norm}, and eps {eps:g} is of {self.method.norm}; set both, e.g. --set eps={usual}"
+            )
+        if eps != self.method.eps:
+            changes.setdefault("evaluation", {}).setdefault("step_size", None)
 
     def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
         """Settings that differ: by "section.key", the value here and the value there."""

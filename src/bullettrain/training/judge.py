@@ -15,6 +15,7 @@ from bullettrain.data.sets import stratified
 from bullettrain.evaluation.accuracy import clean_survival, robust_survival, view_survival
 from bullettrain.evaluation.network import Judged
 from bullettrain.evaluation.results import pack
+from bullettrain.evaluation.specs import threat_of
 from bullettrain.evaluation.survival import Survival
 from bullettrain.objectives import Objective
 from bullettrain.precision import arithmetic
@@ -70,7 +71,7 @@ class Judge:
             return self._final(judged, images, name)
 
     def _final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, Survival]:
-        evaluation = self.config.evaluation
+        evaluation, own = self.config.evaluation, threat_of(self.config)
         if self.config.method.objective == "augmix":
             views = self._views(model, images, f"{name}: AugMix views")
             return {"clean": self._clean(model, images, f"{name}: clean"), "views": views}
@@ -79,7 +80,7 @@ class Judge:
             model,
             images,
             steps=evaluation.steps,
-            step_size=evaluation.step_size or self.config.method.eps / 10,
+            step_size=own.step_size(evaluation.steps, own.norm, self.config.method.eps),
             restarts=evaluation.restarts,
             what=f"{name}: {attack}",
         )

@@ -132,9 +132,9 @@ class MethodConfig:
     def _refuse(self, keys: tuple[str, ...], why: str) -> None:
         """Settings that would have no effect are mistakes."""
         for key in keys:
-            if getattr(self, key) != getattr(MethodConfig, key):
-                default = as_setting(getattr(MethodConfig, key))
-                raise ConfigError(f"method.{key} is set, but {why}; leave it {default}")
+            value, default = as_setting(getattr(self, key)), as_setting(getattr(MethodConfig, key))
+            if value != default:
+                raise ConfigError(f"method.{key} is {value}, but {why}; it has to be {default}: --set {key}={default}")
 
     def _attack(self) -> Attack:
         plain = Attack(start=self.start, radius=self.start_radius, project=self.project)
