@@ -46,6 +46,19 @@ def test_folder_with_train_and_test(tmp_path):
     complains("fish is a class that the training folder does not have", f"folder:{tmp_path}", tmp_path, "test")
 
 
+def test_a_test_folder_may_be_called_val(tmp_path):
+    write_folder(tmp_path / "train")
+    complains("has a train, but no test and no val: add one, or give .*train to", f"folder:{tmp_path}", tmp_path)
+    expected = write_folder(tmp_path / "val", n=2)
+    assert len(load(f"folder:{tmp_path}", split="test")) == sum(map(len, expected.values())) == 4
+    assert len(load(f"folder:{tmp_path}", split="train")) == 10
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    write_folder(tmp_path, classes=("car", "train"))
+    assert load(f"folder:{tmp_path}", split="test").classes == ("car", "train")
+
+
 def test_folder_in_one_is_split_by_class(tmp_path):
     write_folder(tmp_path, n=10)
     train, test = (load(f"folder:{tmp_path}", split=split) for split in ("train", "test"))

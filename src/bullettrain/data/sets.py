@@ -28,7 +28,7 @@ def load(
 ) -> ImageSet:
     """A dataset: "digits", "mnist", "cifar10", "cifar100", "folder:PATH" or "npz:PATH".
 
-    folder:PATH takes PATH/train and PATH/test where both are there, npz:PATH takes PATH/train.npz and
+    folder:PATH takes PATH/train and PATH/test, or PATH/val, where they are there, npz:PATH takes PATH/train.npz and
     PATH/test.npz where PATH is a folder; otherwise, as with the digits, a fifth of every class is the test
     set, always the same one. image_size, a side or (H, W), resizes the images of a folder.
     """
@@ -83,8 +83,14 @@ def _part(data: ImageSet, split: Split) -> ImageSet:
 
 
 def _load_folder(path: Path, split: Split, image_size: tuple[int, int] | None) -> ImageSet:
-    if (path / "train").is_dir() and (path / "test").is_dir():
-        return read_folder(path / split, classes=class_names(path / "train"), image_size=image_size)
+    train = path / "train"
+    if train.is_dir():
+        for test in (path / "test", path / "val"):
+            if test.is_dir():
+                part = train if split == "train" else test
+                return read_folder(part, classes=class_names(train), image_size=image_size)
+        if any(inside.is_dir() for inside in train.iterdir()):  # else images of trains, perhaps
+            raise DataError(f"{path} has a train, but no test and no val: add one, or give {train} to have it split.")
     return _part(read_folder(path, image_size=image_size), split)
 
 
