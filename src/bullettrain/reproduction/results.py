@@ -16,10 +16,9 @@ from bullettrain.reporting.words import listed
 from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.rows import attack_name
 from bullettrain.reproduction.scales import Scale
-from bullettrain.reproduction.study import Check, Claim, Row, Study
+from bullettrain.reproduction.study import RATIOS, Check, Claim, Row, Study
 from bullettrain.training.settings import ConfigError
 
-RATIOS = ("theoretical", "work", "wall")
 RANKS = ("rank", "rank_correct")
 SLACK = {"points": 0.5, "ratio": 0.05, "rank": 0.02}
 """By how much a figure may fall short of the paper's claim and still meet it: points, a share of it, a ρ."""
@@ -99,7 +98,7 @@ class Results:
 
     def columns(self) -> tuple[str, ...]:
         """Of the table."""
-        return self.study.columns or (*self.study.attacks, "theoretical", "work", "wall")
+        return self.study.columns or (*self.study.attacks, *RATIOS)
 
     def metric(self, name: str) -> str:
         """What the paper's attack is called at this scale; other metrics keep their name."""

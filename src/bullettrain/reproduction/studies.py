@@ -5,22 +5,36 @@ from __future__ import annotations
 from bullettrain.checks import instead
 from bullettrain.reproduction import paper_figures as figures
 from bullettrain.reproduction import paper_tables as tables
-from bullettrain.reproduction.study import Study
+from bullettrain.reproduction.study import RATIOS, Study
 from bullettrain.training.settings import ConfigError
 
 ROBUST = ("clean", "pgd20", "autoattack")
 STUDIES = {
     study.name: study
     for study in (
-        Study("table-trades", "TRADES with and without BulletTrain", tables.trades, ROBUST, tables.trades_claims),
-        Study("table-mart", "MART with and without BulletTrain", tables.mart, ROBUST, tables.mart_claims),
+        Study(
+            "table-trades",
+            "TRADES with and without BulletTrain",
+            tables.trades,
+            ROBUST,
+            tables.trades_claims,
+            columns=(*ROBUST, "boundary", *RATIOS),
+        ),
+        Study(
+            "table-mart",
+            "MART with and without BulletTrain",
+            tables.mart,
+            ROBUST,
+            tables.mart_claims,
+            columns=(*ROBUST, "boundary", *RATIOS),
+        ),
         Study(
             "table-augmix",
             "AugMix with and without BulletTrain",
             tables.augmix,
             ("clean", "corruptions"),
             tables.augmix_claims,
-            columns=("corruptions", "clean", "boundary", "theoretical", "work", "wall"),
+            columns=("corruptions", "clean", "boundary", *RATIOS),
             figure="corrupted",
         ),
         Study(

@@ -13,6 +13,9 @@ from bullettrain.training.methods import with_method
 from bullettrain.training.recipes import recipe
 from bullettrain.training.settings import ConfigError
 
+RATIOS = ("theoretical", "work", "wall")
+"""Speed-ups, against a row's baseline."""
+
 
 @dataclass(frozen=True)
 class Row:

@@ -8,8 +8,8 @@ from typing import Any
 
 from bullettrain.extras import extra
 from bullettrain.reporting.words import DASH, attack_name, number
-from bullettrain.reproduction.results import RANKS, RATIOS, Judged, Measured, Results, Verdict
-from bullettrain.reproduction.study import Check, Row
+from bullettrain.reproduction.results import RANKS, Judged, Measured, Results, Verdict
+from bullettrain.reproduction.study import RATIOS, Check, Row
 
 HEADINGS = {
     **{"clean": "clean %", "corruptions": "corruptions %", "minutes": "minutes"},
