@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import bullettrain as bt
+from bullettrain import BulletTrain
 from bullettrain.training import recipe
 from bullettrain.training import run as runs
 from bullettrain.training.folder import RunError, RunFolder, read_weights
@@ -116,6 +117,24 @@ def test_groups_train_and_resume_bit_for_bit(tmp_path, monkeypatch, settings):
     config = small(*settings)
     assert runs.train(config, tmp_path / "whole", CPU).finished
     interrupt_at_the_third_group(monkeypatch)
+    assert runs.train(config, tmp_path / "cut", CPU).reason.startswith("stopped")
+    monkeypatch.undo()
+    assert runs.train(config, tmp_path / "cut", CPU, resume=True).finished
+    assert weights_of(tmp_path / "cut") == weights_of(tmp_path / "whole")
+
+
+def test_a_run_whose_attack_begins_later_resumes_bit_for_bit(tmp_path, monkeypatch):
+    config = small("clean=0.4", "ramp=0.3")
+    assert runs.train(config, tmp_path / "whole", CPU).finished
+    calls, original = [0], BulletTrain.step
+
+    def step(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == 4:
+            signal.raise_signal(signal.SIGINT)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(BulletTrain, "step", step)
     assert runs.train(config, tmp_path / "cut", CPU).reason.startswith("stopped")
     monkeypatch.undo()
     assert runs.train(config, tmp_path / "cut", CPU, resume=True).finished

@@ -189,6 +189,30 @@ def test_eps_may_grow(tmp_path):
         small("ramp=0.5", "method.step_size=0.1")
 
 
+@pytest.mark.parametrize("robust", [1, 3], ids=["mined", "uniform"])
+def test_the_attack_may_begin_later(tmp_path, robust):
+    """A quarter of the updates on images as they are, then half of them while eps grows."""
+    budget = ("boundary=3", f"robust={robust}", f"outlier={0 if robust < 3 else 3}")
+    config = small("objective=pgd-at", "beta=null", *budget, "clean=0.25", "ramp=0.5", "epochs=4")
+    trainer = Trainer(config, RunFolder(tmp_path), CPU, load_data(config, None))
+    engine, seen = trainer.engine, []
+    original = engine.step
+
+    def step(network, x, y, *, start):
+        out = original(network, x, y, start=start)
+        seen.append((engine.objective.eps, int(out.steps.max()), bool((out.category != 1).any())))
+        return out
+
+    engine.step = step
+    assert trainer.run() == "finished"
+    steps, full = 4 * trainer.batches, config.method.eps
+    assert len(seen) == steps
+    for index, (eps, most, selected) in enumerate(seen):
+        assert (most == 0) == (index < steps // 4)
+        assert eps == pytest.approx(full * (min(1, (index + 1 - steps // 4) / (steps / 2)) if most else 1))
+        assert selected == (robust < 3)  # classes are looked for all the same
+
+
 def test_the_last_figures_can_be_searched_for_in_half_precision(whole, tmp_path):
     result = runs.train(small("evaluation.search=bf16"), tmp_path, CPU)
     assert result.finished

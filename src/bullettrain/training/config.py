@@ -134,6 +134,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "data.test_size": (0, math.inf),
     "data.crop": (0, math.inf),
     "method.start_radius": (TINY, 1e30),
+    "method.clean": (0, 1),
     "method.ramp": (0, 1),
     "method.first_layer": (0, 1e6),
     "method.align": (0, 1e30),

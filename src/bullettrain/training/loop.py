@@ -72,7 +72,7 @@ class Trainer:
         self.at = Position()
         self.tally = Tally(place.device)
         self.epoch_counts, self.run_counts = Counts(), Counts()
-        self.starts = Starts(config, self.engine.objective, self.loader, place, self.batches)
+        self.starts = Starts(config, self.engine, self.loader, place, self.batches)
         self.display = Display(
             console,
             epochs=training.epochs,

@@ -40,8 +40,10 @@ class MethodConfig:
     """Of boundary examples; None: 0.007 at eps 0.031, else 2.25·eps/boundary."""
     scale: float | None = None
     """Step size of boundary examples as scale·eps/boundary instead."""
+    clean: float = 0.0
+    """Share of the steps before the first attack: until then everyone is trained on as it is."""
     ramp: float = 0.0
-    """Share of the steps over which eps, and the step sizes with it, grow to what they are; 0: from the start."""
+    """Share of the steps over which eps, and the step sizes with it, then grow to what they are; 0: at once."""
     gamma: float = 0.8
     momentum: float = 0.9
     """Of the moving average F_R."""
@@ -102,19 +104,19 @@ class MethodConfig:
     def _make_pgd_at(self) -> bt.Objective:
         attack = ("start", "start_radius", "project", "first_layer")
         if self.carry:
-            self._refuse((*attack, "align", "selection"), "method.carry (Free) has no attack of its own")
+            self._refuse((*attack, "align", "selection", "clean", "ramp"), "method.carry (Free) has no attack of its own")
             if self.budget().uniform_steps != 1:
                 raise ConfigError("method.carry (Free) is one step for everyone; set boundary=1, robust=1, outlier=1")
             return Free(eps=self.eps, norm=self.norm)
         if self.align:
-            self._refuse((*attack, "selection"), "method.align (GradAlign) attacks from x itself, everyone alike")
+            self._refuse((*attack, "selection", "clean"), "method.align (GradAlign) attacks from x itself, everyone alike")
             if not self.budget().uniform_steps:
                 raise ConfigError("method.align (GradAlign) wants the same steps for everyone, e.g. one each")
             return GradAlign(weight=self.align, eps=self.eps, norm=self.norm)
         return bt.PGDAT(eps=self.eps, norm=self.norm, attack=self._attack(), selection=self.selection)
 
     def _make_augmix(self) -> bt.AugMix:
-        attack = ("start", "start_radius", "project", "first_layer", "align", "carry", "ramp")
+        attack = ("start", "start_radius", "project", "first_layer", "align", "carry", "clean", "ramp")
         self._refuse(attack, "AugMix has no attack")
         for key in ("boundary", "robust", "outlier"):
             if getattr(self, key) > 1:

@@ -234,8 +234,9 @@ def choose(
     obstacle = why_not(engine)
     if place.device.type != "cuda":
         obstacle = obstacle or "there is no CUDA device"
-    if config.method.ramp:
-        obstacle = "eps grows (method.ramp)"
+    moves = config.method.clean or config.method.ramp
+    if moves:
+        obstacle = "the attack changes with time (method.clean, method.ramp)"
     if place.together:
         obstacle = "several processes share the step"
     if training.accumulate > 1:
@@ -243,7 +244,7 @@ def choose(
     captured = wanted and obstacle is None
     if wanted and not captured:
         say(f"CUDA graphs are off, steps run one by one: {obstacle}")
-    alone = why_not(engine) or config.method.ramp or place.together or training.accumulate > 1
+    alone = why_not(engine) or moves or place.together or training.accumulate > 1
     grouped = training.attack_group > 1 and not alone
     if training.attack_group > 1 and not grouped:
         say(f"mini-batches are attacked one by one: {obstacle or why_not(engine)}")
