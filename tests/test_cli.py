@@ -18,6 +18,9 @@ from bullettrain.commands import app
 
 SMALL = ["--set", "epochs=2", "--set", "data.train_size=200", "--set", "data.validation=40", "--set", "probe=20"]
 
+TINY = ["epochs=1", "data.train_size=200", "data.test_size=50", "data.validation=0", "probe=0", "evaluation.steps=2"]
+TINY = [word for setting in TINY for word in ("--set", setting)]
+
 
 def command(*words, cwd=None, env=None):
     """`python -m bullettrain …`, with one thread and no colour."""
@@ -106,6 +109,36 @@ def test_compare_prints_one_table(tmp_path):
     assert (tmp_path / "both/report.html").exists()
     with pytest.raises(ValueError, match=r"give one of them: .*/both/baseline, .*/both/bullettrain$"):
         bullettrain.load(tmp_path / "both")
+
+
+ODD_NAMES = ["[/b]", "exp[a]", "a:car:b"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_name_is_printed_as_it_is(invoke, tmp_path, monkeypatch, name):
+    """Nothing that comes from outside is markup."""
+    monkeypatch.chdir(tmp_path)
+    done = invoke("train", *TINY, "--out", f"y/{name}")
+    assert done.exit_code == 0, done.output
+    lines = [line.rstrip() for line in done.output.splitlines()]
+    assert lines[0] == f"digits on cpu: y/{name}"
+    assert f"y/{name}" in lines  # above the table
+    assert lines[-1] == f"report  y/{name}/report.html"
+    assert Path("y", name, "report.html").is_file()
+    assert f"looked for in {name}" in invoke("data", "list", "--data-dir", name).output.splitlines()
+    assert f"{name}/MNIST/raw/" in invoke("data", "verify", "mnist", "--data-dir", name).output
+
+
+def test_a_warning_is_printed_as_it_is(capsys):
+    from rich.text import Text
+
+    from bullettrain.terminal import terminal
+    from bullettrain.training.display import Display
+
+    display = Display(terminal(), epochs=1, steps_per_epoch=1, done=0, selects=True)
+    display.message("".join(ODD_NAMES))
+    display.message(Text.assemble(("warning", "bold red"), *ODD_NAMES))
+    assert capsys.readouterr().out.splitlines() == ["".join(ODD_NAMES), "warning" + "".join(ODD_NAMES)]
 
 
 MISTAKES = {

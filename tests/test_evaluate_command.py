@@ -100,6 +100,19 @@ def test_a_network_from_elsewhere_has_a_page_of_its_own(tmp_path, monkeypatch):
     assert "written  there/evaluation.json" in elsewhere
 
 
+def test_a_name_is_printed_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "oddnet.py").write_text(
+        "from bullettrain.models import build\n"
+        "def two(): return build('small-cnn', channels=1, image_size=8)\n"
+    )
+    text = invoke("oddnet:two", "--data", "digits", "--attack", "clean", "--size", 20, "--out", "[/b]exp[a]:car:")
+    assert text.startswith("oddnet:two: 20 images of digits")
+    assert "\noddnet:two" in text  # above the table
+    assert "written  [/b]exp[a]:car:/evaluation.json\nreport   [/b]exp[a]:car:/report.html\n" in text
+
+
 def test_the_papers_figure_stands_beside_the_papers_recipe(run):
     """A config of the paper's, on a network and data that are not; the column is what is tested."""
     from bullettrain.commands.evaluate_terminal import show

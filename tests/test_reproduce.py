@@ -111,6 +111,12 @@ def test_a_killed_row_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
     assert gone_on.epochs == 2
 
 
+def test_a_name_is_printed_as_it_is(tmp_path):
+    out = tmp_path / "[/b]exp[a]:car:"
+    text = invoke("table-trades", "--rows", "trades", "--out", out, *FAST)
+    assert f"written  {out}/table-trades.md\n" in text
+
+
 def test_a_record_that_lacks_a_figure_is_judged_not_trained_again(tmp_path, monkeypatch):
     invoke("table-trades", "--rows", "trades", "--out", tmp_path, *FAST)
     monkeypatch.setattr("bullettrain.training.loop.Trainer.run", lambda self: pytest.fail("trained again"))

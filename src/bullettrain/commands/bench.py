@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from bullettrain.terminal import terminal
 from bullettrain.training.bench import ENGINES, HEADINGS, cells, markdown
 from bullettrain.training.bench import bench as run_bench
 from bullettrain.training.recipes import recipe as find_recipe
@@ -46,7 +46,7 @@ def bench(
 
       bullettrain bench cifar10-trades-short --engines graphs,compile --out results/bench.json
     """
-    console = Console()
+    console = terminal()
     config = find_recipe(recipe).with_settings(settings or [])
     place = find_place(device)
     names = [name.strip() for name in engines.split(",") if name.strip()]
@@ -68,7 +68,7 @@ def bench(
         repeats=repeats,
         shares=fractions,
         checkpoint=checkpoint,
-        say=lambda text: console.print(text, highlight=False, soft_wrap=True),
+        say=lambda text: console.print(text, soft_wrap=True),
     )
     table = Table(box=None, pad_edge=False, show_header=False)  # a case a column: it fits a narrow terminal
     for index, values in enumerate(zip(HEADINGS.values(), *(cells(row) for row in result["rows"]), strict=True)):
@@ -80,4 +80,4 @@ def bench(
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=2) + "\n")
         out.with_suffix(".md").write_text(markdown(result) + "\n")
-        console.print(f"written  {out}", highlight=False, soft_wrap=True)
+        console.print(f"written  {out}", soft_wrap=True)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
 from torch import Tensor
 
 from bullettrain import corruptions
@@ -19,6 +18,7 @@ from bullettrain import data as datasets
 from bullettrain.checks import instead
 from bullettrain.corruptions.files import image_file
 from bullettrain.corruptions.make import Progress as Told
+from bullettrain.terminal import terminal
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import find_place
 
@@ -48,7 +48,7 @@ def list_datasets(data_dir: Where = None) -> None:
     _say(f"looked for in {root}")
     for entry in datasets.available(root):
         lacking = f", no {entry.missing[0]}" + (" …" if len(entry.missing) > 1 else "") if entry.missing else ""
-        _say(f"[bold]{entry.name:10}[/]{entry.state:12}{escape(entry.title + lacking)}")
+        _say(Text.assemble((f"{entry.name:10}", "bold"), f"{entry.state:12}{entry.title}{lacking}"))
 
 
 @data_app.command()
@@ -77,7 +77,8 @@ def verify(name: Annotated[str, typer.Argument(help=NAMES)], data_dir: Where = N
     _known(name)
     results = datasets.verify(name, datasets.root(data_dir))
     for result in results:  # a line each, never cut: the file's name is what matters
-        _say(f"[{'green' if result.ok else 'red'}]{result.state:12}[/]{escape(f'{result.path}  {result.detail}')}")
+        state = (f"{result.state:12}", "green" if result.ok else "red")
+        _say(Text.assemble(state, f"{result.path}  {result.detail}"))
     if not all(result.ok for result in results):
         raise typer.Exit(2)
 
@@ -125,14 +126,14 @@ def corrupt(
                 raise
     severities = corruptions.SEVERITIES
     what = f"{len(names)} corruption{'s' if len(names) > 1 else ''} at {severities} severities"
-    _say(escape(f"{len(images)} test images of {dataset} on {place}, {what}: {out}"))
+    _say(f"{len(images)} test images of {dataset} on {place}, {what}: {out}")
     todo = sum(not image_file(out, name).exists() for name in names)
     with _making(todo * severities * len(images)) as progress:
         made = corruptions.make(
             images, out, names, seed=seed, jobs=jobs or _cores(), device=place, overlays=overlays, progress=progress
         )
     kept = len(names) - len(made)
-    _say(escape(f"{len(made)} made" + (f", {kept} were there" if kept else "") + f": {out}"))
+    _say(f"{len(made)} made" + (f", {kept} were there" if kept else "") + f": {out}")
     if missed is not None:
         raise missed
 
@@ -150,7 +151,7 @@ def _corruptions(only: list[str] | None) -> list[str]:
 @contextmanager
 def _making(images: int) -> Iterator[Told]:
     """How far it is: a bar over all ``images`` on a terminal, and everywhere a line for each file that is made."""
-    console = Console()
+    console = terminal()
     columns = (
         TextColumn("{task.description:17}"),
         BarColumn(bar_width=None),
@@ -166,7 +167,7 @@ def _making(images: int) -> Iterator[Told]:
             bar.update(task, description=name, completed=before + done)
             if done == total:
                 before += total
-                console.print(f"{name}.npy", highlight=False)
+                console.print(f"{name}.npy")
 
         yield update
 
@@ -176,8 +177,8 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _say(text: str) -> None:
-    Console().print(text, highlight=False, soft_wrap=True)
+def _say(text: str | Text) -> None:
+    terminal().print(text, soft_wrap=True)
 
 
 def _known(name: str) -> None:

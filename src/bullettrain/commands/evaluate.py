@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import typer
-from rich.console import Console
 
 from bullettrain.checks import instead
-from bullettrain.commands import evaluate_terminal as terminal
+from bullettrain.commands.evaluate_terminal import show
 from bullettrain.data import ImageSet, load
 from bullettrain.data.sets import stratified
 from bullettrain.evaluation.evaluate import Plan
@@ -24,6 +23,7 @@ from bullettrain.evaluation.subject import FORMS, check_form, config_of, find_su
 from bullettrain.evaluation.watch import Watch
 from bullettrain.precision import Precision
 from bullettrain.reporting import write_report
+from bullettrain.terminal import terminal
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder
 from bullettrain.training.settings import ConfigError, number
@@ -111,7 +111,7 @@ def evaluate(
 
       bullettrain evaluate my.package:make_network --data cifar10 --attack pgd:steps=50,norm=l2,eps=0.5
     """
-    console = Console()
+    console = terminal()
     config = config_of(model)
     defaults = _defaults(config, eps, norm)
     attacks = parse_attacks(attack, defaults) if attack else [Clean(), parse_attack("pgd20", defaults)]
@@ -147,9 +147,7 @@ def evaluate(
         raise ConfigError(f"--out {folder} is a run, but not the one that is judged; choose another --out")
     store = Store(folder)
     said = f"{subject.name}" + (f", {subject.weights} weights" if subject.folder else "")
-    console.print(
-        f"{said}: {len(images)} images of {name} on {place.device}", highlight=False, soft_wrap=True, markup=False
-    )
+    console.print(f"{said}: {len(images)} images of {name} on {place.device}", soft_wrap=True)
     with StopRequest() as stop:
         try:
             with store.alone(), Watch(console, stop) as watch:
@@ -158,12 +156,12 @@ def evaluate(
                 )
         except StoppedError:
             command = shlex.join(["bullettrain", *sys.argv[1:]])
-            console.print(f"interrupted; the same command goes on:\n  {command}", highlight=False, soft_wrap=True)
+            console.print(f"interrupted; the same command goes on:\n  {command}", soft_wrap=True)
             sys.exit(128 + (stop.signal or 2))
-    terminal.show(console, entry, asked, subject.config, curves=curves)
-    console.print(f"written  {folder / FILE}", highlight=False, soft_wrap=True)
+    show(console, entry, asked, subject.config, curves=curves)
+    console.print(f"written  {folder / FILE}", soft_wrap=True)
     try:
-        console.print(f"report   {write_report(folder)}", highlight=False, soft_wrap=True)
+        console.print(f"report   {write_report(folder)}", soft_wrap=True)
     except (OSError, ValueError) as error:  # a folder whose run is damaged; the results are there all the same
         raise RunError(f"report.html could not be written to {folder}: {error}") from None
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from rich.console import Console
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from bullettrain.evaluation.results import Entry, Result
 from bullettrain.evaluation.watch import interval, share
@@ -32,14 +32,14 @@ def show(console: Console, entry: Entry, asked: Sequence[Result], config: Config
     for result in asked:
         if result.corruptions:
             console.print(_corruptions(result))
-            console.print(mean_in_words(result), highlight=False, soft_wrap=True)
+            console.print(mean_in_words(result), soft_wrap=True)
     for text in (weakest(entry, asked), difference(asked, entry.results)):
         if text:
-            console.print(text, highlight=False, soft_wrap=True, markup=False)
+            console.print(text, soft_wrap=True)
     for warning in entry.warnings:
-        console.print(f"[bold yellow]warning[/] {escape(warning)}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble(("warning", "bold yellow"), f" {warning}"), soft_wrap=True)
     if curves and not entry.warnings:
-        console.print("no sign of gradient masking", highlight=False, soft_wrap=True)
+        console.print("no sign of gradient masking", soft_wrap=True)
 
 
 def _fitting(console: Console, title: str, found: Sequence[Row]) -> Table:
@@ -55,7 +55,7 @@ def _fitting(console: Console, title: str, found: Sequence[Row]) -> Table:
 
 
 def _table(title: str, found: Sequence[Row], columns: Sequence[str]) -> Table:
-    table = Table(title=escape(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for name in columns:
         side: Literal["left", "right"] = "left" if name in ("attack", "threat") else "right"
         table.add_column(name, justify=side)
@@ -68,7 +68,7 @@ def _table(title: str, found: Sequence[Row], columns: Sequence[str]) -> Table:
             "paper": share(row.paper) if row.paper is not None else "",
             "time": duration(row.seconds) if row.seconds is not None else "",
         }
-        table.add_row(*(escape(cells[name]) for name in columns), style=STYLES[row.kind])
+        table.add_row(*(cells[name] for name in columns), style=STYLES[row.kind])
     return table
 
 

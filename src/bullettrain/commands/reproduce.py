@@ -12,7 +12,7 @@ from typing import Annotated, cast
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from bullettrain.checks import instead
 from bullettrain.commands.reproduce_terminal import forecast, show, show_list
@@ -28,6 +28,7 @@ from bullettrain.reproduction.rows import FOLDERS, RECORDS, Outcome, Task, merge
 from bullettrain.reproduction.scales import SCALES, Scale, find_scale
 from bullettrain.reproduction.studies import find_study
 from bullettrain.reproduction.study import Row
+from bullettrain.terminal import terminal
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunFolder
 from bullettrain.training.settings import ConfigError
@@ -101,7 +102,7 @@ def reproduce(
 
       bullettrain reproduce fig-oracle --scale short --jobs 6
     """
-    console = Console()
+    console = terminal()
     if name is None:
         show_list(console)
         return
@@ -147,12 +148,12 @@ def reproduce(
     written = _write(results, out)
     show(console, results)
     for problem in problems:
-        console.print(f"[bold red]failed[/] {escape(problem)}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble(("failed", "bold red"), f" {problem}"), soft_wrap=True)
     for file in written:
-        console.print(f"written  {file}", highlight=False, soft_wrap=True)
+        console.print(f"written  {file}", soft_wrap=True)
     if signal is not None:
         command = shlex.join(["bullettrain", *sys.argv[1:]])
-        console.print(f"interrupted; the same command goes on:\n  {command}", highlight=False, soft_wrap=True)
+        console.print(f"interrupted; the same command goes on:\n  {command}", soft_wrap=True)
         sys.exit(128 + signal)
     if problems:
         sys.exit(1)
@@ -189,20 +190,20 @@ def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, li
     jobs = min(jobs, max(len(left), 1))
     left = [dataclasses.replace(task, jobs=jobs) for task in left]
     said = f"{len(left)} to train or judge" + (f", {kept} from before" if kept else "")
-    console.print(f"{len(tasks)} run{'s' * (len(tasks) != 1)}: {said}", highlight=False)
+    console.print(f"{len(tasks)} run{'s' * (len(tasks) != 1)}: {said}")
     problems, count = [], Counter[str]()
 
     def begun(task: Task) -> None:
         count["begun"] += 1
         number = f"{count['begun']}/{len(left)}"
-        console.print(f"[bold]{number}  {escape(task.label)}[/]  {escape(task.name)}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble((f"{number}  {task.label}", "bold"), f"  {task.name}"), soft_wrap=True)
 
     def ended(outcome: Outcome) -> None:
         count["ended"] += 1
         if outcome.problem is not None:
             problems.append(f"{outcome.name}: {outcome.problem}")
         elif jobs > 1 and outcome.signal is None:
-            console.print(f"done  {escape(outcome.name)}", highlight=False, soft_wrap=True)
+            console.print(f"done  {outcome.name}", soft_wrap=True)
 
     # Runs of the smallest scale are over before a bar could be read.
     quiet = all(not task.report for task in left)

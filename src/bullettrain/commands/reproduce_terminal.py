@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from bullettrain.reproduction import tables
 from bullettrain.reproduction.estimate import Estimator
@@ -28,12 +28,12 @@ def show_list(console: Console) -> None:
     """All that can be reproduced, and the scales."""
     table = Table.grid(padding=(0, 2))
     for study in STUDIES.values():
-        table.add_row(f"[bold]{study.name}[/]", escape(study.title))
+        table.add_row(Text(study.name, "bold"), study.title)
     console.print(table)
     console.print()
     table = Table.grid(padding=(0, 2))
     for scale in SCALES.values():
-        table.add_row(f"--scale [bold]{scale.name}[/]", escape(scale.about))
+        table.add_row(Text.assemble("--scale ", (scale.name, "bold")), scale.about)
     console.print(table)
 
 
@@ -46,17 +46,17 @@ def show(console: Console, results: Results) -> None:
     console.print(table)
     if not (look.paper and look.titles):
         said = "to base: points against its baseline; the files have more columns, and whole names"
-        console.print(said, highlight=False, style="dim")
+        console.print(said, style="dim")
     for row in results.rows.values():
         status = results.status(row)
         if status and status != "not run yet":
-            console.print(f"{escape(row.title)}: {escape(status)}", highlight=False, soft_wrap=True, style="dim")
+            console.print(f"{row.title}: {status}", soft_wrap=True, style="dim")
     for note in results.notes():
-        console.print(escape(note), highlight=False, soft_wrap=True, style="dim")
+        console.print(note, soft_wrap=True, style="dim")
     if results.claims():
         _show_claims(console, results)
     if not results.scale.like_paper:
-        console.print("scale smoke: it runs, and the figures mean nothing", highlight=False, style="dim")
+        console.print("scale smoke: it runs, and the figures mean nothing", style="dim")
 
 
 def _show_claims(console: Console, results: Results) -> None:
@@ -64,7 +64,7 @@ def _show_claims(console: Console, results: Results) -> None:
     table.add_column(no_wrap=True)
     for claim in results.claims():
         verdict, _ = results.verdict(claim)
-        table.add_row(f"[{STYLES[verdict]}]{tables.MARKS[verdict]} {verdict.value}[/]", escape(claim.text))
+        table.add_row(Text(f"{tables.MARKS[verdict]} {verdict.value}", STYLES[verdict]), claim.text)
     console.print(table)
 
 
@@ -88,7 +88,7 @@ def _looks(results: Results) -> Iterator[_Look]:
 
 
 def _table(results: Results, look: _Look) -> Table:
-    table = Table(title=escape(results.study.title), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(title=results.study.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     for column in look.columns:
         table.add_column(SHORT.get(column.metric, column.heading), justify="right", no_wrap=True)
@@ -100,25 +100,24 @@ def _table(results: Results, look: _Look) -> Table:
         run = bool(results.runs[row.name])
         if len(results.rows) > MANY and not run:
             continue
-        cells = []
+        cells: list[str | Text] = []
         for column in look.columns:
             mine = tables.ours(results, row, column.metric)
-            cells.append(escape(mine.text) if column.baseline else _coloured(mine))
+            cells.append(mine.text if column.baseline else _coloured(mine))
             cells += [tables.paper(row, column.metric)] if column.paper and look.paper else []
             gained = tables.gain(results, row, column.metric, paper=look.paper)
             cells += [_coloured(gained)] if column.baseline else []
-        table.add_row(escape(row.title if look.titles else row.name), *cells, style=None if run else "dim")
+        table.add_row(row.title if look.titles else row.name, *cells, style=None if run else "dim")
     return table
 
 
-def _coloured(cell: tables.Cell) -> str:
-    text = escape(cell.text)
-    return text if cell.verdict in (None, Verdict.OPEN) else f"[{STYLES[cell.verdict]}]{text}[/]"
+def _coloured(cell: tables.Cell) -> str | Text:
+    return cell.text if cell.verdict in (None, Verdict.OPEN) else Text(cell.text, STYLES[cell.verdict])
 
 
 def forecast(console: Console, title: str, tasks: Sequence[Task], estimator: Estimator, jobs: int) -> None:
     """What would run, and for how long."""
-    table = Table(title=escape(f"{title}, on {estimator.place.device}"), title_justify="left", box=None, pad_edge=False)
+    table = Table(title=f"{title}, on {estimator.place.device}", title_justify="left", box=None, pad_edge=False)
     table.title_style = "bold"
     for heading in ("row", "state", "training", "judging"):
         table.add_column(heading, justify="left" if heading in ("row", "state") else "right", overflow="fold")
@@ -129,7 +128,7 @@ def forecast(console: Console, title: str, tasks: Sequence[Task], estimator: Est
         training, judging = (0.0, 0.0) if task.done else estimator.seconds(task)
         total += training + judging
         times = ["", ""] if task.done else [duration(training), duration(judging)]
-        table.add_row(escape(task.label), state, *times)
+        table.add_row(task.label, state, *times)
     console.print(table)
     lines = [f"altogether about {duration(total)}, one run after another"]
     if jobs > 1:
@@ -138,4 +137,4 @@ def forecast(console: Console, title: str, tasks: Sequence[Task], estimator: Est
         what = f"{network} on {data}{', BulletTrain' if mined else ''}"
         lines.append(f"{what}: {speed.passes:,.0f} passes a second, from {speed.source}")
     lines.append("training: counted passes at the paper's shares, without compilation; judging: a rough guess")
-    console.print("\n".join(lines), highlight=False, markup=False)
+    console.print("\n".join(lines))

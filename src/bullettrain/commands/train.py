@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 import yaml
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from bullettrain.reporting import words
+from bullettrain.terminal import terminal
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.config import Config
 from bullettrain.training.display import duration, percent
@@ -76,7 +77,7 @@ def train(
 
       torchrun --nproc-per-node 2 -m bullettrain train cifar10-trades
     """
-    console = Console()
+    console = terminal()
     if list_recipes:
         _list(console)
         return
@@ -130,27 +131,27 @@ def _train(
         )
     except CollapseError as error:
         if place.first:
-            console.print(f"[bold red]stopped:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            console.print(Text.assemble(("stopped:", "bold red"), f" {error}"), soft_wrap=True)
             kept = [
                 path
                 for path in (folder, folder / "baseline", folder / "bullettrain")
                 if RunFolder(path).has_checkpoint()
             ]
             where = f"The last good checkpoint is in {kept[-1]}." if kept else "No epoch was finished before."
-            console.print(f"{where} --keep-going would go on.", highlight=False, soft_wrap=True)
+            console.print(f"{where} --keep-going would go on.", soft_wrap=True)
         sys.exit(1)
     if not place.first:
         return
     last = results[-1]
     if last.signal is not None:
         command = resume_command(config, folder, data_dir, options)
-        console.print(f"interrupted; go on with:\n  {command}", highlight=False, soft_wrap=True)
+        console.print(f"interrupted; go on with:\n  {command}", soft_wrap=True)
         sys.exit(128 + last.signal)
     if both:
         _print_comparison(console, *results)
     else:
         _print_result(console, last)
-    console.print(f"report  {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"report  {folder / 'report.html'}", soft_wrap=True)
 
 
 def _default_folder(name: str, *, resume: bool, nested: str) -> Path:
@@ -167,9 +168,9 @@ def _default_folder(name: str, *, resume: bool, nested: str) -> Path:
 def _list(console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     for name in RECIPES:
-        table.add_row(f"[bold]{name}[/]", escape(one_line(name)))
+        table.add_row(Text(name, "bold"), one_line(name))
     for name in METHODS:
-        table.add_row(f"--method [bold]{name}[/]", escape(method_line(name)))
+        table.add_row(Text.assemble("--method ", (name, "bold")), method_line(name))
     console.print(table)
 
 
@@ -187,7 +188,7 @@ def _print_result(console: Console, result: Result) -> None:
         lines.append(", ".join(shares) + _beside_paper(result))
         lines.append(f"speed-up {end['theoretical_speedup']:.2f}× theoretical, {end['work_speedup']:.2f}× counted work")
     console.print(table)
-    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    console.print("\n".join(lines), soft_wrap=True)
 
 
 def _print_comparison(console: Console, baseline: Result, mined: Result) -> None:
@@ -225,7 +226,6 @@ def _print_comparison(console: Console, baseline: Result, mined: Result) -> None
         f"{speedup['wall_clock']:.2f}× wall-clock{_beside_paper(mined)}\n"
         f"accuracy of the {plain['weights']} weights; against the baseline {', '.join(says)}\n"
         f"{words.error_in_words(errors[attack]['paired'])}",
-        highlight=False,
         soft_wrap=True,
     )
 

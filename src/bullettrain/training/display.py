@@ -23,7 +23,7 @@ COLOURS = dict(zip(CLASSES, ("magenta", "yellow", "cyan"), strict=True))
 def progress_bar(console: Console, *, transient: bool = False) -> Progress:
     """A bar with its name, how much is done and the time left; ``transient``: gone when it stops."""
     return Progress(
-        TextColumn("[bold]{task.description}"),
+        TextColumn("{task.description}", style="bold", markup=False),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TimeRemainingColumn(compact=True),
@@ -110,12 +110,12 @@ class Display:
             parts.append(f"validation {clean}, {self.corruption} {robust}")
         if done >= min(self.steps_per_epoch, 20):  # resumed a few steps ago, nobody knows yet
             parts.append(f"{duration((time.monotonic() - self.began) / done * to_come)} left")
-        self.console.print("  ".join(parts), soft_wrap=True, highlight=False, markup=False)
+        self.console.print("  ".join(parts), soft_wrap=True)
 
-    def message(self, text: str) -> None:
+    def message(self, text: str | Text) -> None:
         """A line that stays."""
         if self.console is not None:
-            self.console.print(text, soft_wrap=True, highlight=False)
+            self.console.print(text, soft_wrap=True)
 
     def evaluating(self, what: str, total: int) -> Evaluating:
         """A bar for an evaluation of ``total`` images."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 from torch import Tensor, nn
 
 from bullettrain.checks import DivergedError
@@ -205,7 +206,7 @@ class Trainer:
 
     def _warn(self, problem: str) -> None:
         self.recorder.log({"kind": "warning", "step": self.at.step, "message": problem})
-        self.display.message(f"[bold red]warning[/] {problem}")
+        self.display.message(Text.assemble(("warning", "bold red"), f" {problem}"))
 
     def _end_of_epoch(self) -> None:
         """Validation, probe, best weights, checkpoint."""

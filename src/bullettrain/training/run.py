@@ -100,9 +100,7 @@ def _report(out: Path, console: Console | None) -> None:
         write_report(out)
     except OSError as error:
         if console is not None:
-            console.print(
-                f"report.html could not be written to {out}: {error.strerror}", highlight=False, soft_wrap=True
-            )
+            console.print(f"report.html could not be written to {out}: {error.strerror}", soft_wrap=True)
 
 
 def check_folder(folder: RunFolder, config: Config, *, resume: bool, data_dir: Path | None = None) -> bool:
@@ -170,7 +168,7 @@ def compare(
     results = []
     for name, part in configs.items():
         if console is not None and place.first:
-            console.print(f"[bold]{name}[/]", highlight=False)
+            console.print(name, style="bold")
         result = train(
             part, out / name, place, data_dir=data_dir, resume=resume, keep_going=keep_going, console=console
         )
