@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 import bullettrain
 from bullettrain.commands import app
+from bullettrain.training.folder import RunError
 
 SMALL = ["--set", "epochs=2", "--set", "data.train_size=200", "--set", "data.validation=40", "--set", "probe=20"]
 
@@ -212,6 +214,23 @@ def test_sigint_prints_the_command_that_goes_on(tmp_path):
     refused = command("train", *SMALL, "--set", "epochs=500", "--out", "run", cwd=tmp_path)
     assert refused.returncode == 2
     assert "--resume" in refused.stderr
+
+
+@pytest.mark.parametrize("both", [[], ["--compare"]], ids=["one", "both"])
+def test_after_a_collapse_the_printed_command_goes_on(invoke, tmp_path, monkeypatch, both):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", *TINY, "--set", "lr=1e30", "--set", "optimizer.name=sgd", "--set", "log_every=1", *both]
+    stopped = invoke(*words, "--out", "kg")
+    assert stopped.exit_code == 1
+    said, printed = stopped.output.splitlines()[-2:]
+    assert said == "No epoch was finished before. To go on all the same:"
+    with pytest.raises(RunError, match="continue it with: ") as refused:
+        raise invoke(*words, "--out", "kg", "--keep-going").exception
+    assert str(refused.value).partition("continue it with: ")[2].split() == printed.split()
+    gone_on = invoke(*shlex.split(printed)[1:])
+    assert gone_on.exit_code == 0, gone_on.output
+    assert "warning the loss is NaN" in gone_on.output
+    assert Path("kg/report.html").is_file()
 
 
 def test_data_list_and_verify(invoke, real_data):

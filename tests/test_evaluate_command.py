@@ -104,8 +104,7 @@ def test_a_name_is_printed_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "oddnet.py").write_text(
-        "from bullettrain.models import build\n"
-        "def two(): return build('small-cnn', channels=1, image_size=8)\n"
+        "from bullettrain.models import build\ndef two(): return build('small-cnn', channels=1, image_size=8)\n"
     )
     text = invoke("oddnet:two", "--data", "digits", "--attack", "clean", "--size", 20, "--out", "[/b]exp[a]:car:")
     assert text.startswith("oddnet:two: 20 images of digits")

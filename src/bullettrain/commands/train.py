@@ -102,8 +102,8 @@ def train(
     name = recipe + (f"-{method}" if method else "") + ("-compare" if compare_both else "-baseline" if baseline else "")
     folder = out or _default_folder(name, resume=resume, nested="bullettrain" if compare_both else "")
     again = ["--device", device] if device else []
-    again += ["--keep-going"] if keep_going else []
     again += ["--compare"] if compare_both else []
+    again += ["--keep-going"] if keep_going else []
     _train(console, config, folder, place, data_dir, resume, keep_going, compare_both, again)
     leave_group()  # nobody leaves while the first one still writes
 
@@ -138,7 +138,9 @@ def _train(
                 if RunFolder(path).has_checkpoint()
             ]
             where = f"The last good checkpoint is in {kept[-1]}." if kept else "No epoch was finished before."
-            console.print(f"{where} --keep-going would go on.", soft_wrap=True)
+            command = resume_command(config, folder, data_dir, [*options, "--keep-going"])
+            advice = "" if keep_going else f" To go on all the same:\n  {command}"
+            console.print(f"{where}{advice}", soft_wrap=True)
         sys.exit(1)
     if not place.first:
         return

@@ -69,7 +69,9 @@ def train(
 ) -> Result:
     """Train in the folder ``out``. Raises RunError where the folder holds something else."""
     folder = RunFolder(out)
-    going_on, new = check_folder(folder, config, resume=resume, data_dir=data_dir), not folder.exists
+    options = ["--keep-going"] if keep_going else []
+    going_on = check_folder(folder, config, resume=resume, data_dir=data_dir, options=options)
+    new = not folder.exists
     place.wait()  # nobody may write before everybody has looked
     if folder.finished:
         return read_result(folder)
@@ -103,7 +105,9 @@ def _report(out: Path, console: Console | None) -> None:
             console.print(f"report.html could not be written to {out}: {error.strerror}", soft_wrap=True)
 
 
-def check_folder(folder: RunFolder, config: Config, *, resume: bool, data_dir: Path | None = None) -> bool:
+def check_folder(
+    folder: RunFolder, config: Config, *, resume: bool, data_dir: Path | None = None, options: Sequence[str] = ()
+) -> bool:
     """Whether there is a checkpoint to go on from; refuses a folder that holds another run."""
     if not folder.exists:
         if folder.path.is_file() or (folder.path.is_dir() and folder.foreign()):
@@ -119,7 +123,7 @@ def check_folder(folder: RunFolder, config: Config, *, resume: bool, data_dir: P
         raise RunError(f"{folder.path} holds a finished run; choose another --out")
     if changed:
         raise RunError(f"{folder.path} holds a run of another configuration ({changed}); choose another --out")
-    command = resume_command(config, folder.path, data_dir)
+    command = resume_command(config, folder.path, data_dir, options)
     raise RunError(f"{folder.path} holds an unfinished run; continue it with: {command}")
 
 
@@ -163,7 +167,7 @@ def compare(
     if there and not resume:
         if len(there) == 2 and all(folder.finished for folder in there):
             raise RunError(f"{out} holds a finished comparison; choose another --out")
-        command = resume_command(config, out, data_dir, ["--compare"])
+        command = resume_command(config, out, data_dir, ["--compare", *(["--keep-going"] if keep_going else [])])
         raise RunError(f"{out} holds an unfinished comparison; continue it with: {command}")
     results = []
     for name, part in configs.items():
