@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 import bullettrain
 from bullettrain.commands import app
-from bullettrain.training.folder import RunError
+from bullettrain.training import recipe
+from bullettrain.training.folder import RunError, RunFolder
 
 SMALL = ["--set", "epochs=2", "--set", "data.train_size=200", "--set", "data.validation=40", "--set", "probe=20"]
 
@@ -231,6 +232,34 @@ def test_after_a_collapse_the_printed_command_goes_on(invoke, tmp_path, monkeypa
     assert gone_on.exit_code == 0, gone_on.output
     assert "warning the loss is NaN" in gone_on.output
     assert Path("kg/report.html").is_file()
+
+
+@pytest.mark.parametrize(("words", "name"), [([], "digits"), (["--compare"], "digits-compare")], ids=["one", "both"])
+def test_an_unfinished_run_of_other_settings_is_passed_over(invoke, tmp_path, monkeypatch, words, name):
+    monkeypatch.chdir(tmp_path)
+    broken = ["train", *TINY, *words, "--set", "lr=1e30", "--set", "optimizer.name=sgd", "--set", "log_every=1"]
+    assert invoke(*broken).exit_code == 1
+    other = invoke("train", *TINY, *words)
+    assert other.exit_code == 0, other.output
+    assert other.output.splitlines()[-1] == f"report  runs/{name}-2/report.html"
+    with pytest.raises(RunError, match=f"runs/{name} holds an unfinished"):  # one of the same settings is not
+        raise invoke(*broken).exception
+    gone_on = invoke(*broken, "--resume", "--keep-going")
+    assert gone_on.output.splitlines()[-1] == f"report  runs/{name}/report.html"
+
+
+def test_an_unfinished_run_is_found_to_resume_behind_one_of_other_settings(invoke, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        RunFolder(Path("runs", "digits" if seed == 1 else "digits-2")).create(
+            recipe("digits").with_settings([*TINY[1::2], f"seed={seed}"]), {}
+        )
+    gone_on = invoke("train", *TINY, "--seed", "1", "--resume")
+    assert gone_on.output.splitlines()[-1] == "report  runs/digits/report.html"
+    with pytest.raises(RunError, match=r"runs/digits-2 cannot be resumed with a changed configuration: training\.seed"):
+        raise invoke("train", *TINY, "--seed", "3", "--resume").exception
+    Path("runs/digits-2/config.yaml").write_text("nonsense")
+    assert invoke("train", *TINY, "--seed", "2").output.splitlines()[-1] == "report  runs/digits-3/report.html"
 
 
 def test_data_list_and_verify(invoke, real_data):

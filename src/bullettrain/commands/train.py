@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from bullettrain.terminal import terminal
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.config import Config
 from bullettrain.training.display import duration, percent
-from bullettrain.training.folder import RunFolder
+from bullettrain.training.folder import RunError, RunFolder
 from bullettrain.training.methods import METHODS, with_method
 from bullettrain.training.methods import one_line as method_line
 from bullettrain.training.recipes import RECIPES, one_line
@@ -100,7 +101,8 @@ def train(
         return
     place = find_place(device)
     name = recipe + (f"-{method}" if method else "") + ("-compare" if compare_both else "-baseline" if baseline else "")
-    folder = out or _default_folder(name, resume=resume, nested="bullettrain" if compare_both else "")
+    parts = {"baseline": config.baseline(), "bullettrain": config} if compare_both else {"": config}
+    folder = out or _default_folder(name, parts, resume=resume)
     again = ["--device", device] if device else []
     again += ["--compare"] if compare_both else []
     again += ["--keep-going"] if keep_going else []
@@ -156,15 +158,30 @@ def _train(
     console.print(f"report  {folder / 'report.html'}", soft_wrap=True)
 
 
-def _default_folder(name: str, *, resume: bool, nested: str) -> Path:
-    """runs/NAME, or runs/NAME-2, … past the finished ones; to resume, the newest that is not finished."""
+def _default_folder(name: str, parts: Mapping[str, Config], *, resume: bool) -> Path:
+    """runs/NAME, or runs/NAME-2, … past the finished ones and those of another configuration.
+
+    The newest unfinished one of this configuration comes first; to resume, where there is none, any newest unfinished.
+    ``parts`` are the runs in the folder, by their folder in it.
+    """
     candidates = [Path("runs") / name]
-    while RunFolder(candidates[-1] / nested).exists or RunFolder(candidates[-1] / "baseline").exists:
+    while any(RunFolder(candidates[-1] / part).exists for part in parts):
         candidates.append(Path("runs") / f"{name}-{len(candidates) + 1}")
-    unfinished = [path for path in candidates[:-1] if not RunFolder(path / nested).finished]
-    if unfinished:
-        return unfinished[-1]
-    return candidates[-2] if resume and len(candidates) > 1 else candidates[-1]
+    free = candidates.pop()
+    unfinished = [path for path in candidates if not all(RunFolder(path / part).finished for part in parts)]
+    same = [path for path in unfinished if _is_of(path, parts)]
+    if same or not resume:
+        return (same or [free])[-1]
+    return (unfinished or candidates or [free])[-1]
+
+
+def _is_of(path: Path, parts: Mapping[str, Config]) -> bool:
+    """Whether the runs in a folder, as far as there are any, have these configurations."""
+    there = {part: RunFolder(path / part) for part in parts if RunFolder(path / part).exists}
+    try:
+        return not any(folder.config().differences(parts[part]) for part, folder in there.items())
+    except RunError:  # a config.yaml that cannot be read is none of ours
+        return False
 
 
 def _list(console: Console) -> None:
