@@ -1,6 +1,8 @@
 """`bullettrain bench` on the CPU: the figures belong together; how fast it is, is not tested."""
 
+import importlib
 import json
+import re
 
 import pytest
 import torch
@@ -54,6 +56,43 @@ def test_shares_can_be_imposed():
     assert [int((category == c).sum()) for c in Category] == [18, 28, 54]
     several = Imposed((0.18, 0.28, 0.54))(torch.randn(3, 100), 0.5)  # each mini-batch by itself
     assert [(several == c).sum(dim=1).tolist() for c in Category] == [[18] * 3, [28] * 3, [54] * 3]
+
+
+MISTAKES = {
+    "a folder": ("adir", "adir is a folder; give a file, e.g. adir/bench.json"),
+    "a folder for the table": ("taken.json", "taken.md is a folder; give a file"),
+    "the table": ("figures.md", "give the file of the figures, figures.json"),
+    "in a file": ("afile/x.json", "afile is a file; choose another --out"),
+    "deeper in a file": ("afile/y/x.json", "Not a directory; choose another --out"),
+    "in no file system": ("/proc/x.json", "--out /proc/x.json cannot be written: "),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_where_nothing_can_be_written_nothing_is_timed(tmp_path, monkeypatch, mistake):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "adir").mkdir()
+    (tmp_path / "taken.md").mkdir()
+    (tmp_path / "afile").touch()
+    module = importlib.import_module("bullettrain.commands.bench")
+    monkeypatch.setattr(module, "run_bench", lambda *args, **kwargs: pytest.fail("it has begun"))
+    out, message = MISTAKES[mistake]
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        raise CliRunner().invoke(app, ["bench", "--out", out]).exception
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adir", "afile", "taken.md"]
+
+
+@pytest.mark.parametrize("words", ["--train-steps -5", "--steps 0", "--repeats 0"])
+def test_counts_that_cannot_be(words):
+    done = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, ["bench", *words.split()])
+    assert done.exit_code == 2
+    assert f"Invalid value for '{words.split()[0]}'" in done.output
+
+
+@pytest.mark.parametrize("shares", ["0.5,0.5", "0.5,0.6,0.5", "-0.5,1,0.5", "nan,0.5,0.5"])
+def test_shares_that_cannot_be(shares):
+    with pytest.raises(ConfigError, match="give three shares that add up to 1"):
+        raise CliRunner().invoke(app, ["bench", f"--shares={shares}"]).exception
 
 
 def test_the_command_writes_json_and_markdown(tmp_path):

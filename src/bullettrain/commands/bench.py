@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from bullettrain.terminal import terminal
 from bullettrain.training.bench import ENGINES, HEADINGS, cells, markdown
 from bullettrain.training.bench import bench as run_bench
+from bullettrain.training.folder import RunFolder
 from bullettrain.training.recipes import recipe as find_recipe
 from bullettrain.training.settings import ConfigError, number
 from bullettrain.training.setup import find_place, load_data
@@ -23,7 +25,9 @@ def bench(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
     ] = None,
     engines: Annotated[str, typer.Option(help=f"Which of {', '.join(ENGINES)}. Default: those that run here.")] = "",
-    train_steps: Annotated[int, typer.Option(help="Steps of training first, so that the shares are real.")] = 200,
+    train_steps: Annotated[
+        int, typer.Option(min=0, help="Steps of training first, so that the shares are real.")
+    ] = 200,
     checkpoint: Annotated[
         Path | None, typer.Option(help="A run, or its weights (.safetensors), to start from instead.")
     ] = None,
@@ -47,6 +51,7 @@ def bench(
       bullettrain bench cifar10-trades-short --engines graphs,compile --out results/bench.json
     """
     console = terminal()
+    _check(out)
     config = find_recipe(recipe).with_settings(settings or [])
     place = find_place(device)
     names = [name.strip() for name in engines.split(",") if name.strip()]
@@ -55,7 +60,7 @@ def bench(
     fractions = None
     if shares is not None:
         parts = [number(part) for part in shares.split(",")]
-        if len(parts) != 3 or abs(sum(parts) - 1) > 0.02:
+        if len(parts) != 3 or not (min(parts) >= 0 and abs(sum(parts) - 1) <= 0.02):
             raise ConfigError(f"--shares {shares}: give three shares that add up to 1, outlier,boundary,robust")
         fractions = (parts[0], parts[1], parts[2])
     result = run_bench(
@@ -77,7 +82,26 @@ def bench(
         column.justify = "right"
     console.print(table)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=2) + "\n")
-        out.with_suffix(".md").write_text(markdown(result) + "\n")
+        RunFolder(out.parent).write(out.name, (json.dumps(result, indent=2) + "\n").encode())
+        RunFolder(out.parent).write(out.with_suffix(".md").name, (markdown(result) + "\n").encode())
         console.print(f"written  {out}", soft_wrap=True)
+
+
+def _check(out: Path | None) -> None:
+    """Before anything is timed: the figures can be written."""
+    if out is None:
+        return
+    for file in (out, out.with_suffix(".md")):
+        if file.is_dir():
+            raise ConfigError(f"--out {out}: {file} is a folder; give a file, e.g. {out / 'bench.json'}")
+    if out.suffix == ".md":
+        raise ConfigError(
+            f"--out {out}: the table goes there; give the file of the figures, {out.with_suffix('.json')}"
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        reason = f"{out.parent} is a file" if out.parent.is_file() else error.strerror
+        raise ConfigError(f"--out {out} cannot be written: {reason}; choose another --out") from None
