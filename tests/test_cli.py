@@ -37,7 +37,7 @@ def command(*words, cwd=None, env=None):
 
 
 def plain(text):
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,38 @@ def test_compare_prints_one_table(tmp_path):
     assert (tmp_path / "both/report.html").exists()
     with pytest.raises(ValueError, match=r"give one of them: .*/both/baseline, .*/both/bullettrain$"):
         bullettrain.load(tmp_path / "both")
+
+
+NARROW = {"COLUMNS": "60", "NO_COLOR": "1", "FORCE_COLOR": "1", "TERM": "xterm"}  # a terminal, as far as rich can tell
+
+
+def test_a_narrow_terminal_cuts_no_number_and_no_word(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner(env=NARROW)
+    done = runner.invoke(app, ["train", "--compare", "--out", "both", *TINY])
+    assert done.exit_code == 0, done.output
+    lines = [line.rstrip() for line in plain(done.output).splitlines()]
+    lines = lines[lines.index("both") + 1 :]
+    assert re.fullmatch(r" +clean +PGD-2 +training +passes +boundary", lines[0])
+    assert re.fullmatch(r"baseline +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +27\.0 +–", lines[1])
+    assert re.fullmatch(r"BulletTrain +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +[\d.]+ +\d+\.\d %", lines[2])
+    assert lines[3] == "the report has more columns"
+    prose = " ".join(lines[4:])
+    change = r"[+−]?\d+\.\d ± \d+\.\d points"
+    assert re.search(f"accuracy of the last weights; against the baseline clean {change}.*, PGD-2 {change}", prose)
+    assert "How much another seed would change is not in it" in prose
+    assert max(map(len, lines)) <= 60
+
+
+@pytest.mark.parametrize("words", ["data list --data-dir nowhere", "train --list", "reproduce"])
+def test_a_list_is_wrapped_between_words(words):
+    lists = [
+        CliRunner(env={**NARROW, "COLUMNS": columns}).invoke(app, words.split()).output for columns in ("60", "500")
+    ]
+    narrow, wide = ([line.rstrip() for line in plain(text).splitlines()] for text in lists)
+    assert max(map(len, narrow)) <= 60 < max(map(len, wide))
+    assert " ".join(narrow).split() == " ".join(wide).split()
+    assert "…" not in "".join(narrow).replace(" …", "")
 
 
 ODD_NAMES = ["[/b]", "exp[a]", "a:car:b"]

@@ -18,7 +18,7 @@ from bullettrain import data as datasets
 from bullettrain.checks import instead
 from bullettrain.corruptions.files import image_file
 from bullettrain.corruptions.make import Progress as Told
-from bullettrain.terminal import terminal
+from bullettrain.terminal import say_rows, terminal
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import find_place
 
@@ -46,9 +46,12 @@ def list_datasets(data_dir: Where = None) -> None:
     """
     root = datasets.root(data_dir)
     _say(f"looked for in {root}")
+    rows = []
     for entry in datasets.available(root):
-        lacking = f", no {entry.missing[0]}" + (" …" if len(entry.missing) > 1 else "") if entry.missing else ""
-        _say(Text.assemble((f"{entry.name:10}", "bold"), f"{entry.state:12}{entry.title}{lacking}"))
+        lacking = [str(path.relative_to(root)) for path in entry.missing]
+        said = f", no {lacking[0]}{' …' * (len(lacking) > 1)}" if lacking else ""
+        rows.append((Text(entry.name, "bold"), entry.state, entry.title + said))
+    say_rows(terminal(), rows)
 
 
 @data_app.command()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from bullettrain.evaluation.results import Entry, Result
 from bullettrain.evaluation.watch import interval, share
 from bullettrain.reporting.verdict import Row, difference, mean_in_words, rows, weakest
+from bullettrain.terminal import fitting, say
 from bullettrain.training.config import Config
 from bullettrain.training.display import duration
 
@@ -28,37 +29,27 @@ def show(console: Console, entry: Entry, asked: Sequence[Result], config: Config
     for precision in precisions:
         found = rows(entry, [result for result in asked if result.precision == precision], config)
         named = f", {precision}" if precisions != ["float32"] else ""
-        console.print(_fitting(console, f"{entry.model}{named}", found))
+        console.print(f"{entry.model}{named}", style="bold", soft_wrap=True)
+        columns = [name for name in COLUMNS if name != "paper" or any(row.paper is not None for row in found)]
+        console.print(fitting(console, partial(_table, found), columns, DROPPED))
     for result in asked:
         if result.corruptions:
             console.print(_corruptions(result))
-            console.print(mean_in_words(result), soft_wrap=True)
+            say(console, mean_in_words(result))
     for text in (weakest(entry, asked), difference(asked, entry.results)):
         if text:
-            console.print(text, soft_wrap=True)
+            say(console, text)
     for warning in entry.warnings:
-        console.print(Text.assemble(("warning", "bold yellow"), f" {warning}"), soft_wrap=True)
+        say(console, Text.assemble(("warning", "bold yellow"), f" {warning}"))
     if curves and not entry.warnings:
-        console.print("no sign of gradient masking", soft_wrap=True)
+        say(console, "no sign of gradient masking")
 
 
-def _fitting(console: Console, title: str, found: Sequence[Row]) -> Table:
-    """The table with as many columns as the terminal has room for."""
-    columns = [name for name in COLUMNS if name != "paper" or any(row.paper is not None for row in found)]
-    for dropped in (*DROPPED, None):
-        table = _table(title, found, columns)
-        wanted = Measurement.get(console, console.options.update(width=1000), table).maximum
-        if wanted <= console.width or dropped is None:
-            break
-        columns = [name for name in columns if name != dropped]
-    return table
-
-
-def _table(title: str, found: Sequence[Row], columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+def _table(found: Sequence[Row], columns: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
     for name in columns:
         side: Literal["left", "right"] = "left" if name in ("attack", "threat") else "right"
-        table.add_column(name, justify=side)
+        table.add_column(name, justify=side, no_wrap=True)
     for row in found:
         cells = {
             "attack": f"  {row.name}" if row.kind == "part" else row.name,

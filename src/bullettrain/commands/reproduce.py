@@ -28,7 +28,7 @@ from bullettrain.reproduction.rows import FOLDERS, RECORDS, Outcome, Task, merge
 from bullettrain.reproduction.scales import SCALES, Scale, find_scale
 from bullettrain.reproduction.studies import find_study
 from bullettrain.reproduction.study import Row
-from bullettrain.terminal import terminal
+from bullettrain.terminal import say, terminal
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunFolder
 from bullettrain.training.settings import ConfigError
@@ -148,7 +148,7 @@ def reproduce(
     written = _write(results, out)
     show(console, results)
     for problem in problems:
-        console.print(Text.assemble(("failed", "bold red"), f" {problem}"), soft_wrap=True)
+        say(console, Text.assemble(("failed", "bold red"), f" {problem}"))
     for file in written:
         console.print(f"written  {file}", soft_wrap=True)
     if signal is not None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from bullettrain.reproduction.results import Results, Verdict
 from bullettrain.reproduction.rows import Task
 from bullettrain.reproduction.scales import SCALES
 from bullettrain.reproduction.studies import STUDIES
+from bullettrain.terminal import fits, say, say_rows
 from bullettrain.training.display import duration
 
 STYLES = dict(zip(Verdict, ("green", "yellow", "yellow", "red", "dim"), strict=True))
@@ -26,22 +26,16 @@ MANY = 30
 
 def show_list(console: Console) -> None:
     """All that can be reproduced, and the scales."""
-    table = Table.grid(padding=(0, 2))
-    for study in STUDIES.values():
-        table.add_row(Text(study.name, "bold"), study.title)
-    console.print(table)
+    say_rows(console, [(Text(study.name, "bold"), study.title) for study in STUDIES.values()])
     console.print()
-    table = Table.grid(padding=(0, 2))
-    for scale in SCALES.values():
-        table.add_row(Text.assemble("--scale ", (scale.name, "bold")), scale.about)
-    console.print(table)
+    say_rows(console, [(Text.assemble("--scale ", (scale.name, "bold")), scale.about) for scale in SCALES.values()])
 
 
 def show(console: Console, results: Results) -> None:
     """The table with as much as there is room for, what is to be said of rows, and the claims."""
     for look in _looks(results):
         table = _table(results, look)
-        if Measurement.get(console, console.options.update(width=1000), table).maximum <= console.width:
+        if fits(console, table):
             break
     console.print(table)
     if not (look.paper and look.titles):
@@ -50,13 +44,13 @@ def show(console: Console, results: Results) -> None:
     for row in results.rows.values():
         status = results.status(row)
         if status and status != "not run yet":
-            console.print(f"{row.title}: {status}", soft_wrap=True, style="dim")
+            say(console, f"{row.title}: {status}", style="dim")
     for note in results.notes():
-        console.print(note, soft_wrap=True, style="dim")
+        say(console, note, style="dim")
     if results.claims():
         _show_claims(console, results)
     if not results.scale.like_paper:
-        console.print("scale smoke: it runs, and the figures mean nothing", style="dim")
+        say(console, "scale smoke: it runs, and the figures mean nothing", style="dim")
 
 
 def _show_claims(console: Console, results: Results) -> None:
@@ -137,4 +131,4 @@ def forecast(console: Console, title: str, tasks: Sequence[Task], estimator: Est
         what = f"{network} on {data}{', BulletTrain' if mined else ''}"
         lines.append(f"{what}: {speed.passes:,.0f} passes a second, from {speed.source}")
     lines.append("training: counted passes at the paper's shares, without compilation; judging: a rough guess")
-    console.print("\n".join(lines))
+    say(console, "\n".join(lines))

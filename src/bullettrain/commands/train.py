@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bullettrain.reporting import words
-from bullettrain.terminal import terminal
+from bullettrain.terminal import fitting, say, say_rows, terminal
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.config import Config
 from bullettrain.training.display import duration, percent
@@ -27,6 +28,10 @@ from bullettrain.training.run import Result, compare, comparison, resume_command
 from bullettrain.training.run import train as run_training
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, find_place, leave_group
+from bullettrain.training.tally import CLASSES
+
+DROPPED = ("outlier", "robust", "boundary", "passes", "training")
+"""Columns of a comparison that a narrow terminal does without, first one first."""
 
 
 def train(
@@ -133,7 +138,7 @@ def _train(
         )
     except CollapseError as error:
         if place.first:
-            console.print(Text.assemble(("stopped:", "bold red"), f" {error}"), soft_wrap=True)
+            say(console, Text.assemble(("stopped:", "bold red"), f" {error}"))
             kept = [
                 path
                 for path in (folder, folder / "baseline", folder / "bullettrain")
@@ -185,19 +190,15 @@ def _is_of(path: Path, parts: Mapping[str, Config]) -> bool:
 
 
 def _list(console: Console) -> None:
-    table = Table.grid(padding=(0, 2))
-    for name in RECIPES:
-        table.add_row(Text(name, "bold"), one_line(name))
-    for name in METHODS:
-        table.add_row(Text.assemble("--method ", (name, "bold")), method_line(name))
-    console.print(table)
+    recipes = [(Text(name, "bold"), one_line(name)) for name in RECIPES]
+    say_rows(console, recipes + [(Text.assemble("--method ", (name, "bold")), method_line(name)) for name in METHODS])
 
 
 def _print_result(console: Console, result: Result) -> None:
-    table = Table(title=f"{result.folder}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     attacks = list(next(iter(result.accuracy.values())))
     for heading in ("weights", *(_heading(attack) for attack in attacks)):
-        table.add_column(heading, justify="left" if heading == "weights" else "right")
+        table.add_column(heading, justify="left" if heading == "weights" else "right", no_wrap=True)
     for weights, figures in result.accuracy.items():
         table.add_row(weights, *(percent(figures[attack]) for attack in attacks))
     end = result.end
@@ -206,32 +207,22 @@ def _print_result(console: Console, result: Result) -> None:
         shares = [f"{name} {percent(end[name])}" for name in ("outlier", "boundary", "robust")]
         lines.append(", ".join(shares) + _beside_paper(result))
         lines.append(f"speed-up {end['theoretical_speedup']:.2f}× theoretical, {end['work_speedup']:.2f}× counted work")
+    console.print(f"{result.folder}", style="bold", soft_wrap=True)
     console.print(table)
-    console.print("\n".join(lines), soft_wrap=True)
+    say(console, "\n".join(lines))
 
 
 def _print_comparison(console: Console, baseline: Result, mined: Result) -> None:
     figures = comparison(baseline, mined)
-    table = Table(title=f"{mined.folder.parent}", title_justify="left", title_style="bold", box=None, pad_edge=False)
     attack = next(key for key in figures["rows"][0] if key not in ("name", "weights", "clean"))
-    headings = (
-        "",
-        "clean",
-        _heading(attack),
-        "training",
-        "passes",
-        "outlier",
-        "boundary",
-        "robust",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left")
+    rows = []
     for row in figures["rows"]:
-        shares = [percent(row[key]) for key in ("outlier", "boundary", "robust")] if row["boundary"] < 1 else ["–"] * 3
-        name = "BulletTrain" if row["name"] == "bullettrain" else "baseline"
-        table.add_row(
-            name, percent(row["clean"]), percent(row[attack]), duration(row["seconds"]), f"{row['work']:.1f}", *shares
-        )
+        cells = {"": "BulletTrain" if row["name"] == "bullettrain" else "baseline"}
+        cells |= {_heading(key): percent(row[key]) for key in ("clean", attack)}
+        cells |= {"training": duration(row["seconds"]), "passes": f"{row['work']:.1f}"}
+        cells |= {name: percent(row[name]) if row["boundary"] < 1 else "–" for name in CLASSES}
+        rows.append(cells)
+    table = fitting(console, partial(_table, rows), list(rows[0]), DROPPED)
     speedup, errors = figures["speedup"], figures["errors"]
     plain, own = figures["rows"]
     changes = [(name, own[name] - plain[name], errors[name]["error"]) for name in ("clean", attack)]
@@ -239,14 +230,26 @@ def _print_comparison(console: Console, baseline: Result, mined: Result) -> None
         f"{_heading(name)} {words.points(gap, error=error)}{words.too_close(gap, error)}"
         for name, gap, error in changes
     ]
+    console.print(f"{mined.folder.parent}", style="bold", soft_wrap=True)
     console.print(table)
-    console.print(
+    if len(table.columns) < len(rows[0]):
+        say(console, "the report has more columns", style="dim")
+    say(
+        console,
         f"speed-up {speedup['theoretical']:.2f}× theoretical, {speedup['work']:.2f}× counted work, "
         f"{speedup['wall_clock']:.2f}× wall-clock{_beside_paper(mined)}\n"
         f"accuracy of the {plain['weights']} weights; against the baseline {', '.join(says)}\n"
         f"{words.error_in_words(errors[attack]['paired'])}",
-        soft_wrap=True,
     )
+
+
+def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in columns:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for cells in rows:
+        table.add_row(*(cells[heading] for heading in columns))
+    return table
 
 
 def _beside_paper(result: Result) -> str:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from bullettrain.reporting import words
+from bullettrain.terminal import say
 from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.tally import CLASSES
 
@@ -115,7 +116,7 @@ class Display:
     def message(self, text: str | Text) -> None:
         """A line that stays."""
         if self.console is not None:
-            self.console.print(text, soft_wrap=True)
+            say(self.console, text)
 
     def evaluating(self, what: str, total: int) -> Evaluating:
         """A bar for an evaluation of ``total`` images."""
