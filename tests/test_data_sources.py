@@ -190,7 +190,7 @@ def test_the_second_address_is_tried(tmp_path, published):
     assert all(c.ok for c in prepare("cifar10", tmp_path / "new", sources=sources))
 
 
-def test_without_a_network_the_message_says_which_file_goes_where(tmp_path, published, server):
+def test_without_a_network_the_message_says_which_file_goes_where(tmp_path, published, server, monkeypatch):
     server.files.clear()
     where = tmp_path / "new"
     with pytest.raises(DataError) as caught:
@@ -200,9 +200,13 @@ def test_without_a_network_the_message_says_which_file_goes_where(tmp_path, publ
     assert "127.0.0.1: HTTP 404" in message
     for archive in published.sources["mnist"].archives:
         assert f"{Path(archive.path).name} (from {archive.urls[0]})" in message
-    assert f"into {where / 'MNIST' / 'raw'} and run `bullettrain data prepare mnist` again." in message
+    command = f"bullettrain data prepare mnist --data-dir {where}"
+    assert f"into {where / 'MNIST' / 'raw'} and run `{command}` again." in message
     assert len(server.asked) == 1  # the others were not waited for
     with pytest.raises(DataError, match=rf"put ten.tar.gz \(from .*\) into {where} and run"):
+        prepare("cifar10", where, sources=published.sources)
+    monkeypatch.setenv("BULLETTRAIN_DATA", str(where))  # looked for there anyway
+    with pytest.raises(DataError, match="run `bullettrain data prepare cifar10` again"):
         prepare("cifar10", where, sources=published.sources)
 
 
@@ -223,7 +227,8 @@ def test_a_truncated_archive_put_there_by_hand_is_named(tmp_path, published):
     where = tmp_path / "new"
     where.mkdir()
     (where / "ten.tar.gz").write_bytes(published.packed["ten.tar.gz"][:-100])
-    with pytest.raises(DataError, match=r"ten.tar.gz is truncated or not the original file"):
+    again = rf"delete it and run `bullettrain data prepare cifar10 --data-dir {where}` again"
+    with pytest.raises(DataError, match=rf"ten.tar.gz is truncated or not the original file .*: {again}"):
         prepare("cifar10", where, sources=published.sources)
 
 

@@ -127,8 +127,9 @@ def test_the_papers_figure_stands_beside_the_papers_recipe(run):
     assert re.search(r"PGD-20 .* 56\.35 %", text)
 
 
-def test_an_interrupt_says_how_to_go_on(run, tmp_path):
-    words = [sys.executable, "-m", "bullettrain", "evaluate", str(run), "--attack", "pgd3,pgd100x200"]
+@pytest.mark.parametrize("again", [[], ["--again"]], ids=["once", "again"])
+def test_an_interrupt_says_how_to_go_on(run, tmp_path, again):
+    words = [sys.executable, "-m", "bullettrain", "evaluate", str(run), *again, "--attack", "pgd3,pgd100x200"]
     words += ["--batch-size", "60"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -138,7 +139,9 @@ def test_an_interrupt_says_how_to_go_on(run, tmp_path):
                 break
         rest = process.stdout.read()
     assert process.returncode == 130, rest
-    assert "interrupted; the same command goes on:\n  bullettrain evaluate runs/robust" in rest
+    how = "this goes on, where --again would start over" if again else "the same command goes on"
+    command = "bullettrain evaluate runs/robust --attack pgd3,pgd100x200 --batch-size 60"
+    assert f"interrupted; {how}:\n  {command}\n" in rest
     kept = json.loads((run / "evaluation.json").read_text())
     assert [state["batches"] >= 1 for state in kept["unfinished"].values()] == [True]
     assert [result["name"] for result in kept["evaluations"][0]["results"]] == ["clean", "pgd3"]

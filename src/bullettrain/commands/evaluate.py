@@ -155,8 +155,9 @@ def evaluate(
                     subject, images, name, plan, device=place.device, store=store, watch=watch
                 )
         except StoppedError:
-            command = shlex.join(["bullettrain", *sys.argv[1:]])
-            console.print(f"interrupted; the same command goes on:\n  {command}", soft_wrap=True)
+            command = shlex.join(["bullettrain", *(word for word in sys.argv[1:] if word != "--again")])
+            how = "this goes on, where --again would start over" if again else "the same command goes on"
+            console.print(f"interrupted; {how}:\n  {command}", soft_wrap=True)
             sys.exit(128 + (stop.signal or 2))
     show(console, entry, asked, subject.config, curves=curves)
     console.print(f"written  {folder / FILE}", soft_wrap=True)

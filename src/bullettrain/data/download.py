@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import os
+import shlex
 import shutil
 import tarfile
 import tempfile
@@ -71,7 +72,7 @@ def _unpack_by_hand(name: str, base: Path, archive: Archive) -> None:
     if md5_of(path) != archive.md5:
         raise DataError(
             f"{path} is truncated or not the original file (its md5 is not {archive.md5}):"
-            f" delete it and run `bullettrain data prepare {name}` again."
+            f" delete it and run `{_command(name, base)}` again."
         )
     _unpack(path, base, archive)
 
@@ -164,8 +165,14 @@ def _by_hand(name: str, base: Path, failed: Mapping[Archive, str]) -> str:
     folder = (base / next(iter(failed)).path).parent  # one folder for all files of a dataset
     return (
         f"{name} could not be downloaded ({next(iter(failed.values()))}):"
-        f" put {files} into {folder} and run `bullettrain data prepare {name}` again."
+        f" put {files} into {folder} and run `{_command(name, base)}` again."
     )
+
+
+def _command(name: str, base: Path) -> str:
+    """What to type to prepare a dataset there."""
+    elsewhere = [] if base == find_root() else ["--data-dir", str(base)]
+    return shlex.join(["bullettrain", "data", "prepare", name, *elsewhere])
 
 
 @contextmanager
