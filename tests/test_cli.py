@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 import bullettrain
 from bullettrain.commands import app
 from bullettrain.training import recipe
+from bullettrain.training import run as run_module
 from bullettrain.training.folder import RunError, RunFolder
+from bullettrain.training.loop import Trainer
 
 SMALL = ["--set", "epochs=2", "--set", "data.train_size=200", "--set", "data.validation=40", "--set", "probe=20"]
 
@@ -247,6 +249,36 @@ def test_sigint_prints_the_command_that_goes_on(tmp_path):
     refused = command("train", *SMALL, "--set", "epochs=500", "--out", "run", cwd=tmp_path)
     assert refused.returncode == 2
     assert "--resume" in refused.stderr
+
+
+@pytest.mark.parametrize("at", ["in a step", "in the report"])
+def test_a_second_ctrl_c_prints_the_command_that_goes_on(invoke, tmp_path, monkeypatch, at):
+    monkeypatch.chdir(tmp_path)
+    take, write = Trainer._take, run_module.write_report
+
+    def interrupted(trainer, unit):
+        take(trainer, unit)
+        if trainer.at.step == 3:
+            signal.raise_signal(signal.SIGINT)
+            if at == "in a step":
+                signal.raise_signal(signal.SIGINT)
+
+    def interrupted_report(folder):
+        signal.raise_signal(signal.SIGINT)
+        return write(folder)
+
+    words = ["train", *TINY, "--set", "epochs=2", "--out", "run"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_take", interrupted)
+        if at == "in the report":
+            patched.setattr(run_module, "write_report", interrupted_report)
+        stopped = invoke(*words)
+    assert stopped.exit_code == 130
+    said, printed = stopped.output.splitlines()[-2:]
+    assert said == "interrupted; go on with:"
+    gone_on = invoke(*shlex.split(printed)[1:])
+    assert gone_on.exit_code == 0, gone_on.output
+    assert f"digits on cpu: run, from step {2 if at == 'in a step' else 3}" in gone_on.output.splitlines()
 
 
 @pytest.mark.parametrize("both", [[], ["--compare"]], ids=["one", "both"])

@@ -1,5 +1,6 @@
 """`bullettrain evaluate` as a person types it."""
 
+import importlib
 import io
 import json
 import os
@@ -145,6 +146,20 @@ def test_an_interrupt_says_how_to_go_on(run, tmp_path, again):
     kept = json.loads((run / "evaluation.json").read_text())
     assert [state["batches"] >= 1 for state in kept["unfinished"].values()] == [True]
     assert [result["name"] for result in kept["evaluations"][0]["results"]] == ["clean", "pgd3"]
+
+
+def test_a_second_ctrl_c_says_how_to_go_on_too(run, monkeypatch):
+    words = ["evaluate", str(run), "--size", "20"]
+    monkeypatch.setattr(sys, "argv", ["bullettrain", *words])
+
+    def interrupted(*args, watch, **kwargs):
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(importlib.import_module("bullettrain.commands.evaluate"), "run_evaluation", interrupted)
+    stopped = CliRunner(env={"COLUMNS": "120"}).invoke(app, words)
+    assert stopped.exit_code == 130
+    assert stopped.output.endswith(f"interrupted; the same command goes on:\n  bullettrain {' '.join(words)}\n")
 
 
 MISTAKES = {

@@ -1,5 +1,6 @@
 """`bullettrain reproduce` at the smallest scale: every study runs, goes on after a kill, and reuses what is there."""
 
+import importlib
 import json
 import os
 import pickle
@@ -196,6 +197,16 @@ def test_a_stop_leaves_a_table_and_the_command_to_go_on(tmp_path, monkeypatch):
     assert len(done) == 1  # the others are not begun
     assert "the same command goes on" in text
     assert "not run yet" in (tmp_path / "table-mart.md").read_text()
+
+
+def test_a_second_ctrl_c_says_how_to_go_on_too(tmp_path, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("bullettrain.commands.reproduce"), "run_all", interrupted)
+    monkeypatch.setattr("sys.argv", ["bullettrain", "reproduce", "table-mart"])
+    text = invoke("table-mart", "--out", tmp_path, fails=130)
+    assert text.endswith("interrupted; the same command goes on:\n  bullettrain reproduce table-mart\n")
 
 
 def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):

@@ -154,7 +154,7 @@ def evaluate(
                 entry, asked = run_evaluation(
                     subject, images, name, plan, device=place.device, store=store, watch=watch
                 )
-        except StoppedError:
+        except (StoppedError, KeyboardInterrupt):  # a second Ctrl-C ends it at once, with what was saved before
             command = shlex.join(["bullettrain", *(word for word in sys.argv[1:] if word != "--again")])
             how = "this goes on, where --again would start over" if again else "the same command goes on"
             console.print(f"interrupted; {how}:\n  {command}", soft_wrap=True)

@@ -143,7 +143,11 @@ def reproduce(
     if only_tables:
         signal, problems = None, [f"{one.name}: {one.problem}" for one in map(take_up, tasks) if one.problem]
     else:
-        signal, problems = _run(console, tasks, jobs)
+        try:
+            signal, problems = _run(console, tasks, jobs)
+        except KeyboardInterrupt:  # a second Ctrl-C ends it at once, with what was saved before
+            _say_how_to_go_on(console)
+            raise
     results = Results(study, size_of, read_records(out / RECORDS), settings=changed)
     written = _write(results, out)
     show(console, results)
@@ -152,11 +156,15 @@ def reproduce(
     for file in written:
         console.print(f"written  {file}", soft_wrap=True)
     if signal is not None:
-        command = shlex.join(["bullettrain", *sys.argv[1:]])
-        console.print(f"interrupted; the same command goes on:\n  {command}", soft_wrap=True)
+        _say_how_to_go_on(console)
         sys.exit(128 + signal)
     if problems:
         sys.exit(1)
+
+
+def _say_how_to_go_on(console: Console) -> None:
+    command = shlex.join(["bullettrain", *sys.argv[1:]])
+    console.print(f"interrupted; the same command goes on:\n  {command}", soft_wrap=True)
 
 
 def _config(row: Row, scale: Scale, settings: tuple[str, ...], seed: int, place: Place) -> Config:

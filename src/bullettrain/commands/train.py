@@ -149,18 +149,25 @@ def _train(
             advice = "" if keep_going else f" To go on all the same:\n  {command}"
             console.print(f"{where}{advice}", soft_wrap=True)
         sys.exit(1)
+    except KeyboardInterrupt:  # a second Ctrl-C ends it at once, with what was saved before
+        if place.first and any(RunFolder(path).exists for path in (folder, folder / "baseline")):
+            _say_how_to_go_on(console, resume_command(config, folder, data_dir, options))
+        raise
     if not place.first:
         return
     last = results[-1]
     if last.signal is not None:
-        command = resume_command(config, folder, data_dir, options)
-        console.print(f"interrupted; go on with:\n  {command}", soft_wrap=True)
+        _say_how_to_go_on(console, resume_command(config, folder, data_dir, options))
         sys.exit(128 + last.signal)
     if both:
         _print_comparison(console, *results)
     else:
         _print_result(console, last)
     console.print(f"report  {folder / 'report.html'}", soft_wrap=True)
+
+
+def _say_how_to_go_on(console: Console, command: str) -> None:
+    console.print(f"interrupted; go on with:\n  {command}", soft_wrap=True)
 
 
 def _default_folder(name: str, parts: Mapping[str, Config], *, resume: bool) -> Path:
