@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -13,10 +14,13 @@ import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
 
+from bullettrain.commands import app
 from bullettrain.reporting import read_run, write_report
 from bullettrain.reporting.plotting import POINTS, thin
 from bullettrain.reporting.words import duration, number, percent, points, setting, times
+from bullettrain.training.folder import RunError
 
 CLASSES = ["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 MINING = ["shares", "svar", "histogram", "allocation"]
@@ -422,6 +426,43 @@ def test_missing_files(tmp_path, missing):
     (tmp_path / missing).unlink()
     page = report(tmp_path)
     assert ("nothing is logged yet" if missing == "metrics.jsonl" else "kept no example images") in page.text
+
+
+def reported(folder):
+    """What `bullettrain report` says: its lines, or its error."""
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["report", str(folder)])
+    return done.exception if isinstance(done.exception, RunError) else done.output.splitlines()
+
+
+def test_the_command_says_what_of_a_run_is_damaged(robust_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(robust_run, run)
+    assert reported(run) == [f"report  {run}/report.html"]
+    log, config = run / "metrics.jsonl", run / "config.yaml"
+    log.write_text("{broken\n" + log.read_text())
+    config.write_text(config.read_text().replace("objective:", "objektive:"))
+    first, second, last = reported(run)
+    assert first == "warning Lines of metrics.jsonl that could not be read and were left out: 1."
+    assert second.startswith(f"warning {config} cannot be read: ")
+    assert last == f"report  {run}/report.html"
+
+
+@pytest.mark.parametrize("content", [None, "", "{broken\n{broken", '{"a": 1}\n'])
+def test_the_command_refuses_a_run_that_recorded_nothing(robust_run, tmp_path, content):
+    for name in ("both/baseline", "both/bullettrain"):
+        shutil.copytree(robust_run, tmp_path / name)
+        (tmp_path / name / "metrics.jsonl").unlink()
+        if content is not None:
+            (tmp_path / name / "metrics.jsonl").write_text(content)
+    run = tmp_path / "both" / "bullettrain"
+    (run / "report.html").unlink()
+    what = "is missing" if content is None else "holds no record that can be read"
+    error = reported(run)
+    assert isinstance(error, RunError)
+    assert str(error) == f"{run} has nothing to show: {run}/metrics.jsonl {what}"
+    assert not (run / "report.html").exists()
+    (tmp_path / "both" / "comparison.json").write_text('{"rows": []}')
+    assert "baseline/metrics.jsonl" in str(reported(tmp_path / "both"))
 
 
 def test_samples(tmp_path):
