@@ -326,6 +326,13 @@ def test_an_unfinished_run_is_found_to_resume_behind_one_of_other_settings(invok
     assert invoke("train", *TINY, "--seed", "2").output.splitlines()[-1] == "report  runs/digits-3/report.html"
 
 
+def test_what_the_encoding_lacks_is_replaced(tmp_path):
+    done = command("train", *TINY, cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"speed-up [\d.]+\? theoretical", done.stdout)
+    assert done.stdout.endswith("report  runs/digits/report.html\n")
+
+
 def test_data_list_and_verify(invoke, real_data):
     listed = plain(invoke("data", "list", "--data-dir", real_data).output)
     assert re.search(r"cifar10 +here", listed)

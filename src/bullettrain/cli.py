@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -10,6 +11,8 @@ from bullettrain.extras import extra
 
 def main() -> None:
     """Run the command line; also behind `python -m bullettrain`."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a terminal without × costs a sign, not the command
     try:
         with extra("the command"):
             from bullettrain.commands import app
