@@ -31,6 +31,13 @@ def run(robust_run, tmp_path, monkeypatch):
     return Path("runs/robust")
 
 
+def test_a_small_network_is_judged_by_as_many_threads_as_it_was_trained_by(run, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    invoke(run, "--attack", "clean", "--size", 60)
+    assert asked == [1]
+
+
 def invoke(*words, columns=100):
     runner = CliRunner(env={"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"})
     result = runner.invoke(app, ["evaluate", *(str(word) for word in words)], prog_name="bullettrain")
@@ -67,9 +74,9 @@ def test_a_run_is_judged_and_the_report_says_it(run):
     assert " leaves " not in page[: page.index('id="judged"')]  # on fewer images
     invoke(run, "--attack", "pgd5", "--eps", 0.3, "--size", 0)
     assert " leaves " not in (run / "report.html").read_text()  # more than it was trained for
-    invoke(run, "--attack", "pgd20", "--size", 0)
+    invoke(run, "--attack", "pgd50x3", "--size", 0)
     head = (run / "report.html").read_text().split('id="judged"')[0]
-    assert re.search(r"PGD-20 leaves \d+\.\d\s% \(last weights\)\.", head)
+    assert re.search(r"PGD-50×3 leaves \d+\.\d\s% \(last weights\)\.", head)
     # Other weights of the run stand beside these.
     invoke(run, "--attack", "pgd2", "--size", 60, "--weights", "averaged")
     page = (run / "report.html").read_text()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
+import torch
 import typer
 
 from bullettrain.checks import instead
@@ -121,6 +122,8 @@ def evaluate(
     place = find_place(device)
     if place.together:
         raise ConfigError("evaluate runs in one process; start it without torchrun")
+    if config is not None and config.training.threads:
+        torch.set_num_threads(config.training.threads)  # as it was trained: a small network waits for its threads
     check_form(model)
     name = data or (config.data.name if config else None)
     if name is None:

@@ -79,7 +79,7 @@ def train(
 
       bullettrain train cifar10-trades-short --method fast
 
-      bullettrain train digits --set data.name=folder:my-images --set data.image_size=32
+      bullettrain train cifar10-trades-short --set data.name=folder:my-images --set data.image_size=32
 
       torchrun --nproc-per-node 2 -m bullettrain train cifar10-trades
     """

@@ -66,18 +66,23 @@ def judgement(entry: Entry, config: Mapping[str, Any] | None, index: int) -> Jud
 
 
 def strongest(entries: Sequence[Entry], run: Run) -> str:
-    """A sentence where an attack left less than those that training ended with: the same threat, no fewer images."""
+    """A sentence where an attack left less of some weights than that which training ended with.
+
+    Of the same threat, and on no fewer images.
+    """
     method = run.section("method")
-    own = [evaluation for evaluation in run.evaluations if evaluation.attack != "clean"]
+    own = {evaluation.weights: evaluation for evaluation in run.evaluations if evaluation.attack != "clean"}
     found = [
         (result.accuracy, attack_name(result.name), entry.weights)
         for entry in entries
+        if (before := own.get(entry.weights)) is not None
         for result in entry.results
         if result.role == "attack"
         and result.threat == (method.get("norm"), method.get("eps"))
-        and all(result.examples >= evaluation.examples for evaluation in own)
+        and result.examples >= before.examples
+        and result.accuracy < before.accuracy
     ]
-    if not found or not own or min(found)[0] >= min(evaluation.accuracy for evaluation in own):
+    if not found:
         return ""
     left, name, weights = min(found)
     return f" {name} leaves {percent(left)} ({weights} weights)."

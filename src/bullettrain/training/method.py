@@ -102,14 +102,14 @@ class MethodConfig:
         return kind(eps=self.eps, norm=self.norm, beta=beta, attack=self._attack(), selection=self.selection)
 
     def _make_pgd_at(self) -> bt.Objective:
-        attack = ("start", "start_radius", "project", "first_layer")
+        attack = ("start", "start_radius", "project", "first_layer", "selection", "clean")
         if self.carry:
-            self._refuse((*attack, "align", "selection", "clean", "ramp"), "method.carry (Free) has no attack of its own")
+            self._refuse((*attack, "align", "ramp"), "method.carry (Free) has no attack of its own")
             if self.budget().uniform_steps != 1:
                 raise ConfigError("method.carry (Free) is one step for everyone; set boundary=1, robust=1, outlier=1")
             return Free(eps=self.eps, norm=self.norm)
         if self.align:
-            self._refuse((*attack, "selection", "clean"), "method.align (GradAlign) attacks from x itself, everyone alike")
+            self._refuse(attack, "method.align (GradAlign) attacks from x itself, everyone alike")
             if not self.budget().uniform_steps:
                 raise ConfigError("method.align (GradAlign) wants the same steps for everyone, e.g. one each")
             return GradAlign(weight=self.align, eps=self.eps, norm=self.norm)
