@@ -576,6 +576,9 @@ def test_numbers_as_words():
     assert [duration(s) for s in (0.04, 12.34, 59.99, 312, 4980, math.nan)] == [
         *("0.0\u202fs", "12.3\u202fs", "1\u202fmin 0\u202fs", "5\u202fmin 12\u202fs", "1\u202fh 23\u202fmin", "–")
     ]
+    assert [duration(hours * 3600) for hours in (47.99, 47.999, 48, 1318.1)] == [
+        *("47\u202fh 59\u202fmin", "2\u202fd 0\u202fh", "2\u202fd 0\u202fh", "54\u202fd 22\u202fh")
+    ]
     assert [percent(0.815), percent(math.nan), times(1.854), times(math.inf)] == ["81.5\u202f%", "–", "1.85×", "–"]
     assert [points(0.0215), points(-0.006), points(0.0), points(math.nan)] == [
         *("+2.2 points", "−0.6 points", "±0.0 points", "–")

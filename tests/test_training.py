@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from rich.console import Console
 
 import bullettrain as bt
 from bullettrain.data import load
@@ -127,7 +128,7 @@ def test_slices_of_real_data(tmp_path, real_data, name, objective):
     assert result.accuracy["last"]["clean"] > 0.12
 
 
-def test_ones_own_images(tmp_path):
+def test_ones_own_images(tmp_path, capsys):
     rng = np.random.default_rng(0)
     for i in range(60):
         folder = tmp_path / "images" / ("dark" if i % 2 else "light")
@@ -139,8 +140,9 @@ def test_ones_own_images(tmp_path):
     np.savez(tmp_path / "arrays.npz", x=images.astype(np.float32), y=labels)
     for name in (f"folder:{tmp_path}/images", f"npz:{tmp_path}/arrays.npz"):
         settings = (f"data.name={name}", "data.train_size=0", "data.test_size=0", "data.validation=0", "epochs=2")
-        result = runs.train(small(*settings), tmp_path / name[:3], CPU)
+        result = runs.train(small(*settings), tmp_path / name[:3], CPU, console=Console(width=500))
         assert result.finished
+        assert f"{name}: 48 images to train on, 12 to test by" in capsys.readouterr().out
         assert bt.load(result.folder)(torch.rand(2, 3 if "folder" in name else 1, 12, 12)).shape[0] == 2
 
 

@@ -67,7 +67,7 @@ def error_in_words(paired: bool) -> str:
 
 
 def duration(seconds: float) -> str:
-    """12.3 s, 5 min 12 s, 1 h 23 min."""
+    """12.3 s, 5 min 12 s, 1 h 23 min; from two days on, 2 d 3 h."""
     if not math.isfinite(seconds):
         return DASH
     if seconds < 59.95:
@@ -75,8 +75,11 @@ def duration(seconds: float) -> str:
     if seconds < 3599.5:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes}{THIN}min {rest}{THIN}s"
-    hours, rest = divmod(round(seconds / 60), 60)
-    return f"{hours}{THIN}h {rest}{THIN}min"
+    if seconds < 48 * 3600 - 30:
+        hours, rest = divmod(round(seconds / 60), 60)
+        return f"{hours}{THIN}h {rest}{THIN}min"
+    days, rest = divmod(round(seconds / 3600), 24)
+    return f"{days}{THIN}d {rest}{THIN}h"
 
 
 def times(ratio: float) -> str:

@@ -88,6 +88,10 @@ def train(
             folder.cut_metrics(0)
         where = f", from step {trainer.at.step}" if going_on else ", anew: there is nothing to resume" if resume else ""
         trainer.display.message(f"{config.recipe} on {place.device}: {out}{where}")
+        if ":" in config.data.name:  # of one's own images one wants to know how they were divided
+            train, held_out, test = (f"{len(part)}" for part in data)
+            said = f", {held_out} held out" if len(data[1]) else ""
+            trainer.display.message(f"{config.data.name}: {train} images to train on{said}, {test} to test by")
         try:
             reason = trainer.run()
         finally:
