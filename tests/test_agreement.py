@@ -17,6 +17,20 @@ POINTS = 0.003
 
 
 @pytest.fixture(scope="module")
+def results():
+    """The folder of what is recorded."""
+    if not (ROOT / "results").is_dir():
+        pytest.skip("results/ is not here")
+    return ROOT / "results"
+
+
+@pytest.fixture(scope="module")
+def page(results):
+    """What is said of it."""
+    return (results / "README.md").read_text().replace("\n", " ")
+
+
+@pytest.fixture(scope="module")
 def agreement():
     path = ROOT / "benchmarks" / "agreement.py"
     if not path.is_file():
@@ -46,10 +60,9 @@ def test_pgd_agrees(agreement, robust_run, digits, peer, norm, eps):
     assert abs(accuracy["bullettrain"] - accuracy[peer]) <= POINTS
 
 
-def test_recorded_comparisons_agree():
-    files = sorted((ROOT / "results" / "agreement").glob("pgd-*.json"))
-    if not files:
-        pytest.skip("results/ is not here")
+def test_recorded_comparisons_agree(results):
+    files = sorted((results / "agreement").glob("pgd-*.json"))
+    assert files
     for file in files:
         result = json.loads(file.read_text())
         assert {"bullettrain", "torchattacks", "foolbox"} <= set(result["versions"])
@@ -67,12 +80,9 @@ def attacks_of(file):
     return {result["name"]: (result, figure_of(Entry(**entry), Result(**result))) for result in exact_last}
 
 
-def test_recorded_strong_attacks_are_those_that_the_page_shows():
-    folder = ROOT / "results" / "strong-attacks"
-    files = sorted(folder.rglob("*.json"))
-    if not files:
-        pytest.skip("results/ is not here")
-    page = (ROOT / "results" / "README.md").read_text().replace("\n", " ")
+def test_recorded_strong_attacks_are_those_that_the_page_shows(results, page):
+    files = sorted((results / "strong-attacks").rglob("*.json"))
+    assert files
     for file in files:
         found = {name: result for name, (result, _) in attacks_of(file).items()}
         assert {"clean", "pgd20", "autoattack"} <= found.keys()
@@ -84,7 +94,7 @@ def test_recorded_strong_attacks_are_those_that_the_page_shows():
         assert parts[-1] == left
         cells = [found["clean"]["accuracy"], found["pgd20"]["accuracy"], *parts]
         last = f"{100 * found['pgd100x10']['accuracy']:.2f}" if "pgd100x10" in found else "–"
-        where = file.relative_to(folder.parent).as_posix()
+        where = file.relative_to(results).as_posix()
         assert f"({where}) | " + " | ".join(f"{100 * v:.2f}" for v in cells) + f" | {last} |" in page
 
 
@@ -96,11 +106,8 @@ def gap(folder, attack):
     return f"{100 * (base['accuracy'] - mined['accuracy']):.2f} ± {100 * error:.2f}"
 
 
-def test_recorded_gaps_are_those_that_the_page_shows():
-    folder = ROOT / "results" / "strong-attacks"
-    if not folder.is_dir():
-        pytest.skip("results/ is not here")
-    page = (ROOT / "results" / "README.md").read_text().replace("\n", " ")
+def test_recorded_gaps_are_those_that_the_page_shows(results, page):
+    folder = results / "strong-attacks"
     pgd20, autoattack = (gap(folder, attack) for attack in ("pgd20", "autoattack"))
     assert f"{pgd20} points below the baseline under PGD-20 and {autoattack} under AutoAttack" in page
     pgd20, pgd100, autoattack = (gap(folder / "earlier", attack) for attack in ("pgd20", "pgd100x10", "autoattack"))

@@ -63,6 +63,8 @@ class L2(Norm):
 
 
 NORMS: dict[str, Norm] = {"linf": Linf(), "l2": L2()}
+USUAL_EPS = {"linf": 0.031, "l2": 0.5}
+"""Radii where none is given: the paper's, and what is usual on CIFAR-10."""
 
 
 def find_norm(norm: str | Norm) -> Norm:

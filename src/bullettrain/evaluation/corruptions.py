@@ -19,6 +19,7 @@ from bullettrain.data import to_unit
 from bullettrain.data.base import DataError
 from bullettrain.data.sets import stratified
 from bullettrain.evaluation.network import verdict
+from bullettrain.evaluation.survival import is_right
 
 Tick = Callable[[int], None]
 """Told after each batch how many images it had."""
@@ -165,7 +166,7 @@ def _right(
             raise DataError(
                 f"{folder / LABELS} has the label {int(labels.max())}, but the network has {logits.shape[1]} classes."
             )
-        right.append(logits.argmax(dim=1) == labels[at : at + len(pixels)])
+        right.append(is_right(logits, labels[at : at + len(pixels)]))
         if tick is not None:
             tick(len(pixels))
     return torch.cat(right)

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+from bullettrain.attacks.norms import USUAL_EPS
 from bullettrain.checks import instead
 from bullettrain.training.settings import ConfigError, parse
 
 if TYPE_CHECKING:
     from bullettrain.training.config import Config
 
-PAPER_EPS, PAPER_STEP = 0.031, 0.003
-"""Of the paper's PGD-20."""
-L2_EPS = 0.5
-"""The radius that robust networks for CIFAR are usually judged at in L2."""
+PAPER_STEP = 0.003
+"""Of the paper's PGD-20, at its eps."""
 MENU = (
     "clean, pgd20, pgd100x10, pgd1000x5 (any pgdSTEPSxRESTARTS), "
     "pgd:steps=…,restarts=…,step=…,loss=ce|kl|margin,norm=linf|l2,eps=8/255, "
@@ -97,7 +96,7 @@ class Defaults:
         """ε in ``norm``: the default's own where it is that norm, else what is usual."""
         if self.eps is not None and norm == self.norm:
             return self.eps
-        return PAPER_EPS if norm == "linf" else L2_EPS
+        return USUAL_EPS[norm]
 
     def step_size(self, steps: int, norm: NormName, eps: float) -> float:
         """The run's, or the paper's at its ε; else ε/10, and more where so few steps would not cross the ball."""
@@ -105,7 +104,7 @@ class Defaults:
             return self.step
         if steps < 20:
             return few_steps(steps, eps)
-        return PAPER_STEP if (norm, eps) == ("linf", PAPER_EPS) else eps / 10
+        return PAPER_STEP if (norm, eps) == ("linf", USUAL_EPS["linf"]) else eps / 10
 
 
 def threat_of(config: Config) -> Defaults:

@@ -133,5 +133,9 @@ def clean_round(model: nn.Module) -> Round:
 
 def correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """(m,) bool: which of x (m, C, H, W) the network, in eval mode, classifies as y (m,); NaN is no answer."""
-    logits = verdict(model, x)
-    return (logits.argmax(dim=1) == y) & logits.isfinite().all(dim=1)
+    return is_right(verdict(model, x), y)
+
+
+def is_right(logits: Tensor, y: Tensor) -> Tensor:
+    """(m,) bool: whether logits (m, K) say y (m,)."""
+    return (logits.argmax(dim=1) == y) & logits.isfinite().all(dim=1)  # argmax takes NaN for the largest

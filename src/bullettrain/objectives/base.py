@@ -24,7 +24,7 @@ from bullettrain.attacks import (
     starting_point,
 )
 from bullettrain.attacks.losses import loss_named
-from bullettrain.attacks.norms import NORMS, find_norm
+from bullettrain.attacks.norms import NORMS, USUAL_EPS, find_norm
 from bullettrain.attacks.state import Mode, check_mode, forward_some, training
 from bullettrain.checks import check_bounds, check_logits_shape, check_positive
 
@@ -169,8 +169,9 @@ class AdversarialObjective(Objective):
         self.norm, self.bounds = find_norm(norm), check_bounds(bounds)
         linf = self.norm is NORMS["linf"]
         if eps is None and not linf:
-            raise ValueError("give eps as well: 0.031, which it is unless given, is of L∞; in L2 0.5 is usual")
-        self.eps = 0.031 if eps is None else check_positive(eps, "eps")
+            usual = f"{USUAL_EPS['linf']}, which it is unless given, is of L∞; in L2 {USUAL_EPS['l2']} is usual"
+            raise ValueError(f"give eps as well: {usual}")
+        self.eps = USUAL_EPS["linf"] if eps is None else check_positive(eps, "eps")
         low, high = self.bounds
         if linf and self.eps > high - low:
             raise ValueError(f"eps is {eps:g}, but pixels are in [{low:g}, {high:g}]; did you mean {eps:g}/255?")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from bullettrain.attacks import NORMS
+from bullettrain.attacks.norms import NORMS, USUAL_EPS
 from bullettrain.checks import MendableError, instead
 from bullettrain.training.method import MethodConfig
 from bullettrain.training.settings import ConfigError, as_setting, parse
@@ -251,10 +251,8 @@ class Config:
         method = changes.get("method", {})
         norm, eps = method.get("norm", self.method.norm), method.get("eps", self.method.eps)
         if norm != self.method.norm and norm in NORMS and "eps" not in method:
-            usual = "0.5" if norm == "l2" else "8/255"
-            raise ConfigError(
-                f"method.norm is {norm}, and eps {eps:g} is of {self.method.norm}; set both, e.g. --set eps={usual}"
-            )
+            both = f"set both, e.g. --set eps={USUAL_EPS[norm]}"
+            raise ConfigError(f"method.norm is {norm}, and eps {eps:g} is of {self.method.norm}; {both}")
         if eps != self.method.eps:
             changes.setdefault("evaluation", {}).setdefault("step_size", None)
 

@@ -69,8 +69,7 @@ def train(
 ) -> Result:
     """Train in the folder ``out``. Raises RunError where the folder holds something else."""
     folder = RunFolder(out)
-    options = ["--keep-going"] if keep_going else []
-    going_on = check_folder(folder, config, resume=resume, data_dir=data_dir, options=options)
+    going_on = check_folder(folder, config, resume=resume, data_dir=data_dir, options=_flags(keep_going))
     new = not folder.exists
     place.wait()  # nobody may write before everybody has looked
     if folder.finished:
@@ -107,6 +106,11 @@ def _report(out: Path, console: Console | None) -> None:
     except OSError as error:
         if console is not None:
             console.print(f"report.html could not be written to {out}: {error.strerror}", soft_wrap=True)
+
+
+def _flags(keep_going: bool) -> list[str]:
+    """What a printed command has to have, too."""
+    return ["--keep-going"] if keep_going else []
 
 
 def check_folder(
@@ -171,7 +175,7 @@ def compare(
     if there and not resume:
         if len(there) == 2 and all(folder.finished for folder in there):
             raise RunError(f"{out} holds a finished comparison; choose another --out")
-        command = resume_command(config, out, data_dir, ["--compare", *(["--keep-going"] if keep_going else [])])
+        command = resume_command(config, out, data_dir, ["--compare", *_flags(keep_going)])
         raise RunError(f"{out} holds an unfinished comparison; continue it with: {command}")
     results = []
     for name, part in configs.items():
