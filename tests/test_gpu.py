@@ -15,6 +15,7 @@ from bullettrain.engine.learner import Learner
 from bullettrain.models import WideResNet, build
 from bullettrain.training import recipe
 from bullettrain.training import run as runs
+from bullettrain.training.average import MovingAverage
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.folder import read_weights
 from bullettrain.training.setup import Place
@@ -217,6 +218,22 @@ def test_captured_groups_are_groups_run_at_once(name, fresh, compile):
     assert graphs.reason is None
     for (key, a), b in zip(nets[0].state_dict().items(), nets[1].state_dict().values(), strict=True):
         assert torch.allclose(a, b, atol=1e-9), key
+
+
+def test_a_captured_average_is_the_one_moved_at_once():
+    """The share that it keeps changes from update to update, on the device."""
+    net = WideResNet(10, 1).to(CUDA).to(memory_format=torch.channels_last)
+    plain, average = MovingAverage(net, 0.6), MovingAverage(net, 0.6)
+    graphs = Graphs(lambda: [*average.parameters(), *average.buffers()])
+    for _ in range(20):
+        with torch.no_grad():
+            for t in (*net.parameters(), *net.buffers()):
+                t.add_(torch.randn_like(t) if t.is_floating_point() else 100)
+        plain.move(net)
+        graphs("average", lambda: average.move(net))
+        for (key, mine), expected in zip(average.state_dict().items(), plain.state_dict().values(), strict=True):
+            assert torch.equal(mine, expected), key
+    assert graphs.reason is None
 
 
 def test_no_graph_is_captured_after_the_sizes_have_been_seen():

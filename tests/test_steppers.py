@@ -1,6 +1,7 @@
 """How steps are taken, through the whole command: by several processes, accumulated, in groups."""
 
 import copy
+import math
 import os
 
 import pytest
@@ -10,10 +11,12 @@ import torch.multiprocessing
 import bullettrain as bt
 from bullettrain.evaluation import clean_accuracy
 from bullettrain.training import run as runs
-from bullettrain.training.folder import RunFolder, read_weights
-from bullettrain.training.loop import Trainer
+from bullettrain.training.average import MovingAverage
+from bullettrain.training.folder import read_weights
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import load_data
+from conftest import norm_net
+from emulated import Emulated
 from short_runs import CPU, free_port, kinds, small
 
 # ------------------------------------------------------------------------------------ several processes
@@ -93,24 +96,73 @@ def test_a_group_of_one_trains_what_the_plain_engine_trains(tmp_path, whole):
     assert ours["work"] == pytest.approx(theirs["work"], rel=0.2)
 
 
-def test_the_captured_average_is_the_plain_one(tmp_path):
-    """Weights, statistics and counts, as `AveragedModel` moves them."""
-    config = small("attack_group=2", "training.average=0.75", "network.name=wrn-10-1")
-    trainer = Trainer(config, RunFolder(tmp_path), CPU, load_data(config, None))
-    for step in range(3):
+# ------------------------------------------------------------------------------------------- the average
+
+
+def wandering(steps, seed=0):
+    """A network with batch norm after each of some updates; the same module each time."""
+    torch.manual_seed(seed)
+    network = norm_net()
+    for _ in range(steps):
         with torch.no_grad():
-            for t in (*trainer.network.parameters(), *trainer.network.buffers()):
-                t.add_(step + 1)
-        theirs = copy.deepcopy(trainer.average)
-        if step == 0:
-            trainer.average.update_parameters(trainer.network)  # the first copies
-        else:
-            trainer.average.move(trainer.network)
-        theirs.update_parameters(trainer.network)
-        for (key, mine), expected in zip(
-            trainer.average.state_dict().items(), theirs.state_dict().values(), strict=True
-        ):
-            assert torch.allclose(mine, expected, atol=1e-6), key
+            for t in (*network.parameters(), *network.buffers()):
+                t.add_(torch.randn_like(t) if t.is_floating_point() else 100)
+        yield network
+
+
+@pytest.mark.parametrize("decay", [0.75, 0.999])
+def test_the_average_keeps_less_of_its_first_updates(decay):
+    """Weights, statistics and counts, each update by itself: n / (n + 9) of them, and never more than the decay."""
+    average = MovingAverage(norm_net(), decay)
+    for n, network in enumerate(wandering(40)):
+        before = [t.double() for t in average.module.state_dict().values()]
+        average.move(network)
+        kept = min(decay, n / (n + 9))
+        pairs = zip(before, network.state_dict().values(), strict=True)
+        expected = [kept * old + (1 - kept) * new.double() for old, new in pairs]
+        for mine, value in zip(average.module.state_dict().values(), expected, strict=True):
+            assert mine.is_floating_point() or mine.item() == pytest.approx(value.item(), abs=1)  # whole numbers
+            assert not mine.is_floating_point() or torch.allclose(mine.double(), value, atol=1e-5)
+        if n == 0:
+            assert all(torch.equal(t, network.state_dict()[key]) for key, t in average.module.state_dict().items())
+    assert average.n_averaged == 40
+
+
+def test_a_replayed_average_is_one_moved_at_once_and_goes_on_where_it_was():
+    """As a CUDA graph would hold it; resumed after 7 updates, where what it keeps still grows."""
+    plain, cut = MovingAverage(norm_net(), 0.6), MovingAverage(norm_net(), 0.6)
+    runner = Emulated(lambda: [*cut.parameters(), *cut.buffers()])
+    for n, network in enumerate(wandering(20)):
+        if n == 7:
+            saved, cut = copy.deepcopy(cut.state_dict()), MovingAverage(norm_net(), 0.6)
+            cut.load_state_dict(saved)
+            runner.reset()
+        plain.move(network)
+        runner("average", lambda to=cut, of=network: to.move(of))
+        for (key, mine), expected in zip(cut.state_dict().items(), plain.state_dict().values(), strict=True):
+            assert torch.equal(mine, expected), (n, key)
+
+
+def test_after_thirty_epochs_the_average_is_what_a_steady_decay_makes():
+    class Number(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    network, updates, steady = Number(), 30 * 391, 0.0
+    average = MovingAverage(network, 0.999)
+    for n in range(updates):  # falls as losses do, and swings
+        now = (1 + n / 100) ** -0.5 + 0.1 * math.sin(n)
+        network.weight.data.fill_(now)
+        average.move(network)
+        steady = now if n == 0 else 0.999 * steady + 0.001 * now
+    assert average.module.weight.item() == pytest.approx(steady, abs=5e-4)
+
+
+def test_the_average_of_a_short_run_has_learned_what_the_run_has(tmp_path):
+    result = runs.train(small("training.average=0.999", "epochs=10"), tmp_path / "run", CPU)
+    last, averaged = (result.accuracy[name]["clean"] for name in ("last", "averaged"))
+    assert averaged > last - 0.1 > 0.5
 
 
 # ----------------------------------------------------------------------------------- what cannot be had

@@ -1,32 +1,45 @@
-"""The moving average of a network: as torch moves it, and so that a CUDA graph can hold it."""
+"""The moving average of a network, moved without a look at anything by the host: a CUDA graph can hold it."""
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
-class MovingAverage(AveragedModel):
-    """Of weights, statistics and counts; the first `update_parameters` copies the network's."""
+class MovingAverage(nn.Module):
+    """Of weights, statistics and counts.
+
+    Update n, counted from 0, keeps min(``decay``, n / (n + 9)) of the average: the first copies the network, and a
+    short run's average is not of weights from before it had learned. At 0.999 that ends after 8,991 updates.
+    """
+
+    n_averaged: Tensor
+    """Updates so far; on the network's device, and saved with the rest."""
 
     def __init__(self, network: nn.Module, decay: float) -> None:
-        ema = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        super().__init__(network, multi_avg_fn=ema, use_buffers=True)
-        self.ema, self.decay = ema, decay
+        super().__init__()
+        self.module, self.decay = copy.deepcopy(network), decay
+        self.register_buffer("n_averaged", torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device))
 
+    @torch.no_grad()
     def move(self, network: nn.Module) -> None:
-        """What `update_parameters` does from the second time on, without a look at anything by the host."""
-        self.ema(_floating(self.module), _floating(network), None)
-        pairs = list(zip(self.module.buffers(), network.buffers(), strict=True))
-        for dtype in dict.fromkeys(mean.dtype for mean, _ in pairs if not mean.is_floating_point()):
-            # At once: one by one they would be four kernels each.
-            means, counts = zip(*[pair for pair in pairs if pair[0].dtype == dtype], strict=True)
-            old, new = (torch.cat([t.flatten() for t in side]) for side in (means, counts))
-            moved = torch.split((old * self.decay + new * (1 - self.decay)).to(dtype), [t.numel() for t in means])
-            torch._foreach_copy_(means, [part.view_as(mean) for part, mean in zip(moved, means, strict=True)])
+        """Take the network as it is now into the average."""
+        kept = (self.n_averaged / (self.n_averaged + 9)).clamp(max=self.decay)
+        pairs = list(zip(_tensors(self.module), _tensors(network), strict=True))
+        for dtype in dict.fromkeys(mean.dtype for mean, _ in pairs):
+            means, values = zip(*[pair for pair in pairs if pair[0].dtype == dtype], strict=True)
+            if dtype.is_floating_point:
+                torch._foreach_sub_(means, values)
+                torch._foreach_mul_(means, kept.to(dtype))  # of their own type: else it is a kernel a tensor
+                torch._foreach_add_(means, values)
+            else:  # at once: one by one they would be four kernels each
+                old, new = (torch.cat([t.flatten() for t in side]) for side in (means, values))
+                moved = torch.split((old * kept + new * (1 - kept)).to(dtype), [t.numel() for t in means])
+                torch._foreach_copy_(means, [part.view_as(mean) for part, mean in zip(moved, means, strict=True)])
         self.n_averaged.add_(1)
 
 
-def _floating(network: nn.Module) -> list[Tensor]:
-    return [t for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()]
+def _tensors(network: nn.Module) -> list[Tensor]:
+    return [*network.parameters(), *network.buffers()]

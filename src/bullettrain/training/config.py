@@ -103,7 +103,7 @@ class TrainingConfig:
     channels_last: bool = False
     compile: bool = False
     average: float = 0.999
-    """Decay of the weight average; 0: none is kept."""
+    """Decay of the weight average, n / (n + 9) at most in update n; 0: none is kept."""
     threads: int = 0
     """CPU threads of torch; 0: its own choice."""
     log_every: int = 50

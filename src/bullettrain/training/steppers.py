@@ -109,7 +109,7 @@ class PlainStepper:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
-            self.average.update_parameters(self.network)
+            self.average.move(self.network)
         return out
 
     def _compiled(self, network: nn.Module) -> nn.Module:
@@ -178,7 +178,6 @@ class GroupStepper:
 
     def loaded(self) -> None:
         """The optimiser's and the average's state were loaded: put them where a capture wants them."""
-        self._averaging = self.average is not None and int(self.average.n_averaged) > 0
         if self.graphs is not None:
             self.graphs.reset()
 
@@ -203,15 +202,8 @@ class GroupStepper:
 
     def _after(self) -> None:
         average = self.average
-        if average is None:
-            return
-        if self.graphs is None or not self._averaging:
-            average.update_parameters(self.network)  # the first update copies
-            self._averaging = True
-        else:
+        if average is not None:
             self.group.run("average", lambda: average.move(self.network))
-
-    _averaging = False
 
     def _state(self) -> list[Tensor]:
         average = [] if self.average is None else [*self.average.parameters(), *self.average.buffers()]
