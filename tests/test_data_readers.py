@@ -3,6 +3,7 @@
 import gzip
 import os
 import pickle
+import shlex
 import struct
 import sys
 from pathlib import Path
@@ -80,6 +81,8 @@ def complains(match: str, name: str, where: Path, split: str = "train") -> str:
     message = str(caught.value)
     assert "\n" not in message
     assert message.endswith(".")
+    if "bullettrain" in message:
+        assert f"run `bullettrain data prepare {name} --data-dir {where}`" in message
     return message
 
 
@@ -158,9 +161,7 @@ def test_wrong_mnist_files_are_named(tmp_path):
     labels.write_bytes(idx(np.empty(0, np.uint8)))
     complains("holds no labels", "mnist", tmp_path)
     labels.unlink()
-    message = complains("is missing", "mnist", tmp_path)
-    assert str(labels) in message
-    assert "bullettrain data prepare mnist" in message
+    assert str(labels) in complains("is missing", "mnist", tmp_path)
     labels.mkdir()
     complains("cannot be read", "mnist", tmp_path)
 
@@ -244,12 +245,42 @@ def test_wrong_cifar_files_are_named(tmp_path):
         batch.write_bytes(pickle.dumps({"data": pixels, "labels": labels}, protocol=2))
         complains("no list of integers", "cifar10", tmp_path)
     batch.unlink()
-    message = complains("is missing", "cifar10", tmp_path)
-    assert str(batch) in message
-    assert "bullettrain data prepare cifar10" in message
+    assert str(batch) in complains("is missing", "cifar10", tmp_path)
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": ["one"]}, protocol=2))
     complains("batches.meta does not hold the 10 'label_names'", "cifar10", tmp_path)
-    complains("is missing: run `bullettrain data prepare cifar100`", "cifar100", tmp_path / "elsewhere")
+    complains("is missing", "cifar100", tmp_path / "elsewhere")
+
+
+MENDED = {
+    "mnist": ("MNIST/raw/train-images-idx3-ubyte", "MNIST/raw/train-labels-idx1-ubyte"),
+    "cifar10": ("cifar-10-batches-py/data_batch_1", "cifar-10-batches-py/batches.meta"),
+    "cifar100": ("cifar-100-python/train", "cifar-100-python/meta"),
+}
+
+
+@pytest.mark.parametrize("name", MENDED)
+@pytest.mark.parametrize("where", ["there", "my data", "."])
+def test_the_command_that_mends_a_file_names_the_folder_that_was_looked_in(tmp_path, monkeypatch, name, where):
+    monkeypatch.chdir(tmp_path)
+    root = Path(where)
+    {"mnist": write_mnist, "cifar10": write_cifar10, "cifar100": write_cifar100}[name](root)
+    command = f"bullettrain data prepare {name}"
+    for file in MENDED[name]:
+        good = (root / file).read_bytes()
+        for content in (b"damaged", None):
+            if content is None:
+                (root / file).unlink()
+            else:
+                (root / file).write_bytes(content)
+            with pytest.raises(DataError) as caught:
+                load(name, split="train", root=where)
+            assert f"run `{command} --data-dir {shlex.quote(where)}`" in str(caught.value)
+            with monkeypatch.context() as patch:
+                patch.setenv("BULLETTRAIN_DATA", where)  # looked for there anyway
+                with pytest.raises(DataError, match=f"run `{command}`"):
+                    load(name, split="train")
+        (root / file).write_bytes(good)
+    load(name, split="train", root=where)
 
 
 # --- digits ---

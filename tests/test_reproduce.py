@@ -322,7 +322,8 @@ def test_wrong_names_say_what_there_is(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"is a file; give a folder"):
         invoke("table-trades", "--out", tmp_path / "file")
-    with pytest.raises(ConfigError, match=r"CIFAR-10-C is missing.*bullettrain data corrupt --dataset cifar10"):
+    corrupt = rf"bullettrain data corrupt --dataset cifar10 --out {tmp_path}/CIFAR-10-C --data-dir {tmp_path}`"
+    with pytest.raises(ConfigError, match=rf"CIFAR-10-C is missing.*{corrupt}"):
         invoke("table-augmix", "--scale", "short", "--data-dir", tmp_path, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

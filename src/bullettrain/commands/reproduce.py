@@ -16,7 +16,7 @@ from rich.text import Text
 
 from bullettrain.checks import instead
 from bullettrain.commands.reproduce_terminal import forecast, show, show_list
-from bullettrain.data.base import root
+from bullettrain.data.base import elsewhere, root
 from bullettrain.evaluation import autoattack
 from bullettrain.precision import Precision
 from bullettrain.reproduction import figures, tables
@@ -183,11 +183,9 @@ def _check(tasks: list[Task]) -> None:
     for task in tasks:
         folder = task.corruptions
         if "corruptions" in task.attacks and folder is not None and not folder.is_dir():
-            name = task.config.data.name
-            raise ConfigError(
-                f"{folder} is missing: put the released files there, or make them with "
-                f"`bullettrain data corrupt --dataset {name} --out {folder}`"
-            )
+            words = ["bullettrain", "data", "corrupt", "--dataset", task.config.data.name, "--out", str(folder)]
+            command = shlex.join([*words, *elsewhere(root(task.data_dir))])
+            raise ConfigError(f"{folder} is missing: put the released files there, or make them with `{command}`")
 
 
 def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, list[str]]:

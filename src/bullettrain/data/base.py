@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,12 @@ import torch
 from torch import Tensor
 
 ENVIRONMENT = "BULLETTRAIN_DATA"
+FOLDERS = {
+    "mnist": Path("MNIST", "raw"),
+    "cifar10": Path("cifar-10-batches-py"),
+    "cifar100": Path("cifar-100-python"),
+}
+"""Where a dataset's files lie under the root, as torchvision has them."""
 
 
 class DataError(ValueError):
@@ -77,11 +84,26 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def elsewhere(base: Path) -> list[str]:
+    """The option that a command needs to look under the root `base`."""
+    return [] if base == root() else ["--data-dir", str(base)]
+
+
+def prepare_command(name: str, base: Path) -> str:
+    """What to type to prepare a dataset under the root `base`."""
+    return shlex.join(["bullettrain", "data", "prepare", name, *elsewhere(base)])
+
+
+def renewed_by(path: Path, name: str) -> str:
+    """What to type to have the file `path` of dataset `name` made again."""
+    return prepare_command(name, path.parents[len(FOLDERS[name].parts)])
+
+
 def missing(path: Path, name: str) -> DataError:
     """The error for a file of dataset `name` that is not at `path`."""
     return DataError(
-        f"{path} is missing: run `bullettrain data prepare {name}` with the same --data-dir, put the file there"
-        f" yourself, or name the folder that has it with --data-dir or {ENVIRONMENT}."
+        f"{path} is missing: run `{renewed_by(path, name)}`, put the file there yourself,"
+        f" or name the folder that has it with --data-dir or {ENVIRONMENT}."
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import http.client
 import os
-import shlex
 import shutil
 import tarfile
 import tempfile
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bullettrain.data.base import DataError
+from bullettrain.data.base import DataError, prepare_command
 from bullettrain.data.base import root as find_root
 from bullettrain.data.sources import SOURCES, Archive, FileCheck, Source, check, md5_of, source, verify
 from bullettrain.extras import extra
@@ -72,7 +71,7 @@ def _unpack_by_hand(name: str, base: Path, archive: Archive) -> None:
     if md5_of(path) != archive.md5:
         raise DataError(
             f"{path} is truncated or not the original file (its md5 is not {archive.md5}):"
-            f" delete it and run `{_command(name, base)}` again."
+            f" delete it and run `{prepare_command(name, base)}` again."
         )
     _unpack(path, base, archive)
 
@@ -165,14 +164,8 @@ def _by_hand(name: str, base: Path, failed: Mapping[Archive, str]) -> str:
     folder = (base / next(iter(failed)).path).parent  # one folder for all files of a dataset
     return (
         f"{name} could not be downloaded ({next(iter(failed.values()))}):"
-        f" put {files} into {folder} and run `{_command(name, base)}` again."
+        f" put {files} into {folder} and run `{prepare_command(name, base)}` again."
     )
-
-
-def _command(name: str, base: Path) -> str:
-    """What to type to prepare a dataset there."""
-    elsewhere = [] if base == find_root() else ["--data-dir", str(base)]
-    return shlex.join(["bullettrain", "data", "prepare", name, *elsewhere])
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bullettrain.data.base import DataError, read_bytes
+from bullettrain.data.base import DataError, read_bytes, renewed_by
 
 
 class _RefusedError(Exception):
@@ -126,12 +126,11 @@ def read_pickle(path: Path, name: str) -> dict[str, Any]:
     except _RefusedError as refusal:
         raise DataError(
             f"{path} asks for {refusal}, which no {name} file does, and was not read further:"
-            f" delete it and run `bullettrain data prepare {name}`."
+            f" delete it and run `{renewed_by(path, name)}`."
         ) from None
     except Exception as error:  # whatever a damaged file makes the unpickler stumble over
         raise DataError(
-            f"{path} is truncated or not a pickle ({_first_line(error)}):"
-            f" delete it and run `bullettrain data prepare {name}`."
+            f"{path} is truncated or not a pickle ({_first_line(error)}): delete it and run `{renewed_by(path, name)}`."
         ) from error
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__}, not the dictionary of a {name} file.")

@@ -11,24 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from bullettrain.data.base import DataError, ImageSet, read_bytes
+from bullettrain.data.base import FOLDERS, DataError, ImageSet, read_bytes, renewed_by
 from bullettrain.data.pickles import read_pickle
 from bullettrain.extras import extra
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-MNIST_FOLDER = Path("MNIST", "raw")
 MNIST_PREFIX = {"train": "train", "test": "t10k"}
-CIFAR10_FOLDER = Path("cifar-10-batches-py")
 CIFAR10_FILES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
-CIFAR100_FOLDER = Path("cifar-100-python")
 
 _IDX_KINDS = {0x0801: "labels", 0x0803: "images"}
 
 
 def read_mnist(root: Path, split: str) -> ImageSet:
     """MNIST, images (n, 1, 28, 28), from root/MNIST/raw, as plain or as .gz files."""
-    folder = root / MNIST_FOLDER
+    folder = root / FOLDERS["mnist"]
     images_path = idx_path(folder / f"{MNIST_PREFIX[split]}-images-idx3-ubyte")
     labels_path = idx_path(folder / f"{MNIST_PREFIX[split]}-labels-idx1-ubyte")
     images, labels = read_idx(images_path, "images"), read_idx(labels_path, "labels")
@@ -36,7 +33,7 @@ def read_mnist(root: Path, split: str) -> ImageSet:
     if len(images) != len(labels):
         raise DataError(
             f"{images_path} has {len(images)} images but {labels_path.name} has {len(labels)} labels:"
-            " they are not of one set; run `bullettrain data prepare mnist`."
+            f" they are not of one set; run `{renewed_by(images_path, 'mnist')}`."
         )
     return image_set(images[:, None], labels, tuple("0123456789"))
 
@@ -56,13 +53,13 @@ def idx_bytes(path: Path) -> bytes:
         return gzip.decompress(data)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         what = "is truncated" if isinstance(error, EOFError) else "is not a gzip file"
-        raise DataError(f"{path} {what}: delete it and run `bullettrain data prepare mnist`.") from error
+        raise DataError(f"{path} {what}: delete it and run `{renewed_by(path, 'mnist')}`.") from error
 
 
 def read_idx(path: Path, kind: str) -> Array:
     """The uint8 array of an idx file: (n, H, W) where kind is "images", (n,) where it is "labels"."""
     data = idx_bytes(path)
-    remedy = "delete it and run `bullettrain data prepare mnist`"
+    remedy = f"delete it and run `{renewed_by(path, 'mnist')}`"
     found = _IDX_KINDS.get(int.from_bytes(data[:4], "big"))
     if found is None:
         raise DataError(f"{path} is not an MNIST idx file (it begins with {data[:4].hex(' ') or 'nothing'}): {remedy}.")
@@ -80,7 +77,7 @@ def read_idx(path: Path, kind: str) -> Array:
 
 def read_cifar10(root: Path, split: str) -> ImageSet:
     """CIFAR-10, images (n, 3, 32, 32), from root/cifar-10-batches-py."""
-    folder = root / CIFAR10_FOLDER
+    folder = root / FOLDERS["cifar10"]
     classes = read_names(folder / "batches.meta", "label_names", 10, "cifar10")
     batches = [read_batch(folder / name, "labels", 10, "cifar10") for name in CIFAR10_FILES[split]]
     return image_set(
@@ -92,7 +89,7 @@ def read_cifar10(root: Path, split: str) -> ImageSet:
 
 def read_cifar100(root: Path, split: str) -> ImageSet:
     """CIFAR-100 with its 100 fine classes, images (n, 3, 32, 32), from root/cifar-100-python."""
-    folder = root / CIFAR100_FOLDER
+    folder = root / FOLDERS["cifar100"]
     classes = read_names(folder / "meta", "fine_label_names", 100, "cifar100")
     images, labels = read_batch(folder / split, "fine_labels", 100, "cifar100")
     return image_set(images, labels, classes)
@@ -108,7 +105,7 @@ def read_batch(path: Path, key: str, classes: int, name: str) -> tuple[Array, Ar
     if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 3072:
         raise DataError(
             f"{path} holds {images.dtype} data of shape {images.shape} where {name} has uint8 (n, 3072):"
-            f" delete it and run `bullettrain data prepare {name}`."
+            f" delete it and run `{renewed_by(path, name)}`."
         )
     try:
         labels = np.asarray(content[key])
@@ -119,8 +116,7 @@ def read_batch(path: Path, key: str, classes: int, name: str) -> tuple[Array, Ar
     check_labels(path, labels, classes)
     if len(images) != len(labels):
         raise DataError(
-            f"{path} has {len(images)} images but {len(labels)} labels:"
-            f" delete it and run `bullettrain data prepare {name}`."
+            f"{path} has {len(images)} images but {len(labels)} labels: delete it and run `{renewed_by(path, name)}`."
         )
     return images.reshape(-1, 3, 32, 32), labels.astype(np.int64)
 
@@ -130,7 +126,7 @@ def read_names(path: Path, key: str, count: int, name: str) -> tuple[str, ...]:
     names = read_pickle(path, name).get(key)
     if not isinstance(names, list) or len(names) != count:
         raise DataError(
-            f"{path} does not hold the {count} '{key}' of {name}: delete it and run `bullettrain data prepare {name}`."
+            f"{path} does not hold the {count} '{key}' of {name}: delete it and run `{renewed_by(path, name)}`."
         )
     return tuple(n.decode("latin1") if isinstance(n, bytes) else str(n) for n in names)
 
