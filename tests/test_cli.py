@@ -281,6 +281,44 @@ def test_a_second_ctrl_c_prints_the_command_that_goes_on(invoke, tmp_path, monke
     assert f"digits on cpu: run, from step {2 if at == 'in a step' else 3}" in gone_on.output.splitlines()
 
 
+BEFORE = {
+    "device": (sys.modules["bullettrain.commands.train"], "find_place"),
+    "data": (run_module, "load_data"),
+    "network": (sys.modules["bullettrain.training.loop"], "make_network"),
+}
+
+
+@pytest.mark.parametrize("both", [[], ["--compare"]], ids=["one", "both"])
+@pytest.mark.parametrize("at", BEFORE)
+def test_ctrl_c_before_there_is_a_run_says_that_nothing_was_saved(invoke, tmp_path, monkeypatch, at, both):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", *TINY, *both, "--out", "run"]
+    with monkeypatch.context() as patched:
+        patched.setattr(*BEFORE[at], lambda *_: signal.raise_signal(signal.SIGINT))
+        stopped = invoke(*words)
+    assert stopped.exit_code == 130
+    said = [line for line in stopped.output.splitlines() if line != "baseline"]
+    assert said == ["interrupted before the first step; nothing was saved"]
+    assert not Path("run").exists()
+    config = recipe("digits")
+    RunFolder(Path("run", "baseline" if both else "")).create(config.baseline() if both else config, {})
+    with monkeypatch.context() as patched:  # where there is one, it can be gone on with
+        patched.setattr(*BEFORE[at], lambda *_: signal.raise_signal(signal.SIGINT))
+        stopped = invoke("train", *both, "--out", "run", "--resume")
+    assert stopped.exit_code == 130
+    assert "interrupted; go on with:" in stopped.output.splitlines()
+
+
+def test_ctrl_c_while_the_command_is_loaded_is_one_line(monkeypatch, capsys):
+    from bullettrain import cli
+
+    monkeypatch.setattr(cli, "extra", lambda _: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "bullettrain: stopped\n"
+
+
 @pytest.mark.parametrize("both", [[], ["--compare"]], ids=["one", "both"])
 def test_after_a_collapse_the_printed_command_goes_on(invoke, tmp_path, monkeypatch, both):
     monkeypatch.chdir(tmp_path)

@@ -14,20 +14,25 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a terminal without × costs a sign, not the command
     try:
-        with extra("the command"):
-            from bullettrain.commands import app
-        from bullettrain.data import DataError
-        from bullettrain.training.folder import RunError
-        from bullettrain.training.settings import ConfigError
+        _run()
     except ImportError as error:
-        _stop(str(error))
-    try:
-        app(prog_name="bullettrain")
-    except (ConfigError, DataError, RunError, ImportError) as error:
         _stop(str(error))
     except KeyboardInterrupt:
         print("bullettrain: stopped", file=sys.stderr)
         sys.exit(130)
+
+
+def _run() -> None:
+    with extra("the command"):
+        from bullettrain.commands import app
+    from bullettrain.data import DataError
+    from bullettrain.training.folder import RunError
+    from bullettrain.training.settings import ConfigError
+
+    try:
+        app(prog_name="bullettrain")
+    except (ConfigError, DataError, RunError) as error:
+        _stop(str(error))
 
 
 def _stop(message: str) -> None:

@@ -104,14 +104,23 @@ def train(
     if show:
         print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), end="")
         return
-    place = find_place(device)
     name = recipe + (f"-{method}" if method else "") + ("-compare" if compare_both else "-baseline" if baseline else "")
     parts = {"baseline": config.baseline(), "bullettrain": config} if compare_both else {"": config}
     folder = out or _default_folder(name, parts, resume=resume)
     again = ["--device", device] if device else []
     again += ["--compare"] if compare_both else []
     again += ["--keep-going"] if keep_going else []
-    _train(console, config, folder, place, data_dir, resume, keep_going, compare_both, again)
+    place: Place | None = None
+    try:
+        place = find_place(device)
+        _train(console, config, folder, place, data_dir, resume, keep_going, compare_both, again)
+    except KeyboardInterrupt:  # before it trains, or a second one: at once, with what was saved before
+        if place is None or place.first:
+            if any(RunFolder(path).exists for path in (folder, folder / "baseline")):
+                _say_how_to_go_on(console, resume_command(config, folder, data_dir, again))
+            else:
+                say(console, "interrupted before the first step; nothing was saved")
+        raise
     leave_group()  # nobody leaves while the first one still writes
 
 
@@ -149,10 +158,6 @@ def _train(
             advice = "" if keep_going else f" To go on all the same:\n  {command}"
             console.print(f"{where}{advice}", soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt:  # a second Ctrl-C ends it at once, with what was saved before
-        if place.first and any(RunFolder(path).exists for path in (folder, folder / "baseline")):
-            _say_how_to_go_on(console, resume_command(config, folder, data_dir, options))
-        raise
     if not place.first:
         return
     last = results[-1]
