@@ -182,6 +182,29 @@ def test_an_interrupted_evaluation_goes_on(robust_run, digits, tmp_path, stop):
     assert "unfinished" not in json.loads((tmp_path / "cut" / FILE).read_text())
 
 
+@pytest.mark.parametrize("stop", [1, 4, 6, 13, 17, 30, 45])
+def test_what_is_judged_again_and_interrupted_goes_on_without_results_from_before(robust_run, digits, tmp_path, stop):
+    """In the clean look, in attacks, in the second precision, and in a curve."""
+    subject, texts = find_subject(str(robust_run)), ["pgd3x2", "pgd4"]
+    plan = {"precisions": ("float32", "bf16"), "curves": AT, "curve_size": 50}
+    entry, whole, counted = judge(subject, digits, tmp_path, texts, **plan)
+    was = {(result.name, result.role, result.precision, result.survived) for result in entry.results}
+    judge(subject, digits, tmp_path, ["pgd2"])
+    with pytest.raises(StoppedError):
+        judge(subject, digits, tmp_path, texts, eye=(cut := Eye(stop_after=stop)), again=True, **plan)
+    assert not any(kept for *_, kept in cut.seen)
+    (left,) = Store(tmp_path).entries
+    assert "pgd2" in {result.name for result in left.results}  # was not asked for
+    assert len(left.results) == 1 + len(cut.seen)
+    assert {name for case in left.worst for name in case["attacks"]} <= {result.name for result in left.results}
+    entry, rest, eye = judge(subject, digits, tmp_path, texts, **plan)
+    assert [kept for *_, kept in eye.seen] == [index < len(cut.seen) for index in range(len(eye.seen))]
+    assert cut.batches + eye.batches == counted.batches  # not a batch was made twice, and none was left out
+    now = {(result.name, result.role, result.precision, result.survived) for result in entry.results}
+    assert was == {result for result in now if result[0] != "pgd2" or result[1] == "curve"}
+    assert [(r.key, r.survived, r.rounds) for r in rest] == [(r.key, r.survived, r.rounds) for r in whole]
+
+
 def test_an_unfinished_attack_of_other_weights_is_not_gone_on_with(robust_run, digits, tmp_path):
     subject = find_subject(str(robust_run))
     with pytest.raises(StoppedError):

@@ -155,8 +155,10 @@ def test_an_interrupt_says_how_to_go_on(run, tmp_path, again):
     assert [result["name"] for result in kept["evaluations"][0]["results"]] == ["clean", "pgd3"]
 
 
-def test_a_second_ctrl_c_says_how_to_go_on_too(run, monkeypatch):
-    words = ["evaluate", str(run), "--size", "20"]
+@pytest.mark.parametrize("again", [[], ["--again"]], ids=["once", "again"])
+def test_a_second_ctrl_c_says_how_to_go_on_too(run, monkeypatch, again):
+    """Before anything was dropped --again is still to be done."""
+    words = ["evaluate", str(run), "--size", "20", *again]
     monkeypatch.setattr(sys, "argv", ["bullettrain", *words])
 
     def interrupted(*args, watch, **kwargs):

@@ -87,7 +87,9 @@ def evaluate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every attack's noise.")] = 0,
     compile_network: Annotated[bool, typer.Option("--compile", help="Compile the network with torch.compile.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Do not take results from before.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Judge anew: what there is of these attacks is dropped first.")
+    ] = False,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
     ] = None,
@@ -158,8 +160,9 @@ def evaluate(
                     subject, images, name, plan, device=place.device, store=store, watch=watch
                 )
         except (StoppedError, KeyboardInterrupt):  # a second Ctrl-C ends it at once, with what was saved before
-            command = shlex.join(["bullettrain", *(word for word in sys.argv[1:] if word != "--again")])
-            how = "this goes on, where --again would start over" if again else "the same command goes on"
+            words = [word for word in sys.argv[1:] if not (store.forgot and word == "--again")]
+            command = shlex.join(["bullettrain", *words])
+            how = "this goes on, where --again would start over" if store.forgot else "the same command goes on"
             console.print(f"interrupted; {how}:\n  {command}", soft_wrap=True)
             sys.exit(128 + (stop.signal or 2))
     show(console, entry, asked, subject.config, curves=curves)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Plan:
     corruptions: Path | None = None
     mce_baseline: Mapping[str, Sequence[float]] | None = None
     again: bool = False
-    """Do not take results from before."""
+    """Drop what there is of all this first."""
     size: int = 0
     """So many images under each corruption at each severity; 0: all."""
 
@@ -83,18 +83,24 @@ def evaluate(
             subject.weights,
             digest,
             data,
-            fingerprint((images,), most=len(images)),
+            _fingerprint(images),
             len(images),
             list(images.classes),
             environment(device),
             recipe=subject.config.recipe if subject.config else "",
         )
     )
-    asked: list[Result] = []
+    judges = []
     for precision in plan.precisions:
         model = Judged(network, half=precision == "bf16", compiled=plan.compiled).eval()
-        judge = _Judge(model, images, entry, plan, precision, device, store, watch)
-        with arithmetic(precision):
+        judges.append(_Judge(model, images, entry, plan, precision, device, store, watch))
+    if plan.again:  # all at once, so that a stopped evaluation can go on with what it has found itself
+        store.forget(entry, {key for judge in judges for key in judge.every_key()})
+        conclude(entry, images)
+        store.save()
+    asked: list[Result] = []
+    for judge in judges:
+        with arithmetic(judge.precision):
             asked += judge.attacks()
             if plan.curves is not None:
                 judge.curves(plan.curves)
@@ -133,6 +139,16 @@ class _Judge:
         self.precision, self.device, self.store, self.watch = precision, device, store, watch
         self.clean: Tensor | None = None
 
+    def every_key(self) -> Iterator[str]:
+        """Of everything that is judged here."""
+        images = _fingerprint(self.images)
+        for attack in (Clean(), *self.plan.attacks):
+            yield self._corruptions_key() if isinstance(attack, Corruptions) else self._key(attack, images)
+        if self.plan.curves is not None:
+            part = _fingerprint(self.images.subset(self._rows()))
+            for point in self._points(self.plan.curves):
+                yield self._key(point, part)
+
     def attacks(self) -> list[Result]:
         """All that are asked for; clean accuracy always, since every attack begins with it."""
         rest = [attack for attack in self.plan.attacks if not isinstance(attack, Clean)]
@@ -151,31 +167,40 @@ class _Judge:
         Step sizes are those of `--attack pgd20` and the like: what is there already is taken, and agrees.
         """
         assert self.clean is not None
-        rows = torch.arange(len(self.images))
-        if self.plan.curve_size < len(self.images):
-            rows = stratified(self.images.labels, self.plan.curve_size, seed=0)[1].cpu()
+        rows = self._rows()
         part, clean = self.images.subset(rows), self.clean[rows]
-        norm, eps = at.norm, at.radius(at.norm)
-        most = unbounded(norm, self.images.images[0].numel())
-        points = {(20, factor * eps) for factor in CURVE_EPS if factor * eps < most} | {(20, most)}
-        points |= {(steps, eps) for steps in CURVE_STEPS}
-        drawn = [self.judge(Clean(), part, "curve", clean)]
-        for steps, radius in sorted(points, key=lambda point: (point[1], point[0])):
-            attack = PGD(steps, 1, at.step_size(steps, norm, radius), "ce", norm, radius)
-            drawn.append(self.judge(attack, part, "curve", clean))
+        drawn = [self.judge(attack, part, "curve", clean) for attack in self._points(at)]
         # Points of other curves, around another ε or on other images, have no place beside these.
         others = [r for r in self.entry.results if r.role != "curve" or r.precision != self.precision]
         self.entry.results = others + drawn
 
+    def _rows(self) -> Tensor:
+        """Places of the images that curves are of."""
+        if self.plan.curve_size < len(self.images):
+            return stratified(self.images.labels, self.plan.curve_size, seed=0)[1].cpu()
+        return torch.arange(len(self.images))
+
+    def _points(self, at: Defaults) -> list[Clean | PGD]:
+        """What both curves are of, by ε, then by steps."""
+        norm, eps = at.norm, at.radius(at.norm)
+        most = unbounded(norm, self.images.images[0].numel())
+        points = {(20, factor * eps) for factor in CURVE_EPS if factor * eps < most} | {(20, most)}
+        points |= {(steps, eps) for steps in CURVE_STEPS}
+        attacks = [
+            PGD(steps, 1, at.step_size(steps, norm, radius), "ce", norm, radius)
+            for steps, radius in sorted(points, key=lambda point: (point[1], point[0]))
+        ]
+        return [Clean(), *attacks]
+
     def judge(self, attack: Clean | PGD | AutoAttack, images: ImageSet, role: str, clean: Tensor | None) -> Result:
         """One attack on ``images``, of which ``clean`` (n,) are classified correctly; from before where it can be."""
         rounds, notes = self._rounds(attack)
-        key = self._key(attack, fingerprint((images,), most=len(images)))
-        kept = None if self.plan.again else self.entry.find(key)
+        key = self._key(attack, _fingerprint(images))
+        kept = self.entry.find(key)
         if kept is not None:
             result = dataclasses.replace(kept, role=role)
         else:
-            begun = None if self.plan.again else self.store.begun(key, len(images))
+            begun = self.store.begun(key, len(images))
             first = Survival.fresh(len(images)) if clean is None else Survival.after_clean(clean)
             state, before = begun or (first, 0.0)
             seconds = self._run(attack, rounds, images, key, state, before)
@@ -274,18 +299,26 @@ class _Judge:
             raise
         return before + time.monotonic() - began
 
+    def _folder(self) -> Path:
+        if self.plan.corruptions is None:
+            raise ConfigError("corruptions needs the folder that holds them: --corruptions DIR")
+        return self.plan.corruptions
+
+    def _files(self) -> list[tuple[str, int, int]]:
+        """Name, size and time of the files of corruptions."""
+        found = [(file.name, file.stat()) for file in self._folder().glob("*.npy")]
+        return sorted((name, about.st_size, about.st_mtime_ns) for name, about in found)
+
+    def _corruptions_key(self) -> str:
+        some = {"size": self.plan.size} if self.plan.size else {}
+        return self._key(Corruptions(), str(self._files()), baseline=self.plan.mce_baseline, **some)
+
     def corruptions(self) -> Result:
         """Mean accuracy over common corruptions, from a folder of them."""
         from bullettrain.evaluation.corruptions import CorruptionResult, corruption_accuracy, mean_corruption_error
 
-        folder = self.plan.corruptions
-        if folder is None:
-            raise ConfigError("corruptions needs the folder that holds them: --corruptions DIR")
-        attack = Corruptions()
-        files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in folder.glob("*.npy"))
-        some = {"size": self.plan.size} if self.plan.size else {}
-        key = self._key(attack, str(files), baseline=self.plan.mce_baseline, **some)
-        kept = None if self.plan.again else self.entry.find(key)
+        attack, folder, files, key = Corruptions(), self._folder(), self._files(), self._corruptions_key()
+        kept = self.entry.find(key)
         if kept is not None:
             self.watch.done(kept, kept=True)
             return kept
@@ -336,3 +369,8 @@ class _Judge:
         self.store.save()
         self.watch.done(result, kept=False)
         return result
+
+
+def _fingerprint(images: ImageSet) -> str:
+    """Changes with any image and any label."""
+    return fingerprint((images,), most=len(images))

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,8 @@ class Store:
         self.entries: list[Entry] = []
         self.unfinished: dict[str, dict[str, Any]] = {}
         """How far attacks have come that were stopped, by key."""
+        self.forgot = False
+        """Whether results from before were dropped."""
         path = folder / FILE
         if folder.is_file():
             raise RunError(f"--out {folder} is a file; give a folder")
@@ -168,6 +170,12 @@ class Store:
                 return kept
         self.entries = [kept for kept in self.entries if not _replaces(fresh, kept)] + [fresh]
         return fresh
+
+    def forget(self, entry: Entry, keys: Set[str]) -> None:
+        """Drop results with these keys, and how far attacks have come; :meth:`save` writes it."""
+        entry.results = [result for result in entry.results if result.key not in keys]
+        self.unfinished = {key: state for key, state in self.unfinished.items() if key not in keys}
+        self.forgot = True
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
