@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from bullettrain.commands import app
 from bullettrain.reporting import read_run, write_report
+from bullettrain.reporting import run as run_module
 from bullettrain.reporting.plotting import POINTS, thin
 from bullettrain.reporting.words import duration, number, percent, points, setting, times
 from bullettrain.training.folder import RunError
@@ -445,6 +446,22 @@ def test_the_command_says_what_of_a_run_is_damaged(robust_run, tmp_path):
     assert first == "warning Lines of metrics.jsonl that could not be read and were left out: 1."
     assert second.startswith(f"warning {config} cannot be read: ")
     assert last == f"report  {run}/report.html"
+
+
+def test_the_command_reads_each_file_once(robust_run, tmp_path, monkeypatch):
+    """It may be a log of hours."""
+    for name in ("baseline", "bullettrain"):
+        shutil.copytree(robust_run, tmp_path / name)
+        (tmp_path / name / "evaluation.json").write_text('{"format": 1, "evaluations": []}')
+    rows = [{"name": name, "clean": 0.5, "pgd5": 0.4, "seconds": 1.0} for name in ("baseline", "bullettrain")]
+    (tmp_path / "comparison.json").write_text(json.dumps({"rows": rows}))
+    read, text, samples = [], Path.read_text, run_module._read_samples
+    monkeypatch.setattr(Path, "read_text", lambda path, *a, **k: (read.append(path), text(path, *a, **k))[1])
+    monkeypatch.setattr(run_module, "_read_samples", lambda path, notes: (read.append(path), samples(path, notes))[1])
+    assert reported(tmp_path) == [f"report  {tmp_path}/report.html"]
+    names = ("config.yaml", "metrics.jsonl", "evaluation.json", "samples.safetensors")
+    files = [tmp_path / part / name for part in ("baseline", "bullettrain") for name in names]
+    assert sorted(path for path in read if tmp_path in path.parents) == sorted([*files, tmp_path / "comparison.json"])
 
 
 @pytest.mark.parametrize("content", [None, "", "{broken\n{broken", '{"a": 1}\n'])

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from bullettrain.reporting import read_run, write_report
-from bullettrain.reporting.judged import read_judged
+from bullettrain.reporting.report import Contents, read_contents, write_page
 from bullettrain.terminal import say, terminal
-from bullettrain.training.folder import RunError, RunFolder
+from bullettrain.training.folder import RunError, as_config
 
 
 def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a comparison.")]) -> None:
@@ -23,8 +22,9 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a
     """
     console = terminal()
     try:
-        problems = _problems(folder)
-        path = write_report(folder)
+        contents = read_contents(folder)
+        problems = _problems(contents)
+        path = write_page(contents)
     except ValueError as error:
         raise RunError(str(error)) from None
     except OSError as error:
@@ -34,24 +34,20 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a
     console.print(f"report  {path}", soft_wrap=True)
 
 
-def _problems(folder: Path) -> list[str]:
+def _problems(contents: Contents) -> list[str]:
     """What of the folder cannot be shown; RunError where that is all of it."""
-    compared = (folder / "comparison.json").is_file()
-    runs = [folder / name for name in ("bullettrain", "baseline")] if compared else [folder]
-    problems, empty, shown = [], [], False
-    for path in (path for path in runs if RunFolder(path).exists):
-        entries, damaged = read_judged(path)
-        problems += [*read_run(path).notes, *damaged]
+    problems: list[str] = []
+    empty: list[str] = []
+    runs = [(part.run, part) for part in contents.parts if part.run is not None]
+    for run, part in runs:
+        problems += [*run.notes, *part.damaged]
         try:
-            RunFolder(path).config()
+            as_config(run.config, run.folder / "config.yaml")
         except RunError as error:
             problems.append(f"{error}; it is shown as it is")
-        if any(record.get("kind") for record in RunFolder(path).records()):
-            shown = True
-        else:
-            metrics = path / "metrics.jsonl"
+        if not run.recorded:
+            metrics = run.folder / "metrics.jsonl"
             empty.append(f"{metrics} " + ("holds no record that can be read" if metrics.is_file() else "is missing"))
-            shown = shown or bool(entries)
-    if empty and not shown:
-        raise RunError(f"{folder} has nothing to show: {'; '.join(empty)}")
+    if empty and not any(run.recorded or part.entries for run, part in runs):
+        raise RunError(f"{contents.folder} has nothing to show: {'; '.join(empty)}")
     return empty + problems

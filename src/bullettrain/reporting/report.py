@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bullettrain.evaluation.results import FILE as EVALUATION
+from bullettrain.evaluation.results import Entry
 from bullettrain.extras import extra
 from bullettrain.reporting import figures, images, summary
 from bullettrain.reporting.judged import judgement, read_judged, strongest
 from bullettrain.reporting.run import Comparison, Run, read_comparison, read_run
 from bullettrain.reporting.words import method_name, number, settings, short
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run, or a network that was trained elsewhere, and how it was judged."""
+
+    run: Run | None
+    entries: list[Entry]
+    damaged: list[str]
+    """A note where the judgement cannot be read."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a folder holds that a page is made of, read once."""
+
+    folder: Path
+    parts: list[Part]
+    """The first is what the page is about; of a comparison the baseline comes second."""
+    comparison: Comparison | None
+
+
+def read_contents(folder: Path) -> Contents:
+    """Read the folder of a run, a comparison or an evaluation.
+
+    Raises:
+        ValueError: the folder is none of them.
+    """
+    folder = Path(folder)
+    comparison, runs = None, []
+    if (folder / "comparison.json").is_file():
+        comparison = read_comparison(folder)
+        runs = [comparison.bullettrain, comparison.baseline]
+    elif (folder / "config.yaml").is_file() or not (folder / EVALUATION).is_file():
+        runs = [read_run(folder)]
+    parts = [Part(run, *read_judged(run.folder)) for run in runs] or [Part(None, *read_judged(folder))]
+    return Contents(folder, parts, comparison)
 
 
 def write_report(folder: Path) -> Path:
@@ -29,14 +68,13 @@ def write_report(folder: Path) -> Path:
         ValueError: the folder is none of them.
         ImportError: the ``app`` extra is not installed.
     """
-    folder = Path(folder)
-    if (folder / "comparison.json").is_file():
-        comparison = read_comparison(folder)
-        page = _render(comparison.bullettrain, comparison)
-    elif (folder / EVALUATION).is_file() and not (folder / "config.yaml").is_file():
-        page = _render_judged(folder)
-    else:
-        page = _render(read_run(folder), None)
+    return write_page(read_contents(folder))
+
+
+def write_page(contents: Contents) -> Path:
+    """What :func:`write_report` does with what a folder holds."""
+    folder, part = contents.folder, contents.parts[0]
+    page = _render_judged(folder, part) if part.run is None else _render(part.run, part, contents.comparison)
     target = folder / "report.html"
     beside = folder / f".report.html.{os.getpid()}"
     try:
@@ -55,24 +93,22 @@ def _page(**values: Any) -> str:
     return environment.from_string(source).render(icon=images.data_uri(_icon()), **values)
 
 
-def _render_judged(folder: Path) -> str:
+def _render_judged(folder: Path, part: Part) -> str:
     """The page of a network that was trained elsewhere: what it is, and how it was judged."""
-    entries, problems = read_judged(folder)
-    if not entries:
-        raise ValueError(problems[0] if problems else f"{folder / EVALUATION} holds no finished attack yet")
-    newest = entries[-1]
+    if not part.entries:
+        raise ValueError(part.damaged[0] if part.damaged else f"{folder / EVALUATION} holds no finished attack yet")
+    newest = part.entries[-1]
     return _page(
         trained=False,
         recipe=newest.model,
         facts=[newest.data, f"{number(newest.examples, 0)} images", str(newest.environment.get("device") or "")],
-        judged=[judgement(entry, None, index) for index, entry in enumerate(entries)],
+        judged=[judgement(entry, None, index) for index, entry in enumerate(part.entries)],
         versions=list(settings(newest.environment)),
     )
 
 
-def _render(run: Run, comparison: Comparison | None) -> str:
-    entries, problems = read_judged(run.folder)
-    judged = [judgement(entry, run.config, index) for index, entry in enumerate(entries)]
+def _render(run: Run, part: Part, comparison: Comparison | None) -> str:
+    judged = [judgement(entry, run.config, index) for index, entry in enumerate(part.entries)]
     attacked = "corrupted" if run.makes_views else "adversarial"
     factor = images.amplification(run.samples) if run.samples else 0
     strips = images.strips(run.samples, factor, mined=not run.plain) if run.samples else []
@@ -82,8 +118,8 @@ def _render(run: Run, comparison: Comparison | None) -> str:
         recipe=str(run.config.get("recipe") or run.folder.resolve().name),
         facts=_facts(run),
         status=_status(run),
-        outcome=summary.outcome(run, comparison) + strongest(entries, run),
-        alerts=[*_alerts(run), *problems, *(_alerts(comparison.baseline, "Baseline: ") if comparison else [])],
+        outcome=summary.outcome(run, comparison) + strongest(part.entries, run),
+        alerts=[*_alerts(run), *part.damaged, *(_alerts(comparison.baseline, "Baseline: ") if comparison else [])],
         headline=summary.headline(run, comparison),
         shares=summary.shares(run),
         comparison=summary.beside_baseline(comparison) if comparison else None,

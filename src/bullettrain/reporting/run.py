@@ -87,6 +87,8 @@ class Run:
     totals: dict[str, float]
     """The figures of the ``end`` record; NaN where there is none."""
     samples: Samples | None
+    recorded: bool = True
+    """Whether its log has a record that can be read."""
     notes: list[str] = field(default_factory=list)
     """What the run could not have on its device, and what of the folder could not be read."""
 
@@ -219,6 +221,7 @@ def read_run(folder: Path) -> Run:
         ended=None if end is None else str(end.get("reason", "finished")),
         totals={key: _float((end or {}).get(key)) for key in END_KEYS},
         samples=samples,
+        recorded=any(record.get("kind") for record in records),
         notes=list(dict.fromkeys(notes)),
     )
 

@@ -79,14 +79,14 @@ class RunFolder:
         """The configuration that the run here was started with."""
         with extra("a run's folder"):
             import yaml
+        path = self.path / "config.yaml"
         try:
-            values = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
-            values.pop("environment", None)
-            return Config.from_dict(values)
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunError(f"{self.path} is no run: it has no config.yaml") from None
-        except (yaml.YAMLError, UnicodeDecodeError, AttributeError, ConfigError, TypeError, OSError) as error:
-            raise RunError(f"{self.path / 'config.yaml'} cannot be read: {_one_line(error)}") from None
+        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+            raise RunError(f"{path} cannot be read: {_one_line(error)}") from None
+        return as_config(values, path)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -283,6 +283,14 @@ def _pack(weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
     tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
     packed: bytes = save(tensors, metadata={"bullettrain": json.dumps(dict(about))})
     return packed
+
+
+def as_config(values: Any, path: Path) -> Config:
+    """The configuration of which config.yaml, at ``path``, holds ``values``."""
+    try:
+        return Config.from_dict({name: value for name, value in values.items() if name != "environment"})
+    except (AttributeError, ConfigError, TypeError) as error:
+        raise RunError(f"{path} cannot be read: {_one_line(error)}") from None
 
 
 def _one_line(error: BaseException) -> str:
