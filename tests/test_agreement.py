@@ -9,7 +9,8 @@ import torch
 
 import bullettrain as bt
 from bullettrain.data import ImageSet, load
-from bullettrain.evaluation.results import Entry, Result, difference_error
+from bullettrain.evaluation.compared import difference
+from bullettrain.evaluation.results import Entry, Result
 from bullettrain.reproduction.records import figure_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,9 +102,9 @@ def test_recorded_strong_attacks_are_those_that_the_page_shows(results, page):
 def gap(folder, attack):
     """How much less BulletTrain keeps than its baseline, over the same images."""
     base, mined = (attacks_of(folder / f"{name}-k1.json")[attack][1] for name in ("baseline", "bullettrain"))
-    error, paired = difference_error([mined], [base])
-    assert paired
-    return f"{100 * (base['accuracy'] - mined['accuracy']):.2f} ± {100 * error:.2f}"
+    apart = difference([base], [mined])
+    assert apart.paired
+    return f"{100 * apart.value:.2f} ± {100 * apart.error:.2f}"
 
 
 def test_recorded_gaps_are_those_that_the_page_shows(results, page):

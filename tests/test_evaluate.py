@@ -15,7 +15,7 @@ from bullettrain.evaluation import evaluate as judging
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.masking import smells
 from bullettrain.evaluation.paper import paper_figure
-from bullettrain.evaluation.results import FILE, Result, Store, pack, unpack_counts, worst_cases
+from bullettrain.evaluation.results import FILE, Result, Store, pack, unpack, unpack_counts, worst_cases
 from bullettrain.evaluation.specs import PGD, Clean, Corruptions, Defaults, parse_attacks
 from bullettrain.evaluation.subject import Subject, find_subject
 from bullettrain.evaluation.watch import Watch
@@ -498,3 +498,16 @@ def test_the_papers_figures_stand_beside_the_papers_recipes_only():
 def test_only_what_exists_is_attacked():
     assert [type(a) for a in parse_attacks(["clean", "corruptions", "pgd20"])] == [Clean, Corruptions, PGD]
     assert judging.CURVE_STEPS[0] == 1
+
+
+def test_a_part_of_the_images_says_which_of_them_it_is(robust_run, digits, tmp_path):
+    subject = find_subject(str(robust_run))
+    _, whole, _ = judge(subject, digits, tmp_path, ["clean"])
+    entry, asked, _ = judge(subject, digits, tmp_path, ["clean"], size=40)
+    chosen = unpack(entry.among["chosen"], len(digits))
+    assert asked[0].examples == entry.examples == int(chosen.sum()) == 40
+    assert asked[0].mask.tolist() == whole[0].mask[chosen].tolist()
+    kept = Store(tmp_path).entries
+    assert [(e.examples, e.among.get("fingerprint")) for e in kept] == [(len(digits), None), (40, kept[0].fingerprint)]
+    every, _, _ = judge(subject, digits, tmp_path / "every", ["clean"], size=len(digits))
+    assert not every.among

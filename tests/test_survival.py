@@ -12,7 +12,8 @@ from torch import nn
 from bullettrain.attacks import pgd
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.evaluation import clean_accuracy, robust_accuracy
-from bullettrain.evaluation.results import difference_error, pack, pack_counts, unpack, unpack_counts
+from bullettrain.evaluation.compared import Difference, difference
+from bullettrain.evaluation.results import pack, pack_counts, unpack, unpack_counts
 from bullettrain.evaluation.rounds import pgd_rounds
 from bullettrain.evaluation.statistics import paired_error, rises, share_error, wilson
 from bullettrain.evaluation.survival import Round, Survival, clean_round, correct, survive
@@ -366,17 +367,39 @@ def figure(mask, images="a", **more):
 def test_only_outcomes_on_the_same_images_are_paired():
     mine, other = figure([1, 1, 1, 0, 0, 1, 1, 1, 0]), figure([1, 1, 0, 0, 0, 1, 1, 1, 1])
     expected = math.sqrt(2) / 9  # b = c = 1
-    assert difference_error([mine], [other]) == (pytest.approx(expected), True)
+    paired = Difference(pytest.approx(0, abs=1e-12), pytest.approx(expected), True)
+    assert difference([mine], [other]) == paired
+    assert difference([mine], [{**other, "precision": "bf16"}]) == paired  # which images they are does not change
     apart = math.sqrt(2) * share_error(6 / 9, 9)
     without = {key: value for key, value in other.items() if key not in ("survived", "fingerprint")}
-    others = [without, {**other, "fingerprint": "b"}, {**other, "precision": "bf16"}, {**other, "survived": ""}]
-    for unlike in others:
-        assert difference_error([mine], [unlike]) == (pytest.approx(apart), False)
+    for unlike in (without, {**other, "fingerprint": "b"}, {**other, "survived": ""}):
+        assert difference([mine], [unlike]) == Difference(0, pytest.approx(apart), False)
     # Several seeds: how often each image survives. A second network with the same outcomes changes nothing.
-    assert difference_error([mine, mine], [other]) == (pytest.approx(expected), True)
-    error, paired = difference_error([mine, other], [other])
-    assert (error, paired) == (pytest.approx(expected / 2), True)
-    assert difference_error([mine], []) == (pytest.approx(share_error(6 / 9, 9)), False)
+    assert difference([mine, mine], [other]) == paired
+    both = difference([mine, other], [other])
+    assert (both.error, both.paired) == (pytest.approx(expected / 2), True)
+    assert difference([mine], []) == Difference(pytest.approx(6 / 9), pytest.approx(share_error(6 / 9, 9)), False)
+
+
+@given(st.integers(1, 30).flatmap(lambda n: st.tuples(*[st.lists(st.booleans(), min_size=n, max_size=n)] * 4)))
+def test_a_part_of_the_images_is_compared_on_the_images_that_both_were_judged_on(drawn):
+    mine, other, first, second = (torch.tensor(mask) for mask in drawn)
+    n = len(mine)
+
+    def part(mask, chosen):
+        found = figure(mask[chosen].tolist() or [False], images=str(chosen))
+        return {**found, "among": {"fingerprint": "a", "examples": n, "chosen": pack(chosen)}}
+
+    if first.any():
+        among_all = difference([part(mine, first)], [figure(other.tolist())])
+        alone = difference([figure(mine[first].tolist())], [figure(other[first].tolist())])
+        assert among_all == alone
+    if first.any() and second.any():
+        common = first & second
+        found = difference([part(mine, first)], [part(other, second)])
+        assert found.paired == bool(common.any())
+        if found.paired:
+            assert found == difference([figure(mine[common].tolist())], [figure(other[common].tolist())])
 
 
 def test_corruptions_are_paired_by_what_each_image_keeps():
@@ -387,11 +410,11 @@ def test_corruptions_are_paired_by_what_each_image_keeps():
 
     mine, other = kept(10, 8, 3, 0), kept(10, 6, 4, 0, names=("snow", "fog"))
     apart = np.array([0.0, 0.2, -0.1, 0.0])
-    assert difference_error([mine], [other]) == (pytest.approx(apart.std() / 2), True)
+    assert difference([mine], [other]) == Difference(pytest.approx(0.025), pytest.approx(apart.std() / 2), True)
     for unlike in (kept(10, 6, 4, 0, names=("fog", "frost")), kept(10, 6, 4, 0, images="b")):
-        assert difference_error([mine], [unlike])[1] is False
+        assert not difference([mine], [unlike]).paired
     before = {key: value for key, value in other.items() if key != "kept"}
-    assert difference_error([mine], [before])[1] is False
+    assert not difference([mine], [before]).paired
     assert unpack_counts(pack_counts(torch.tensor([0, 75, 255])), 3).tolist() == [0, 75, 255]
     with pytest.raises(ValueError, match="3 bytes for 4 examples"):
         unpack_counts(pack_counts(torch.tensor([1, 2, 3])), 4)
@@ -400,4 +423,4 @@ def test_corruptions_are_paired_by_what_each_image_keeps():
 
 
 def test_no_figures_have_no_error():
-    assert difference_error([], []) == (0.0, False)
+    assert difference([], []) == Difference(0, 0, False)

@@ -15,7 +15,6 @@ import typer
 from bullettrain.checks import instead
 from bullettrain.commands.evaluate_terminal import show
 from bullettrain.data import ImageSet, load
-from bullettrain.data.sets import stratified
 from bullettrain.evaluation.evaluate import Plan
 from bullettrain.evaluation.evaluate import evaluate as run_evaluation
 from bullettrain.evaluation.results import FILE, Store
@@ -152,7 +151,7 @@ def evaluate(
         raise ConfigError(f"--out {folder} is a run, but not the one that is judged; choose another --out")
     store = Store(folder)
     said = f"{subject.name}" + (f", {subject.weights} weights" if subject.folder else "")
-    console.print(f"{said}: {len(images)} images of {name} on {place.device}", soft_wrap=True)
+    console.print(f"{said}: {size or len(images)} images of {name} on {place.device}", soft_wrap=True)
     with StopRequest() as stop:
         try:
             with store.alone(), Watch(console, stop) as watch:
@@ -215,7 +214,7 @@ def _images(name: str, config: Config | None, data_dir: Path | None, size: int) 
     images = load(name, split="test", root=data_dir, image_size=image_size)
     if size > len(images):
         raise ConfigError(f"--size is {size}, but {name} has {len(images)} test images; give 0 for all")
-    return images.subset(stratified(images.labels, size, seed=0)[1]) if size else images
+    return images
 
 
 def _shape(images: ImageSet) -> dict[str, int]:

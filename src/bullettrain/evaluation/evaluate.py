@@ -19,7 +19,7 @@ from bullettrain.data.sets import stratified
 from bullettrain.evaluation import autoattack
 from bullettrain.evaluation.masking import smells, too_short, unbounded
 from bullettrain.evaluation.network import Judged, channels_last, ready
-from bullettrain.evaluation.results import Entry, Result, Store, key_of, pack_counts, result_of, worst_cases
+from bullettrain.evaluation.results import Entry, Result, Store, key_of, pack, pack_counts, result_of, worst_cases
 from bullettrain.evaluation.rounds import pgd_rounds
 from bullettrain.evaluation.specs import PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict
 from bullettrain.evaluation.statistics import wilson
@@ -76,6 +76,7 @@ def evaluate(
     if any(isinstance(attack, AutoAttack) for attack in plan.attacks):
         autoattack.installed()  # say so before an hour of other attacks
     digest = subject.digest
+    images, among = _part(images, plan.size)
     network = ready(subject.network, images, device=device, data=data)
     entry = store.entry(
         Entry(
@@ -88,6 +89,7 @@ def evaluate(
             list(images.classes),
             environment(device),
             recipe=subject.config.recipe if subject.config else "",
+            among=among,
         )
     )
     judges = []
@@ -107,6 +109,17 @@ def evaluate(
     conclude(entry, images)
     store.save()
     return entry, asked
+
+
+def _part(images: ImageSet, size: int) -> tuple[ImageSet, dict[str, Any]]:
+    """``size`` of the images, every class alike, and which of them these are; 0, or as many as there are: all."""
+    if not 0 < size < len(images):
+        return images, {}
+    rows = stratified(images.labels, size, seed=0)[1]
+    chosen = torch.zeros(len(images), dtype=torch.bool)
+    chosen[rows] = True
+    among = {"fingerprint": _fingerprint(images), "examples": len(images), "chosen": pack(chosen)}
+    return images.subset(rows), among
 
 
 def conclude(entry: Entry, images: ImageSet) -> None:

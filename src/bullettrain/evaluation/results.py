@@ -6,8 +6,6 @@ import base64
 import contextlib
 import hashlib
 import json
-import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.evaluation.specs import Attack, as_dict
-from bullettrain.evaluation.statistics import paired_error, share_error, wilson
+from bullettrain.evaluation.statistics import wilson
 from bullettrain.evaluation.survival import Survival
 from bullettrain.lock import alone
 from bullettrain.training.folder import RunError, RunFolder
@@ -121,6 +118,8 @@ class Entry:
     worst: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     recipe: str = ""
+    among: dict[str, Any] = field(default_factory=dict)
+    """Where the images are a part of a larger set: its `fingerprint`, `examples`, and a bit each whether `chosen`."""
 
     def find(self, key: str) -> Result | None:
         """The result with that key, if it is there."""
@@ -166,7 +165,8 @@ class Store:
         """
         for kept in self.entries:
             if (kept.digest, kept.fingerprint, kept.weights) == (fresh.digest, fresh.fingerprint, fresh.weights):
-                kept.model, kept.environment = fresh.model, fresh.environment  # a run may have been renamed
+                # A run may have been renamed; of older entries it is not known what they are a part of.
+                kept.model, kept.environment, kept.among = fresh.model, fresh.environment, fresh.among
                 return kept
         self.entries = [kept for kept in self.entries if not _replaces(fresh, kept)] + [fresh]
         return fresh
@@ -254,42 +254,6 @@ def worst_cases(results: Sequence[Result]) -> list[dict[str, Any]]:
             }
         )
     return cases
-
-
-def difference_error(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> tuple[float, bool]:
-    """Standard error, from the images alone, of the difference of two mean accuracies; and whether it is paired.
-
-    Each is of one network or several, with the keys of a record: ``accuracy``, ``examples``, and where it is known
-    which images survived, the images' ``fingerprint`` and ``survived``, or, under corruptions, ``kept``. It is paired
-    where all know that of the same images, searched in the same precision; else images are taken as if they were
-    others for either. With no ``other`` it is the error of ``mine``.
-    """
-    figures = (*mine, *other)
-    images = {
-        (*(figure.get(key) for key in ("examples", "fingerprint", "precision")), *sorted(figure.get("corruptions", ())))
-        for figure in figures
-    }
-    if mine and other and len(images) == 1 and all(figure.get("survived") or figure.get("kept") for figure in figures):
-        return paired_error(_mean_outcome(mine), _mean_outcome(other)), True
-    errors = [
-        share_error(statistics.fmean(figure["accuracy"] for figure in side), side[0]["examples"])
-        for side in (mine, other)
-        if side
-    ]
-    return math.hypot(*errors), False
-
-
-def _mean_outcome(figures: Sequence[Mapping[str, Any]]) -> Tensor:
-    """(n,): how often each image survived, over networks, and corruptions."""
-    return torch.stack([_outcome(figure) for figure in figures]).mean(dim=0)
-
-
-def _outcome(figure: Mapping[str, Any]) -> Tensor:
-    """(n,) in [0, 1]: whether each image survived, or under what part of its corruptions."""
-    n = int(figure["examples"])
-    if figure.get("survived"):
-        return unpack(figure["survived"], n).double()
-    return unpack_counts(figure["kept"], n).double() / (SEVERITIES * int(figure["over"]))
 
 
 def key_of(**parts: Any) -> str:

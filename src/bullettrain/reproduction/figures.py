@@ -307,11 +307,11 @@ def plane(results: Results) -> list[Picture]:
         kind = "other" if row.method is not None else "full attack for all" if row.plain else "BulletTrain"
         marker, colour = kinds[kind]
         look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 6, "linestyle": "none"}
-        drawn[kind] = axes.errorbar(at, judged.mean, judged.std, capsize=2, **look)
+        bar = 2 * judged.above(Measured((0.0,))).error
+        drawn[kind] = axes.errorbar(at, judged.mean, bar, capsize=2, elinewidth=0.9, **look)
         text = row.title.replace("N_R", NAMES["N_R"])
         words.append(Word(at, judged.mean, text, COLOURS["boundary-ink" if kind == "other" else colour]))
-        std = judged.std or 0.0
-        lines.append(((at, judged.mean - std), (at, judged.mean + std)))
+        lines.append(((at, judged.mean - bar), (at, judged.mean + bar)))
     base = {row.name: (at, judged.mean) for at, judged, row in points}
     for at, judged, row in points:
         if row.baseline in base and row.method is None:
@@ -328,6 +328,7 @@ def plane(results: Results) -> list[Picture]:
     _legend(axes, drawn, columns=4)
     label(axes, words, lines)
     text = "What each method reaches, over what its training costs; dashes lead from a baseline to BulletTrain on it"
+    text += ", bars are two standard errors, of the images that were judged and of seeds where there are several"
     return [Picture("", f"{text}.", figure)]
 
 

@@ -241,7 +241,10 @@ def figure_of(entry: Entry, result: Result) -> dict[str, Any]:
         if "kept" in result.corruptions:  # not in evaluations from before it was kept
             about |= {key: result.corruptions[key] for key in ("fingerprint", "kept")}
     about |= {} if result.precision == "float32" else {"precision": result.precision}
-    return about | ({"fingerprint": entry.fingerprint, "survived": result.survived} if result.survived else {})
+    if result.survived:
+        about |= {"fingerprint": entry.fingerprint, "survived": result.survived}
+        about |= {"among": entry.among} if entry.among else {}
+    return about
 
 
 def better(old: Mapping[str, dict[str, Any]], new: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from bullettrain.evaluation.results import difference_error
+from bullettrain.evaluation.compared import Difference, difference
 from bullettrain.evaluation.statistics import CHANCE
 from bullettrain.reporting.words import attack_name as attack_title
 from bullettrain.reporting.words import listed
@@ -56,6 +56,12 @@ class Measured:
     def std(self) -> float | None:
         """Of the seeds, where there are several."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    def above(self, other: Measured) -> Difference:
+        """How far it is above ``other``, in its own unit; of the same images where that is known."""
+        images = difference(self.figures, other.figures)
+        value = 100 * images.value if images.paired else self.mean - other.mean
+        return Difference(value, math.hypot(self.error, other.error, 100 * images.error), images.paired)
 
 
 @dataclass(frozen=True)
@@ -148,15 +154,14 @@ class Results:
         if other is None or len(known) < len(check.rows):
             return Judged(check, None, Verdict.OPEN)
         best = max(known, key=lambda value: value.mean)
-        found = best.mean - other.mean
+        apart = best.above(other)
+        found = apart.value
         short = {"≥": check.offset - found, "≤": found - check.offset, "≈": abs(found) - check.offset}[check.relation]
-        images, paired = difference_error(best.figures, other.figures)
-        error = math.hypot(best.error, other.error, 100 * images)
-        slack, noise = self._margins(check, error)
+        slack, noise = self._margins(check, apart.error)
         verdict = Verdict.HOLDS if short <= slack else Verdict.CHANCE if short <= noise else Verdict.FAILS
         if verdict is Verdict.HOLDS and check.against and _is_opposite(check, found):
             verdict = Verdict.CHANCE  # a slack is no reason to call less more
-        return Judged(check, found, verdict, error if best.figures else None, paired)
+        return Judged(check, found, verdict, apart.error if best.figures else None, apart.paired)
 
     def _margins(self, check: Check, error: float) -> tuple[float, float]:
         """What does not count, and what could be chance."""

@@ -9,8 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bullettrain.data import ImageSet, load
-from bullettrain.data.sets import stratified
+from bullettrain.data import load
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.specs import Defaults, parse_attack, threat_of
@@ -162,18 +161,18 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
     figures: dict[str, dict[str, Any]] = {}
     if attacks:
         assert test is not None
-        images = _part(test, task.size)
         plan = Plan(
             [parse_attack(attack, threat_of(config)) for attack in attacks],
             (task.precision or "float32",),
             batch_size=1000 if device.type == "cuda" else 500,
             compiled=config.training.compile and device.type == "cuda",
             corruptions=task.corruptions,
+            size=task.size,
         )
         subject = find_subject(str(task.folder), weights=WEIGHTS)
         store = Store(task.folder)
         with store.alone(), Watch(console, stop) as watch:
-            entry, asked = evaluate(subject, images, config.data.name, plan, device=device, store=store, watch=watch)
+            entry, asked = evaluate(subject, test, config.data.name, plan, device=device, store=store, watch=watch)
         if task.precision is not None:  # asked for: these, and not what is there on more images in another precision
             figures |= {result.name: figure_of(entry, result) for result in asked if result.name != "clean"}
     network = load_network(task.folder, weights=WEIGHTS).to(device)
@@ -223,10 +222,6 @@ def _most_jobs(task: Task) -> int:
     most = max(task.jobs, int(file.read_text()) if file.exists() else 1)
     runs.write(file.name, str(most).encode())
     return most
-
-
-def _part(images: ImageSet, size: int) -> ImageSet:
-    return images.subset(stratified(images.labels, size, seed=0)[1]) if 0 < size < len(images) else images
 
 
 def merged(tasks: list[Task]) -> list[Task]:

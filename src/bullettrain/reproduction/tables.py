@@ -31,9 +31,9 @@ COLOURED = {
 LEGEND = (
     "✓ holds, ≈ falls short by no more than chance could (two standard errors), ✗ does not hold here, · not measured "
     "yet. A ± behind a difference is one standard error: paired where it is on record which images each network "
-    "keeps, searched in the same precision, else unpaired; of a single seed it is of the images alone, and how much "
-    "another would differ is not in it. Accuracy is compared with our own baseline row, not only with the paper's "
-    "figures."
+    "keeps, and the difference then of the images that both were judged on, else unpaired; of a single seed it is of "
+    "the images alone, and how much another would differ is not in it. Accuracy is compared with our own baseline row, "
+    "not only with the paper's figures."
 )
 
 
@@ -98,7 +98,7 @@ def gain(results: Results, row: Row, metric: str, *, paper: bool = True) -> Cell
     mine, base = results.value(row.name, metric), results.value(row.baseline, metric)
     if mine is None or base is None:
         return Cell(DASH)
-    text = signed(mine.mean - base.mean)
+    text = signed(mine.above(base).value)
     theirs = results.rows[row.baseline].paper.get(metric)
     if paper and metric in row.paper and theirs is not None:
         text += f" ({signed(row.paper[metric] - theirs)})"

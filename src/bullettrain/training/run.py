@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bullettrain.evaluation.results import difference_error
+from bullettrain.evaluation.compared import difference
 from bullettrain.reporting import write_report
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder, environment, preferred
@@ -218,6 +218,6 @@ def comparison(baseline: Result, mined: Result) -> dict[str, Any]:
     plain, own = (result.judged[result.chosen] for result in (baseline, mined))
     errors = {}
     for attack in plain:
-        error, paired = difference_error([own[attack]], [plain[attack]])
-        errors[attack] = {"error": error, "paired": paired}
+        apart = difference([own[attack]], [plain[attack]])
+        errors[attack] = {"error": apart.error, "paired": apart.paired}
     return {"rows": rows, "speedup": speedup, "errors": errors}
