@@ -94,7 +94,7 @@ class Trainer:
         attacks = isinstance(self.engine.objective, AdversarialObjective)
         self.streak = WrongStreak(selects=self.selects, has_clean=self.engine.objective.has_clean_term, attacks=attacks)
         self.fingerprint = fingerprint(data)
-        self._saved = time.monotonic()
+        self._saved, self._saving = time.monotonic(), 0.0
         self._last: tuple[Tensor, Tensor, StepOutput] | None = None
 
     # ------------------------------------------------------------------------------------------- the loop
@@ -213,6 +213,7 @@ class Trainer:
         counts = self.epoch_counts
         figures = self._figures(counts)
         self._one_set_of_statistics()
+        began = time.monotonic()
         clean, robust = self.judge.validation(self.network, self.validation_set)
         probe = self.judge.probe(self.network, self.train_set)
         record = {
@@ -225,6 +226,8 @@ class Trainer:
             "validation_clean": clean,
             "validation_robust": robust,
             "probe_robust": probe,
+            "judging_seconds": time.monotonic() - began,
+            "saving_seconds": self._saving,
         }
         self.recorder.log(record)
         if self._last is not None:
@@ -259,11 +262,12 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint."""
-        self._saved = time.monotonic()
+        self._saved = began = time.monotonic()
         if self.place.first:
             averaged = None if self.average is None else self.average.module.state_dict()
             self.folder.save(self.network.state_dict(), averaged, checkpoint.about(self), checkpoint.state_of(self))
         self.place.wait()
+        self._saving = time.monotonic() - began
 
     def resume(self) -> None:
         """Continue from the folder's checkpoint."""
