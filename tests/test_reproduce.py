@@ -35,6 +35,19 @@ def invoke(*words, columns=100, fails=None):
     return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
 
 
+def test_several_names_share_their_runs(tmp_path):
+    text = invoke("fig-gamma", "fig-nr", "fig-gamma", "--out", tmp_path, *FAST)
+    assert "6 runs: 6 to train or judge" in text
+    assert "gamma-0.8 = nr-2" in text
+    assert [text.count(title) for title in ("speed-up over γ", "speed-up over N_R")] == [1, 1]
+    assert all((tmp_path / f"{name}.{kind}").is_file() for name in ("fig-gamma", "fig-nr") for kind in ("md", "html"))
+    again = invoke("fig-gamma", "fig-nr", "--out", tmp_path, *FAST, "--dry-run")
+    assert "fig-gamma, fig-nr, scale smoke" in again
+    assert again.count("done") == 6
+    with pytest.raises(ConfigError, match="--rows nr-0 goes with one name; there are 2"):
+        invoke("fig-gamma", "fig-nr", "--rows", "nr-0", "--out", tmp_path)
+
+
 def test_every_study_runs_and_leaves_its_table_and_pictures(tmp_path):
     """One after another in one folder, as a person would: what one has trained the next ones use."""
     to_do = {}

@@ -27,7 +27,7 @@ from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.rows import FOLDERS, RECORDS, Outcome, Task, merged, take_up
 from bullettrain.reproduction.scales import SCALES, Scale, find_scale
 from bullettrain.reproduction.studies import find_study
-from bullettrain.reproduction.study import Row
+from bullettrain.reproduction.study import Row, Study
 from bullettrain.terminal import say, terminal
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunFolder
@@ -36,7 +36,9 @@ from bullettrain.training.setup import Place, find_place
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="What to reproduce; without it, what there is.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="What to reproduce; without any, what there is.")
+    ] = None,
     scale: Annotated[
         str, typer.Option(help=f"{', '.join(SCALES)}: digits in seconds, minutes on a GPU, all of it.")
     ] = "smoke",
@@ -90,7 +92,7 @@ def reproduce(
     """Reproduce a table or a figure of the paper, with its own figures beside ours.
 
     Rows are recipes with settings. Runs that are finished are kept and reused, also by other tables; the same
-    command again goes on where it was stopped.
+    command again goes on where it was stopped. Of several names, runs that they share are made once.
 
     Examples:
 
@@ -100,14 +102,16 @@ def reproduce(
 
       bullettrain reproduce table-trades --scale short --rows trades,bt-nr2 --seeds 3 --dry-run
 
-      bullettrain reproduce fig-oracle --scale short --jobs 6
+      bullettrain reproduce fig-gamma fig-nr --scale short --jobs 3
     """
     console = terminal()
-    if name is None:
+    if not names:
         show_list(console)
         return
-    study, size_of = find_study(name), find_scale(scale)
-    chosen = study.chosen(size_of, [part for text in rows or [] for part in text.split(",") if part])
+    studies, size_of = [find_study(name) for name in dict.fromkeys(names)], find_scale(scale)
+    patterns = [part for text in rows or [] for part in text.split(",") if part]
+    if patterns and len(studies) > 1:
+        raise ConfigError(f"--rows {','.join(patterns)} goes with one name; there are {len(studies)}")
     place = find_place(device)
     if place.together:
         raise ConfigError("reproduce starts its own processes (--jobs); start it without torchrun")
@@ -120,7 +124,7 @@ def reproduce(
     if train_only and only_tables:
         raise ConfigError("--train-only trains and --tables does not; give one of them")
 
-    def task(row: Row, seed: int) -> Task:
+    def task(study: Study, row: Row, seed: int) -> Task:
         config = _config(row, size_of, changed, seed, place)
         return Task(
             config,
@@ -136,9 +140,17 @@ def reproduce(
             label=row.name if seed == 0 else f"{row.name}, seed {seed}",
         )
 
-    tasks = merged([task(row, seed) for seed in range(seeds) for row in chosen])
+    tasks = merged(
+        [
+            task(study, row, seed)
+            for seed in range(seeds)
+            for study in studies
+            for row in study.chosen(size_of, patterns)
+        ]
+    )
     if dry_run:
-        forecast(console, f"{name}, scale {scale}", tasks, Estimator(place, read_records(out / RECORDS)), jobs)
+        title = f"{', '.join(study.name for study in studies)}, scale {scale}"
+        forecast(console, title, tasks, Estimator(place, read_records(out / RECORDS)), jobs)
         return
     if only_tables:
         signal, problems = None, [f"{one.name}: {one.problem}" for one in map(take_up, tasks) if one.problem]
@@ -148,9 +160,13 @@ def reproduce(
         except KeyboardInterrupt:  # a second Ctrl-C ends it at once, with what was saved before
             _say_how_to_go_on(console)
             raise
-    results = Results(study, size_of, read_records(out / RECORDS), settings=changed)
-    written = _write(results, out)
-    show(console, results)
+    records, written = read_records(out / RECORDS), []
+    for study in studies:
+        if study is not studies[0]:
+            console.print()
+        results = Results(study, size_of, records, settings=changed)
+        written += _write(results, out)
+        show(console, results)
     for problem in problems:
         say(console, Text.assemble(("failed", "bold red"), f" {problem}"))
     for file in written:

@@ -28,6 +28,8 @@ from bullettrain.training.setup import find_place, load_data
 from bullettrain.training.signals import StoppedError, StopRequest
 
 RECORDS, RUNS = "records", "runs"
+SAME = " = "
+"""Between the names of rows that are the same run."""
 FOLDERS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
 """Where corruptions of a dataset are looked for, beside it."""
 
@@ -230,6 +232,8 @@ def merged(tasks: list[Task]) -> list[Task]:
     for task in tasks:
         first = found.setdefault(task.name, task)
         attacks = tuple(dict.fromkeys((*first.attacks, *task.attacks)))
-        label = first.label if task is first else f"{first.label} = {task.label}"
-        found[task.name] = dataclasses.replace(first, attacks=attacks, ranks=first.ranks or task.ranks, label=label)
+        labels = dict.fromkeys([*first.label.split(SAME), task.label])
+        found[task.name] = dataclasses.replace(
+            first, attacks=attacks, ranks=first.ranks or task.ranks, label=SAME.join(labels)
+        )
     return list(found.values())
