@@ -179,7 +179,7 @@ class Results:
             return found.pop(), judged
         if Verdict.HOLDS in found:
             return Verdict.PART, judged
-        return Verdict.FAILS if Verdict.FAILS in found else Verdict.CHANCE, judged
+        return next(verdict for verdict in (Verdict.FAILS, Verdict.OPEN, Verdict.CHANCE) if verdict in found), judged
 
     def cell(self, row: str, metric: str) -> Verdict | None:
         """How a cell of the table is coloured: the worst of the claims about it; None where there are none."""
