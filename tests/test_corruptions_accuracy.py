@@ -1,6 +1,7 @@
 """Accuracy under corruptions: read from files as they are released, and refused where they are not."""
 
 import math
+import re
 import weakref
 
 import numpy as np
@@ -272,3 +273,14 @@ def test_float32_judges_in_whatever_precision_a_network_attacks(tmp_path):
     judged = Judged(net, half=True)
     assert (judged(torch.ones(1, 3, 32, 32)).argmax(1) == 0).all()
     assert corruption_accuracy(judged, tmp_path, device=CPU).accuracy["fog"] == (1.0,) * 5
+
+
+@pytest.mark.parametrize(("name", "dataset"), [("CIFAR-10-C", "cifar10"), ("CIFAR-100-C", "cifar100")])
+def test_the_command_that_makes_missing_files_can_be_typed_as_it_stands(tmp_path, name, dataset):
+    folder = tmp_path / name
+    folder.mkdir()
+    command = f"bullettrain data corrupt --dataset {dataset} --out {folder}"
+    with pytest.raises(DataError, match=re.escape(f"`{command}`")):
+        corruption_accuracy(Reads(), folder, device=CPU)
+    with pytest.raises(DataError, match=re.escape(f"`{command} --only spatter`")):
+        corruption_accuracy(Reads(), folder, device=CPU, names=["spatter"])

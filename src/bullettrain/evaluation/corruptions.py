@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,6 +127,12 @@ def mean_corruption_error(result: CorruptionResult, baseline: Mapping[str, Seque
     return math.fsum(ratios) / len(ratios) if ratios else math.nan
 
 
+def _making(folder: Path) -> str:
+    """The command that makes the files of ``folder``; whose images they are of, only its name can say."""
+    dataset = "cifar100" if "100" in folder.name else "cifar10"
+    return shlex.join(["bullettrain", "data", "corrupt", "--dataset", dataset, "--out", str(folder)])
+
+
 def _chosen(folder: Path, names: Sequence[str] | None) -> list[str]:
     """The corruptions to judge on: those asked for, or all, that have a file."""
     if not folder.is_dir():
@@ -135,13 +142,11 @@ def _chosen(folder: Path, names: Sequence[str] | None) -> list[str]:
     there = [name for name in CORRUPTIONS if image_file(folder, name).is_file()]
     chosen = [name for name in there if names is None or name in names]
     if absent := [name for name in names or () if CORRUPTIONS[name].extra and name not in there]:
-        raise DataError(
-            f"{image_file(folder, absent[0])} is missing: run `bullettrain data corrupt --only {absent[0]}`."
-        )
+        raise DataError(f"{image_file(folder, absent[0])} is missing: run `{_making(folder)} --only {absent[0]}`.")
     if not chosen:
         raise DataError(
             f"{folder} has none of the files {image_file(Path(), (names or AVERAGED)[0])} …:"
-            " put the released ones there, or run `bullettrain data corrupt`."
+            f" put the released ones there, or run `{_making(folder)}`."
         )
     return chosen
 
