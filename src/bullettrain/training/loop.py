@@ -34,6 +34,7 @@ from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.starts import Starts
 from bullettrain.training.steppers import choose
 from bullettrain.training.tally import Counts, Tally
+from bullettrain.training.writer import Writer
 
 
 class Trainer:
@@ -90,6 +91,7 @@ class Trainer:
         self.clock = Clock(place.device, self.stepper)
         self.judge = Judge(config, place.device, self.display)
         self.recorder = Recorder(folder if place.first else None, self.notes)
+        self.writer = Writer(folder, aside=place.device.type == "cuda")
         self.alarm = Alarm(self._warn if keep_going else None)
         attacks = isinstance(self.engine.objective, AdversarialObjective)
         self.streak = WrongStreak(selects=self.selects, has_clean=self.engine.objective.has_clean_term, attacks=attacks)
@@ -105,7 +107,7 @@ class Trainer:
         A collapse raises :class:`CollapseError`, with the last good checkpoint kept.
         """
         self.display.step = self.display.at_start = self.at.step
-        with StopRequest() as stop, self.display, self.recorder:
+        with StopRequest() as stop, self.display, self.recorder, self.writer:
             self.display.stop = None if self.place.together else stop
             try:
                 if self.at.epoch < self.config.training.epochs:  # off the clock: loading is no training
@@ -115,6 +117,7 @@ class Trainer:
                 self._evaluate()
             except StoppedError:
                 self.save()
+                self.writer.wait()
                 return f"stopped by signal {stop.signal}"
             except (DivergedError, CollapseError) as error:
                 self.clock.stop(self.at)
@@ -265,7 +268,7 @@ class Trainer:
         self._saved = began = time.monotonic()
         if self.place.first:
             averaged = None if self.average is None else self.average.module.state_dict()
-            self.folder.save(self.network.state_dict(), averaged, checkpoint.about(self), checkpoint.state_of(self))
+            self.writer.save(self.network.state_dict(), averaged, checkpoint.about(self), checkpoint.state_of(self))
         self.place.wait()
         self._saving = time.monotonic() - began
 
@@ -297,6 +300,7 @@ class Trainer:
             yield name, network
 
     def _end(self, reason: str) -> None:
+        self.writer.wait()
         counts = self.run_counts + self.epoch_counts
         figures = self._figures(counts)
         self.recorder.log(
