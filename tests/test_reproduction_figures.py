@@ -86,8 +86,11 @@ def test_the_plane_shows_an_attack_that_compares_methods():
     axes, boxes = draw("plane", two)
     assert (axes.get_ylabel(), len(boxes)) == ("AutoAttack accuracy, %", 2)
     shared = [record(row, jobs=2 if row is rows[2] else 1, pgd20=45.0, autoattack=40.0) for row in rows[1:]]
-    shared.append(record(rows[0], pgd20=45.0))  # of two that AutoAttack judged one has no minutes
-    assert draw("plane", shared)[0].get_ylabel() == "PGD-20 accuracy, %"
+    axes, boxes = draw("plane", shared)  # of two one has no minutes: both are over passes
+    assert (axes.get_ylabel(), len(boxes)) == ("AutoAttack accuracy, %", 2)
+    assert axes.get_xlabel() == "training, counted passes an example"
+    alone = [record(row, pgd20=45.0, autoattack=40.0) for row in rows]
+    assert draw("plane", alone)[0].get_xlabel() == "training, minutes"
     alone = Results(STUDIES["plane"], SHORT, {run.name: run for run in shared[:1]})
     with printed():
         assert figures.draw(alone) == []

@@ -34,23 +34,28 @@ class Difference:
 def difference(mine: Sequence[Figure], other: Sequence[Figure]) -> Difference:
     """How far ``mine`` is above ``other``, each of one network or several.
 
-    It is paired, and over the images that all were judged on, where all know which images of the same set survived;
-    else images are taken as if they were others for either. With no ``other`` it is ``mine`` itself.
+    It is paired, and over the images that all were judged on, where all know which images of the same set survived and
+    share at least half of the fewest; else images are taken as if they were others for either. With no ``other`` it is
+    ``mine`` itself.
     """
-    figures = (*mine, *other)
-    sets = {_images(figure) for figure in figures}
-    if mine and other and len(sets) == 1 and all(figure.get("survived") or figure.get("kept") for figure in figures):
-        outcomes = torch.stack([_outcome(figure) for figure in figures])
-        common = outcomes[:, outcomes.isfinite().all(dim=0)]
-        if common.shape[1]:
-            ours, theirs = common[: len(mine)].mean(dim=0), common[len(mine) :].mean(dim=0)
-            return Difference(float((ours - theirs).mean()), paired_error(ours, theirs), True)
     means: list[float] = []
     errors: list[float] = []
     for side in (mine, other):
         means.append(statistics.fmean(figure["accuracy"] for figure in side) if side else 0.0)
-        errors.append(share_error(means[-1], side[0]["examples"]) if side else 0.0)
-    return Difference(means[0] - means[1], math.hypot(*errors), False)
+        errors.append(share_error(means[-1], min(figure["examples"] for figure in side)) if side else 0.0)
+    unpaired = Difference(means[0] - means[1], math.hypot(*errors), False)
+    figures = (*mine, *other)
+    known = all(figure.get("survived") or figure.get("kept") for figure in figures)
+    if not (mine and other and known and len({_images(figure) for figure in figures}) == 1):
+        return unpaired
+    outcomes = torch.stack([_outcome(figure) for figure in figures])
+    common = outcomes[:, outcomes.isfinite().all(dim=0)]
+    n = common.shape[1]
+    if 2 * n < min(figure["examples"] for figure in figures):  # a handful that all happen to share
+        return unpaired
+    ours, theirs = common[: len(mine)].mean(dim=0), common[len(mine) :].mean(dim=0)
+    error = paired_error(ours, theirs) or 1 / n  # that all agree on n images does not prove that they always do
+    return Difference(float((ours - theirs).mean()), error, True)
 
 
 def _images(figure: Figure) -> tuple[Any, ...]:

@@ -287,13 +287,14 @@ def _by_corruption(results: Results, row: str) -> dict[str, Floats]:
 def plane(results: Results) -> list[Picture]:
     """Accuracy over what training costs, a point a method; AutoAttack over minutes where they are known.
 
-    Runs that shared a device have no minutes; where none has any, the axis is counted passes an example. Where fewer
+    Runs that shared a device have no minutes; where one has none, the axis is counted passes an example. Where fewer
     than two methods can be shown by AutoAttack, it is PGD-20; where not by that either, there is no plane. The axes
     say which.
     """
-    cost = "minutes" if any(results.value(row, "minutes") for row in results.rows) else "passes"
     for attack in ("autoattack", "pgd20"):
-        points = _points(results, attack, cost)
+        by = {cost: _points(results, attack, cost) for cost in ("minutes", "passes")}
+        cost = "minutes" if len(by["minutes"]) >= len(by["passes"]) else "passes"
+        points = by[cost]
         if len(points) > 1:
             break
     else:
@@ -307,6 +308,8 @@ def plane(results: Results) -> list[Picture]:
         kind = "other" if row.method is not None else "full attack for all" if row.plain else "BulletTrain"
         marker, colour = kinds[kind]
         look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 6, "linestyle": "none"}
+        if any(figure.get("among") for figure in judged.figures):
+            look |= {"markerfacecolor": "white"}
         bar = 2 * judged.above(Measured((0.0,))).error
         drawn[kind] = axes.errorbar(at, judged.mean, bar, capsize=2, elinewidth=0.9, **look)
         text = row.title.replace("N_R", NAMES["N_R"])
@@ -329,6 +332,8 @@ def plane(results: Results) -> list[Picture]:
     label(axes, words, lines)
     text = "What each method reaches, over what its training costs; dashes lead from a baseline to BulletTrain on it"
     text += ", bars are two standard errors, of the images that were judged and of seeds where there are several"
+    if any(figure.get("among") for _, judged, _ in points for figure in judged.figures):
+        text += "; hollow: judged on a part of the test images"
     return [Picture("", f"{text}.", figure)]
 
 

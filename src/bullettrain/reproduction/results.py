@@ -21,6 +21,9 @@ from bullettrain.training.settings import ConfigError
 
 RANKS = ("rank", "rank_correct")
 SLACK = {"points": 0.5, "ratio": 0.05, "rank": 0.02}
+BLIND = 1.0
+"""Standard error, in points, from which on a figure says little of claims about a point or two."""
+HOW_FAST = ("engine", "compile", "joint", "bucket", "channels_last", "precision", "threads")
 """By how much a figure may fall short of the paper's claim and still meet it: points, a share of it, a ρ."""
 
 
@@ -136,8 +139,11 @@ class Results:
         found = []
         for seed in runs.keys() & bases.keys():
             costs = [_cost(run, metric) for run in (bases[seed], runs[seed])]
-            same = metric != "wall" or runs[seed].environment.get("device") == bases[seed].environment.get("device")
-            if costs[0] and costs[1] and same:
+            if (
+                costs[0]
+                and costs[1]
+                and (metric != "wall" or _circumstances(runs[seed]) == _circumstances(bases[seed]))
+            ):
                 found.append(costs[0] / costs[1])
         return found
 
@@ -157,19 +163,20 @@ class Results:
         apart = best.above(other)
         found = apart.value
         short = {"≥": check.offset - found, "≤": found - check.offset, "≈": abs(found) - check.offset}[check.relation]
-        slack, noise = self._margins(check, apart.error)
+        slack, noise = self._slack(check), CHANCE * apart.error
+        if _is_opposite(check, found):
+            slack = 0.0  # no reason to call less more
         verdict = Verdict.HOLDS if short <= slack else Verdict.CHANCE if short <= noise else Verdict.FAILS
-        if verdict is Verdict.HOLDS and check.against and _is_opposite(check, found):
-            verdict = Verdict.CHANCE  # a slack is no reason to call less more
+        if verdict is Verdict.HOLDS and apart.error > BLIND and short > -noise:
+            verdict = Verdict.CHANCE  # too few images to see what is claimed
         return Judged(check, found, verdict, apart.error if best.figures else None, apart.paired)
 
-    def _margins(self, check: Check, error: float) -> tuple[float, float]:
-        """What does not count, and what could be chance."""
+    @staticmethod
+    def _slack(check: Check) -> float:
+        """What does not count."""
         if check.metric in RATIOS:
-            slack = SLACK["ratio"] * max(check.offset, 1)
-        else:
-            slack = 0.0 if check.relation == "≈" else SLACK["rank" if check.metric in RANKS else "points"]
-        return slack, max(slack, CHANCE * error)
+            return SLACK["ratio"] * max(check.offset, 1)
+        return 0.0 if check.relation == "≈" else SLACK["rank" if check.metric in RANKS else "points"]
 
     def verdict(self, claim: Claim) -> tuple[Verdict, list[Judged]]:
         """Of a claim: it holds where all its checks do, and in part where only some do."""
@@ -181,10 +188,19 @@ class Results:
             return Verdict.PART, judged
         return next(verdict for verdict in (Verdict.FAILS, Verdict.OPEN, Verdict.CHANCE) if verdict in found), judged
 
-    def cell(self, row: str, metric: str) -> Verdict | None:
-        """How a cell of the table is coloured: the worst of the claims about it; None where there are none."""
+    def cell(self, row: str, metric: str, *, gained: bool | None = None) -> Verdict | None:
+        """How a cell of the table is coloured: the worst of the claims about it; None where there are none.
+
+        ``gained``: of what it gains on its own baseline alone, or of everything else alone.
+        """
         checks = [check for claim in self.claims() for check in claim.checks]
-        found = [self.judge(check).verdict for check in checks if check.rows == (row,) and check.metric == metric]
+        about = [check for check in checks if check.rows == (row,) and check.metric == metric]
+        base = self.rows[row].baseline
+        found = [
+            self.judge(check).verdict
+            for check in about
+            if gained is None or gained == (check.against is not None and check.against == base)
+        ]
         order = (Verdict.FAILS, Verdict.CHANCE, Verdict.PART, Verdict.OPEN, Verdict.HOLDS)
         return min(found, key=order.index) if found else None
 
@@ -232,6 +248,12 @@ def _cost(run: Record, metric: str) -> float | None:
         return run.seconds if run.jobs == 1 else None
     # All passes of the run, not those of an example: methods may see examples more often, or for fewer epochs.
     return run.work * run.examples if metric == "work" else run.sequential
+
+
+def _circumstances(run: Record) -> list[Any]:
+    """What has to be the same for seconds to be compared."""
+    training = run.config["training"]
+    return [*(run.environment.get(key) for key in ("device", "torch")), *(training.get(key) for key in HOW_FAST)]
 
 
 def _is_opposite(check: Check, found: float) -> bool:

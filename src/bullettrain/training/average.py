@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class MovingAverage(nn.Module):
-    """Of weights, statistics and counts.
+    """Of weights and statistics; of counts, the network's own.
 
     Update n, counted from 0, keeps min(``decay``, n / (n + 9)) of the average: the first copies the network, and a
     short run's average is not of weights from before it had learned. At 0.999 that ends after 8,991 updates.
@@ -34,10 +34,8 @@ class MovingAverage(nn.Module):
                 torch._foreach_sub_(means, values)
                 torch._foreach_mul_(means, kept.to(dtype))  # of their own type: else it is a kernel a tensor
                 torch._foreach_add_(means, values)
-            else:  # at once: one by one they would be four kernels each
-                old, new = (torch.cat([t.flatten() for t in side]) for side in (means, values))
-                moved = torch.split((old * kept + new * (1 - kept)).to(dtype), [t.numel() for t in means])
-                torch._foreach_copy_(means, [part.view_as(mean) for part, mean in zip(moved, means, strict=True)])
+            else:
+                torch._foreach_copy_(means, values)
         self.n_averaged.add_(1)
 
 
