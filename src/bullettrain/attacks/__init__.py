@@ -2,7 +2,7 @@
 
 from bullettrain.attacks.climb import Climb
 from bullettrain.attacks.losses import LOSSES, AttackLoss
-from bullettrain.attacks.norms import L2, NORMS, Linf, Norm
+from bullettrain.attacks.norms import L2, NORMS, Linf, Norm, Normalized
 from bullettrain.attacks.pgd import Attack, RandomStart, pgd, random_noise, starting_point
 from bullettrain.attacks.state import bare, frozen
 
@@ -15,6 +15,7 @@ __all__ = [
     "Climb",
     "Linf",
     "Norm",
+    "Normalized",
     "RandomStart",
     "bare",
     "frozen",

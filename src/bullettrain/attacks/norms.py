@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -74,6 +75,62 @@ def find_norm(norm: str | Norm) -> Norm:
     if not isinstance(norm, str) or norm not in NORMS:
         raise ValueError(f"there is no norm {norm!r}; there are {', '.join(NORMS)}")
     return NORMS[norm]
+
+
+class Normalized(Norm):
+    """The ball of another norm in pixels, for images that a loader has normalised: x = (pixel − mean) / std.
+
+    ``eps`` and step sizes are of pixels, and x' are images whose pixels are valid; :attr:`bounds` is what an objective
+    takes as its own.
+
+    Args:
+        mean, std: of each channel, (C,).
+        norm: "linf" or "l2", in pixels.
+        pixels: their valid range.
+    """
+
+    def __init__(
+        self,
+        mean: Sequence[float] | Tensor,
+        std: Sequence[float] | Tensor,
+        norm: str | Norm = "linf",
+        *,
+        pixels: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        self.mean, self.std = (torch.as_tensor(value, dtype=torch.float64).flatten() for value in (mean, std))
+        if self.mean.shape != self.std.shape or not bool((self.std > 0).all()):
+            raise ValueError("give a mean and a positive std for each channel")
+        self.norm, self.pixels = find_norm(norm), pixels
+        self._ready: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What normalised images may range over, whatever their channel."""
+        ends = [(value - self.mean) / self.std for value in self.pixels]
+        return float(ends[0].min()), float(ends[1].max())
+
+    def noise(self, x: Tensor, eps: float, generator: torch.Generator | None) -> Tensor:
+        """A uniform draw from the ball of pixels."""
+        return self.norm.noise(x, eps, generator) / self._of(x)[1]
+
+    def direction(self, gradient: Tensor) -> Tensor:
+        """Steepest ascent of length 1 in pixels."""
+        std = self._of(gradient)[1]
+        return self.norm.direction(gradient / std) / std
+
+    def project(self, x_adv: Tensor, x: Tensor, eps: float, bounds: tuple[float, float]) -> Tensor:
+        """Into the ball of pixels around ``x``, and to valid pixels."""
+        mean, std = self._of(x)
+        inside = self.norm.project(x_adv * std + mean, x * std + mean, eps, self.pixels)
+        return (inside - mean) / std
+
+    def _of(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and std, to go with ``x`` (m, C, …); they stay on its device."""
+        key = x.device, x.dtype
+        if key not in self._ready:
+            shape = (-1, *(1,) * (x.ndim - 2))
+            self._ready[key] = self.mean.to(x).view(shape), self.std.to(x).view(shape)
+        return self._ready[key]
 
 
 def per_example(values: Tensor, like: Tensor) -> Tensor:
