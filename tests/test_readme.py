@@ -29,6 +29,14 @@ def test_two_commands_do_their_own_set_up():
     assert all("-c constraints.txt -e" in command and "venv" in command for command in (train, test))
 
 
+def test_the_page_for_ones_own_loop_runs_from_top_to_bottom(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own_loop.md").read_text(), re.S)
+    assert len(blocks) > 7
+    (tmp_path / "page.py").write_text("\n".join(blocks))
+    done = subprocess.run([sys.executable, "-W", "error", str(tmp_path / "page.py")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_links_lead_somewhere():
     targets = re.findall(r"\]\((?!http|#)([^)]+)\)", README)
     assert targets
