@@ -232,7 +232,8 @@ class Results:
             if figure.get("over", 15) != 15:
                 said.append(f"corruptions: the mean of {figure['over']:.0f}, not of 15")
             elif figure.get("examples", whole) < whole:
-                said.append(f"{attack_title(name)} on {figure['examples']:.0f} of {whole:.0f} test images")
+                compared = ", and compared on these" if figure.get("among") else ""
+                said.append(f"{attack_title(name)} on {figure['examples']:.0f} of {whole:.0f} test images{compared}")
             if "precision" in figure:
                 said.append(f"{attack_title(name)} searched in {figure['precision']}")
         return said
