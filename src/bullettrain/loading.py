@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from bullettrain.models import build
 
 
-def load(run_or_checkpoint: str | Path, *, weights: str | None = None, device: torch.device | str = "cpu") -> nn.Module:
+def load(
+    run_or_checkpoint: str | Path,
+    *,
+    weights: str | None = None,
+    device: torch.device | str = "cpu",
+    trust: bool = False,
+) -> nn.Module:
     """The network of a run, in eval mode.
 
     Args:
@@ -19,6 +25,7 @@ def load(run_or_checkpoint: str | Path, *, weights: str | None = None, device: t
         weights: of a folder, which: "last", "best" or "averaged". None: the best on the run's validation set where it
             held one out, else the last. A file is what it is, and takes none.
         device: where to put it.
+        trust: import and call the function that the file names, where its network is not one of this package's.
 
     Returns:
         A network that takes images (m, C, H, W) in [0, 1] and returns logits (m, K).
@@ -31,7 +38,13 @@ def load(run_or_checkpoint: str | Path, *, weights: str | None = None, device: t
     if "network" not in about:
         holds = _some("it holds", list(tensors)) or "it holds no tensors"
         raise RunError(f"{file} is no checkpoint of a run: {holds}, and does not say of which network; {rather(file)}")
-    network = build(**about["network"])
+    name = str(about["network"].get("name"))
+    if ":" in name and not trust:
+        raise RunError(f"{file} is of {name}, which is code of yours; load(…, trust=True) imports and calls it")
+    try:
+        network = build(**about["network"])
+    except ValueError as error:
+        raise RunError(f"{file} cannot be loaded: {error}") from None
     try:
         network.load_state_dict(tensors)
     except RuntimeError:

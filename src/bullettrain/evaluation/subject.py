@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
-import sys
-import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from torch import Tensor, nn
 
 from bullettrain.loading import load, misfit
 from bullettrain.models import Normalize, build
+from bullettrain.models.called import Normalisation, called
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder, read_weights
 from bullettrain.training.named import SAFETENSORS, SAVED, check_kind, check_run, choose_weights, rather
@@ -87,8 +85,8 @@ def find_subject(
             _unused("the checkpoint says itself what it is of", mean=mean, std=std)
             config = config_of(model)
             if config is None:
-                return Subject(path.name, load(path), path.name)
-            return Subject(path.resolve().parent.name, load(path), path.stem, path.parent, config)
+                return Subject(path.name, load(path, trust=True), path.name)
+            return Subject(path.resolve().parent.name, load(path, trust=True), path.stem, path.parent, config)
         if network is None:
             raise ConfigError(f"{model} does not say which network it is of; name it, e.g. --network wrn-34-10")
         shape = {"channels": channels, "image_size": image_size, "classes": classes}
@@ -126,7 +124,7 @@ def config_of(model: str) -> Config | None:
 
 def _of_run(path: Path, weights: str | None) -> Subject:
     folder, chosen = check_run(path), choose_weights(path, weights)
-    return Subject(path.resolve().name, load(path, weights=chosen), chosen, path, folder.config())
+    return Subject(path.resolve().name, load(path, weights=chosen, trust=True), chosen, path, folder.config())
 
 
 def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -194,56 +192,11 @@ def _classes(tensors: Mapping[str, Tensor]) -> int | None:
     return len(matrices[-1]) if matrices and len(matrices[-1]) > 1 else None
 
 
-Normalisation = tuple[Sequence[float] | None, Sequence[float] | None]
-"""Mean and standard deviation, one value a channel."""
-
-
 def _called(text: str, *, pretrained: bool) -> tuple[nn.Module, Normalisation]:
-    """A network from `timm:NAME`, or from `package.module:function`, called without arguments; what it goes with."""
-    where, _, name = text.partition(":")
-    if where == "timm":
-        return _of_timm(name, pretrained)
-    if not where or not name.isidentifier() or not all(part.isidentifier() for part in where.split(".")):
-        raise ConfigError(f"{text!r} is no network; give {FORMS}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does: a module beside the user is found
     try:
-        module = importlib.import_module(where)
-    except ModuleNotFoundError as error:
-        if error.name is None or not where.startswith(error.name):
-            raise
-        raise ConfigError(f"{text}: there is no module {error.name!r} here or among what is installed") from None
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"{text}: {where} has no function {name!r}{_offered(_functions(module))}")
-    made = function()
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f"{text} returned {type(made).__name__}; it has to return a torch.nn.Module")
-    return made, (None, None)
-
-
-def _functions(module: types.ModuleType) -> list[str]:
-    """What a module itself defines that can be called."""
-    mine = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
-    return [key for key, value in mine.items() if callable(value)]
-
-
-def _offered(names: Iterable[str]) -> str:
-    shown = [name for name in names if not name.startswith("_")]
-    return f"; it has {', '.join(shown[:8])}" if shown else ""
-
-
-def _of_timm(name: str, pretrained: bool) -> tuple[nn.Module, Normalisation]:
-    try:
-        import timm
-    except ImportError as error:  # it needs torchvision, which no extra of ours brings
-        raise ConfigError(f"timm:{name} needs timm, which cannot be imported ({error}): pip install timm") from None
-    try:
-        network: nn.Module = timm.create_model(name, pretrained=pretrained)
-    except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"timm:{name}: {(str(error) or 'unknown').splitlines()[0]}") from None
-    about: Mapping[str, Any] = getattr(network, "pretrained_cfg", None) or {}
-    return network, (about.get("mean"), about.get("std"))
+        return called(text, pretrained=pretrained)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _normalised(

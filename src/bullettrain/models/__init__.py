@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from bullettrain.checks import instead
+from bullettrain.models.called import called
 from bullettrain.models.normalize import Normalize
 from bullettrain.models.preact_resnet import PreActResNet18
 from bullettrain.models.small_cnn import SmallCNN
@@ -28,9 +29,14 @@ def build(
 ) -> nn.Module:
     """The network called ``name``, freshly initialised: "small-cnn", "preact-resnet-18" or "wrn-D-W".
 
-    ``mean`` and ``std``, one value for each channel, put a `Normalize` in front. Only the small CNN depends
-    on ``image_size``; the others take images of any size.
+    "package.module:function" is what that function, called without arguments, returns; "timm:NAME" is timm's. ``mean``
+    and ``std``, one value for each channel, put a `Normalize` in front. Of our own only the small CNN depends on
+    ``image_size``; the others take images of any size.
     """
+    if ":" in name:
+        network, own = called(name, num_classes=num_classes, channels=channels)
+        mean, std = (mean, std) if mean is not None or std is not None else own
+        return network if mean is None or std is None else nn.Sequential(Normalize(mean, std), network)
     if name == "small-cnn":
         return SmallCNN(num_classes=num_classes, channels=channels, image_size=image_size, mean=mean, std=std)
     if name == "preact-resnet-18":

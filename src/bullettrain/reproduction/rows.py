@@ -177,7 +177,7 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
             entry, asked = evaluate(subject, test, config.data.name, plan, device=device, store=store, watch=watch)
         if task.precision is not None:  # asked for: these, and not what is there on more images in another precision
             figures |= {result.name: figure_of(entry, result) for result in asked if result.name != "clean"}
-    network = load_network(task.folder, weights=WEIGHTS).to(device)
+    network = load_network(task.folder, weights=WEIGHTS, trust=True).to(device)
     if spot:
         assert test is not None
         figures["corruptions"] = spot_corruptions(network, test, device=device)

@@ -40,7 +40,7 @@ class NetworkConfig:
     """What learns."""
 
     name: str = "small-cnn"
-    """small-cnn, preact-resnet-18, wrn-D-W."""
+    """small-cnn, preact-resnet-18, wrn-D-W, package.module:function or timm:NAME."""
     mean: tuple[float, ...] | None = None
     """Normalisation inside the network, one value a channel."""
     std: tuple[float, ...] | None = None
