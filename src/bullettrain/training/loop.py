@@ -29,7 +29,7 @@ from bullettrain.training.judge import Judge, speedups
 from bullettrain.training.optim import rate
 from bullettrain.training.records import Recorder
 from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import Place, Shape, fingerprint, make_loader, make_network
+from bullettrain.training.setup import Place, Shape, check_fits, fingerprint, make_loader, make_network
 from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.starts import Starts
 from bullettrain.training.steppers import choose
@@ -59,7 +59,10 @@ class Trainer:
             torch.set_num_threads(training.threads)
         torch.manual_seed(training.seed)
         self.shape = Shape.of(self.train_set, config.network.name)
-        self.network = make_network(config.network, self.shape).to(place.device)
+        network = make_network(config.network, self.shape)
+        if ":" in config.network.name:
+            check_fits(network, config.network.name, self.train_set)
+        self.network = network.to(place.device)
         if training.channels_last:
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.engine = config.method.engine()

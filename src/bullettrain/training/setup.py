@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import hashlib
 import os
@@ -14,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bullettrain.data import Augment, ImageSet, Loader, load, split_validation
+from bullettrain.checks import check_logits_shape
+from bullettrain.data import Augment, ImageSet, Loader, load, split_validation, to_unit
 from bullettrain.data.sets import stratified
 from bullettrain.models import build
 from bullettrain.training.config import Config, NetworkConfig
@@ -186,3 +188,17 @@ def make_network(config: NetworkConfig, shape: Shape) -> nn.Module:
         )
     except ValueError as error:
         raise ConfigError(f"network: {error}") from None
+
+
+def check_fits(network: nn.Module, name: str, images: ImageSet) -> None:
+    """ConfigError where a network of the user's, called ``name``, is not for these images and classes."""
+    look = copy.deepcopy(network).eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            logits = look(to_unit(images.images[:2]))
+        check_logits_shape(logits, 2)
+    except (RuntimeError, TypeError, ValueError) as error:
+        shape = tuple(images.images.shape[1:])
+        raise ConfigError(f"network: {name} cannot take images {shape}: {str(error).splitlines()[0]}") from None
+    if logits.shape[1] < len(images.classes):
+        raise ConfigError(f"network: {name} tells {logits.shape[1]} classes apart, but there are {len(images.classes)}")
