@@ -207,6 +207,41 @@ def test_the_oracle_refuses(bad):
         bt.OracleSeparation(**bad)
 
 
+def test_the_oracle_takes_ball_and_bounds_from_the_objective():
+    oracle, x, y = bt.OracleSeparation(steps=3), torch.rand(4, 1, 1, 1), torch.zeros(4, dtype=torch.int64)
+    for objective in (bt.TRADES(eps=0.5, norm="l2", bounds=(-1, 1)), bt.PGDAT(eps=0.2)):
+        train = bt.BulletTrain(objective, budget=bt.StepBudget(2, 1), separation=oracle)
+        suited = train.separation.suited_to(objective)
+        assert (suited.eps, suited.norm, suited.bounds) == (objective.eps, objective.norm, objective.bounds)
+        train.step(Threshold(), x, y)
+    assert oracle.eps is oracle.norm is oracle.bounds is None  # shared by both, and changed by none
+    with pytest.raises(ValueError, match="the oracle has no eps; give it one"):
+        oracle.bind(Threshold(), x, y, Threshold()(x))
+
+
+def test_the_oracle_attacks_within_the_objectives_bounds(monkeypatch):
+    x, y, seen = torch.tensor([-1.0, -0.4, 0.3, 1.0])[:, None, None, None], torch.zeros(4, dtype=torch.int64), []
+    attack = bt.oracle.pgd
+    monkeypatch.setattr(bt.oracle, "pgd", lambda *args, **kw: seen.append(attack(*args, **kw)) or seen[-1])
+    objective = bt.TRADES(eps=0.1, bounds=(-1, 1))
+    for oracle, radius in ((bt.OracleSeparation(), 0.1), (bt.OracleSeparation(eps=0.2, bounds=(-1, 1)), 0.2)):
+        bt.BulletTrain(objective, budget=bt.StepBudget(2, 1), separation=oracle).step(Threshold(), x, y)
+        assert 0.09 < (seen[-1] - x).abs().max() <= radius + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("objective", "oracle", "message"),
+    [
+        (bt.TRADES(bounds=(-1, 1)), {"bounds": (0, 1)}, r"the oracle's bounds are \(0, 1\), but the objective's are"),
+        (bt.TRADES(), {"norm": "l2"}, "give the oracle eps: .*TRADES has one in another norm"),
+        (bt.AugMix(), {}, "give the oracle eps: .*AugMix has no ball"),
+    ],
+)
+def test_an_oracle_that_does_not_go_with_the_objective_is_refused_at_once(objective, oracle, message):
+    with pytest.raises(ValueError, match=message):
+        bt.BulletTrain(objective, budget=bt.StepBudget(1, 0), separation=bt.OracleSeparation(**oracle))
+
+
 @given(st.integers(2, 30), st.floats(0.05, 0.95))
 def test_share_of_robust_follows_F_R(m, F_R):
     svar = torch.rand(m, dtype=torch.float64)

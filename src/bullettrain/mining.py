@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,9 @@ from torch import Tensor, nn
 
 from bullettrain.checks import check_fraction
 from bullettrain.precision import wide, widest
+
+if TYPE_CHECKING:
+    from bullettrain.objectives import Objective
 
 Score = Callable[[Tensor, Tensor], Tensor]
 """``score(logits (m, K), labels (m,)) -> (m,)``: negative where misclassified, larger where safer."""
@@ -121,6 +124,15 @@ class SeparationWithModel(Protocol):
 
     def bind(self, model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Separation:
         """The separation for this batch: ``x`` (m, …), ``y`` (m,), ``logits`` (m, K)."""
+        ...
+
+
+@runtime_checkable
+class SeparationForObjective(SeparationWithModel, Protocol):
+    """One that also takes settings from the objective that it is used with: asked for at every step."""
+
+    def suited_to(self, objective: Objective) -> SeparationWithModel:
+        """What separates for this objective; a ValueError where the two do not go together."""
         ...
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from bullettrain.attacks import Norm, frozen, pgd
 from bullettrain.attacks.norms import find_norm
 from bullettrain.checks import check_bounds, check_count, check_positive
 from bullettrain.mining import Category, Separation, is_correct
+from bullettrain.objectives import Objective
 
 
 class OracleSeparation:
@@ -17,44 +20,65 @@ class OracleSeparation:
     Far dearer than what it saves: it is there to study, not to train fast.
 
     Args:
-        eps: radius of the ball.
+        eps: radius of the ball; None: the objective's.
         steps: of the attack that decides, at least 1.
         step_size: its step; 1.7·eps/steps unless given.
-        norm: "linf" or "l2".
-        bounds: valid range of pixels.
+        norm: "linf" or "l2"; None: the objective's, or "linf" where it has none.
+        bounds: valid range of pixels; None: the objective's. Others than those are refused.
         generator: source of its noise.
     """
 
     def __init__(
         self,
         *,
-        eps: float,
+        eps: float | None = None,
         steps: int = 10,
         step_size: float | None = None,
-        norm: str | Norm = "linf",
-        bounds: tuple[float, float] = (0.0, 1.0),
+        norm: str | Norm | None = None,
+        bounds: tuple[float, float] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.eps, self.steps = check_positive(eps, "eps"), check_count(steps, "steps")
+        self.eps, self.steps = None if eps is None else check_positive(eps, "eps"), check_count(steps, "steps")
         check_positive(steps, "steps")
-        self.step_size = check_positive(1.7 * eps / steps if step_size is None else step_size, "step_size")
-        self.norm = find_norm(norm)
-        self.bounds, self.generator = check_bounds(bounds), generator
+        self.step_size = None if step_size is None else check_positive(step_size, "step_size")
+        self.norm = None if norm is None else find_norm(norm)
+        self.bounds, self.generator = None if bounds is None else check_bounds(bounds), generator
         self.passes_per_example = 2 * steps + 1
+
+    def suited_to(self, objective: Objective) -> OracleSeparation:
+        """The same oracle with the objective's ball and bounds where it was given none; this one stays as it is."""
+        if self.bounds not in (None, objective.bounds):
+            given, valid = (f"({low:g}, {high:g})" for low, high in (self.bounds, objective.bounds))
+            raise ValueError(
+                f"the oracle's bounds are {given}, but the objective's are {valid}; leave the oracle's out, or give "
+                "both the same"
+            )
+        suited, norm = copy.copy(self), getattr(objective, "norm", None)
+        suited.norm, suited.bounds = self.norm or norm, objective.bounds
+        if self.eps is None:
+            if norm is None or suited.norm is not norm:
+                why = "has no ball" if norm is None else "has one in another norm"
+                raise ValueError(
+                    f"give the oracle eps: it would be the objective's, but {type(objective).__name__} {why}"
+                )
+            suited.eps = objective.eps
+        return suited
 
     def bind(self, model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Separation:
         """Attack the batch; what is returned gives the categories that the attack found."""
+        if self.eps is None:
+            raise ValueError("the oracle has no eps; give it one, or that of an objective: suited_to(objective)")
         x_adv = pgd(
             model,
             x,
             y,
             eps=self.eps,
             steps=self.steps,
-            step_size=self.step_size,
-            norm=self.norm,
+            step_size=1.7 * self.eps / self.steps if self.step_size is None else self.step_size,
+            norm=self.norm or "linf",
             random_start="uniform",
             generator=self.generator,
-            bounds=self.bounds,
+            bounds=self.bounds or (0.0, 1.0),
             check=False,
         )
         with frozen(model), torch.no_grad():

@@ -32,6 +32,7 @@ from bullettrain.mining import (
     RobustFraction,
     Score,
     Separation,
+    SeparationForObjective,
     SeparationWithModel,
     separate,
     signed_prediction_variance,
@@ -112,6 +113,7 @@ class BulletTrain:
         self.robust_fraction = RobustFraction(gamma, momentum)
         self.score = score
         self.separation = separation
+        self._suited()  # refuses one that does not go with the objective
         self.check_every = check_count(check_every, "check_every")
         self.steps_taken = 0
         self._checked = False  # in this process
@@ -171,15 +173,21 @@ class BulletTrain:
 
     def _separate(self, model: nn.Module, x: Tensor, y: Tensor, s: Tensor, svar: Tensor, workers: Workers) -> Tensor:
         F_R = self.robust_fraction.value
-        if isinstance(self.separation, SeparationWithModel):
-            category = self.separation.bind(bare(model), x, y, s)(svar, F_R)
+        separation = self._suited()
+        if isinstance(separation, SeparationWithModel):
+            category = separation.bind(bare(model), x, y, s)(svar, F_R)
         else:
             joint, mine = workers.gather(svar)  # the quantile is over the batch of all workers
-            category = self.separation(joint, F_R)[mine]
+            category = separation(joint, F_R)[mine]
         category = check_category(category, len(y))
         if self._looking:
             check_selection(svar, category, list(Category))
         return category
+
+    def _suited(self) -> Separation | SeparationWithModel:
+        """The separation, with the objective's settings where it takes any."""
+        separation = self.separation
+        return separation.suited_to(self.objective) if isinstance(separation, SeparationForObjective) else separation
 
     def _on_host(self, steps: Tensor) -> Tensor:
         """Step counts (m,) on the host: waits for the device, unless everybody gets the same number anyway."""

@@ -117,7 +117,7 @@ def passes(config: Config) -> float:
         return float(objective.cost.work(steps=budget.boundary, touched=min(budget.boundary, 1), selects=False).total)
     parts = [(share, getattr(budget, name)) for name, share in MINED.items()]
     work = objective.cost.work(steps=sum(s * n for s, n in parts), touched=sum(s for s, n in parts if n))
-    oracle = OracleSeparation(eps=1.0).passes_per_example if config.method.separation == "oracle" else 0
+    oracle = OracleSeparation().passes_per_example if config.method.separation == "oracle" else 0
     return float(work.total) + oracle
 
 
