@@ -118,6 +118,14 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         raise TypeError("x and y have to be tensors: images (m, …) and class indices (m,)")
     if not x.is_floating_point():
         raise TypeError(f"x is {_dtype(x)}; give floating-point images, e.g. x.float() / 255 for uint8")
+    if y.is_floating_point():
+        raise TypeError(
+            f"labels are {described(y)}; soft labels (mixup, label smoothing) are not supported; "
+            "give class indices as int64"
+        )
+    if y.ndim == 2 and y.dtype != torch.bool:  # of one column argmax would make 0 everywhere
+        mend = "look one-hot; give class indices, e.g. y.argmax(1)" if y.shape[1] > 1 else "are a column; give y[:, 0]"
+        raise ValueError(f"labels have the shape {tuple(y.shape)} and {mend}")
     if y.dtype != torch.int64:
         raise TypeError(f"labels are {_dtype(y)}; give class indices as int64, e.g. y.long()")
     if x.ndim < 2:
