@@ -310,6 +310,41 @@ def test_augmix_step():
 # ------------------------------------------------------------------------------------ in a user's own loop
 
 
+def with_generators(seed):
+    objective, oracle = (torch.Generator().manual_seed(seed + i) for i in range(2))
+    separation = bt.OracleSeparation(steps=2, generator=oracle)
+    return BulletTrain(bt.TRADES(eps=0.1, generator=objective), budget=StepBudget(3, 1), separation=separation)
+
+
+def test_a_resumed_run_goes_on_with_the_noise_of_its_own_generators(tmp_path):
+    net, train = norm_net(), with_generators(0)
+    train.step(net, *batch())
+    torch.save(train.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    twin, straight = copy.deepcopy(net), train.step(net, *batch(seed=7))
+    resumed = with_generators(5)
+    resumed.load_state_dict(state)
+    out = resumed.step(twin, *batch(seed=7))
+    assert torch.equal(out.loss, straight.loss)
+    assert torch.equal(out.x_prime, straight.x_prime)
+    resumed.load_state_dict({key: value for key, value in state.items() if key != "generators"})  # of an older version
+    with pytest.warns(UserWarning, match="a generator of the separation, which has none here"):
+        BulletTrain(resumed.objective, budget=StepBudget(3, 1)).load_state_dict(state)
+    state["generators"] = {"objective": torch.zeros(16, dtype=torch.uint8)}
+    with pytest.raises(ValueError, match="the objective's generator is on cpu, that of the state was elsewhere"):
+        resumed.load_state_dict(state)
+
+
+def test_a_state_made_with_another_gamma_says_which_is_used():
+    state = BulletTrain(bt.TRADES(), budget=StepBudget(3, 1), gamma=0.7).state_dict()
+    other = BulletTrain(bt.TRADES(), budget=StepBudget(3, 1), gamma=0.9)
+    with pytest.warns(UserWarning, match=r"made with gamma=0\.7, which is used from here on, not gamma=0\.9; ") as said:
+        other.load_state_dict(state)
+    assert len(said) == 1
+    assert other.robust_fraction.gamma == 0.7
+    other.load_state_dict(state)
+
+
 @pytest.mark.parametrize("name", [*sorted(OBJECTIVES), "augmix"])
 def test_state_dict_resumes(name):
     budget = StepBudget(1, 0) if name == "augmix" else StepBudget(3, 1)

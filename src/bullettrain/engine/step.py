@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -229,17 +230,48 @@ class BulletTrain:
             hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """F_R and the number of steps taken, as plain numbers, and what the objective carries."""
+        """F_R and the number of steps taken, as plain numbers, what the objective carries, and where generators are."""
         return {
             "robust_fraction": self.robust_fraction.state_dict(),
             "steps_taken": self.steps_taken,
             "objective": self.objective.state_dict(),
+            "generators": {name: generator.get_state() for name, generator in self._generators().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`, with the γ and the momentum that it was made with."""
+        """Continue from :meth:`state_dict`, with the γ and the momentum that it was made with.
+
+        Noise goes on where it was if objective and separation have generators of their own; torch's is the caller's.
+        """
         if missing := {"robust_fraction", "steps_taken"} - state.keys():
             raise ValueError(f"{' and '.join(sorted(missing))} missing; give what state_dict() of BulletTrain returned")
+        generators = self._generators()
+        for name, kept in state.get("generators", {}).items():
+            if name not in generators:
+                warnings.warn(
+                    f"the state holds a generator of the {name}, which has none here: noise differs", stacklevel=2
+                )
+                continue
+            try:
+                generators[name].set_state(kept.cpu())
+            except RuntimeError:  # that of a GPU has another size
+                device = generators[name].device
+                raise ValueError(f"the {name}'s generator is on {device}, that of the state was elsewhere") from None
+        own = self.robust_fraction.state_dict()
         self.robust_fraction.load_state_dict(state["robust_fraction"])
+        kept = self.robust_fraction.state_dict()
+        if other := [name for name in ("gamma", "momentum") if kept[name] != own[name]]:
+            theirs, given = (", ".join(f"{name}={values[name]:g}" for name in other) for values in (kept, own))
+            warnings.warn(
+                f"the state was made with {theirs}, which is used from here on, not {given}; to change it, set "
+                f"robust_fraction.{other[0]} after loading",
+                stacklevel=2,
+            )
         self.steps_taken = check_count(state["steps_taken"], "steps_taken")
         self.objective.load_state_dict(state.get("objective", {}))
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        """Sources of noise that are not torch's own."""
+        parts = {"objective": self.objective, "separation": self.separation}
+        found = {name: getattr(part, "generator", None) for name, part in parts.items()}
+        return {name: generator for name, generator in found.items() if isinstance(generator, torch.Generator)}
