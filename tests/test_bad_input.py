@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
@@ -186,9 +187,13 @@ def test_a_step_that_raises_unchecked_leaves_robust_fraction():
     assert train.state_dict() == state
 
 
-def test_synchronised_batch_norm_is_refused():
-    net = nn.SyncBatchNorm.convert_sync_batchnorm(norm_net())
-    refused(BulletTrain(bt.TRADES(), budget=StepBudget(2, 1)), net, X, Y, "SyncBatchNorm")
+@pytest.mark.parametrize("check_every", [100, 0])
+def test_networks_that_wait_for_other_workers_are_refused(check_every):
+    train = BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), check_every=check_every)
+    refused(train, nn.SyncBatchNorm.convert_sync_batchnorm(norm_net()), X, Y, "SyncBatchNorm")
+    sharded = norm_net()
+    sharded[0].__class__ = type("FSDPConv2d", (FSDPModule, nn.Conv2d), {})  # what fully_shard does
+    refused(train, sharded, X, Y, "fully sharded .* DistributedDataParallel instead")
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,21 @@ def check_selection(svar: Tensor, category: Tensor, known: Sequence[int]) -> Non
         )
 
 
-def check_norms(model: nn.Module) -> None:
-    """Batch norms that wait for every worker would wait for ever: workers attack different numbers of examples."""
-    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
-        raise ValueError(
-            "the network has SyncBatchNorm, which waits for forwards that other workers do not make; use BatchNorm"
-        )
+def check_network(model: nn.Module) -> None:
+    """Parts that wait for every worker would wait for ever: workers attack different numbers of examples.
+
+    Looks at types alone, those of sharding by name: importing them takes a second.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise ValueError(
+                "the network has SyncBatchNorm, which waits for forwards that other workers do not make; use BatchNorm"
+            )
+        if any(kind.__name__ in ("FSDPModule", "FullyShardedDataParallel") for kind in type(module).__mro__):
+            raise ValueError(
+                "the network is fully sharded (FSDP), and gathers its weights in forwards that other workers do not "
+                "make; wrap it in DistributedDataParallel instead"
+            )
 
 
 def check_batch(x: Tensor, y: Tensor) -> None:

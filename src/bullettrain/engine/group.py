@@ -22,7 +22,7 @@ from bullettrain.checks import (
     check_count,
     check_labels,
     check_logits,
-    check_norms,
+    check_network,
     check_range,
     check_score,
     check_selection,
@@ -298,6 +298,7 @@ class GroupEngine:
                 batches=len(batches),
                 copies=self.corruption.copies,
             )
+            check_network(self.network)
             if self.train.check_every:
                 self._check(batches, memory.z.shape[1])
                 self._looking = True
@@ -316,7 +317,6 @@ class GroupEngine:
 
     def _check(self, batches: Sequence[Batch], classes: int) -> None:
         """What the plain step looks at once in a while; here it waits for the device, so only with new buffers."""
-        check_norms(self.network)
         for x, y, _ in batches:
             check_range(x, self.objective.bounds)
             check_labels(y, classes)

@@ -21,7 +21,7 @@ from bullettrain.checks import (
     check_labels,
     check_logits,
     check_logits_shape,
-    check_norms,
+    check_network,
     check_range,
     check_score,
     check_selection,
@@ -118,6 +118,7 @@ class BulletTrain:
         self.check_every = check_count(check_every, "check_every")
         self.steps_taken = 0
         self._checked = False  # in this process
+        self._seen = False  # a network whose parts all go with the method
         self._looking = False
 
     def step(self, model: nn.Module, x: Tensor, y: Tensor, *, start: Tensor | None = None) -> StepOutput:
@@ -208,11 +209,13 @@ class BulletTrain:
     def _watching(self, model: nn.Module, x: Tensor, y: Tensor) -> Iterator[None]:
         """On a step that is checked: look at x, y and the logits of every forward; undo on an error."""
         due = not self._checked or self.steps_taken % self.check_every == 0 if self.check_every else False
+        if due or not self._seen:
+            check_network(model)
+            self._seen = True
         if not due:
             yield
             return
         check_range(x, self.objective.bounds)
-        check_norms(model)
 
         def look(module: nn.Module, args: tuple[Any, ...], logits: Tensor) -> None:
             check_logits_shape(logits, len(args[0]))
