@@ -204,6 +204,8 @@ def test_float16_gradients_do_not_vanish():
         ({"random_start": "gauss"}, "'uniform', 'normal'"),
         ({"start": torch.zeros(3)}, "start has the shape"),
         ({"bounds": (1, 0)}, "low < high"),
+        ({"eps": torch.full((3, 1, 1), 0.1)}, r"eps is float32 of shape \(3, 1, 1\); it has to be a number"),
+        ({"bounds": torch.rand(2, 3)}, r"bounds are float32 of shape \(2, 3\); give two numbers"),
         ({"mode": "test"}, "'eval' or 'train'"),
     ],
 )
@@ -227,6 +229,20 @@ def test_bad_arguments_are_refused_and_change_nothing(change, message):
 def test_bad_batches_are_refused(x, y, message):
     with pytest.raises((ValueError, TypeError), match=message):
         pgd(norm_net(), x, y, eps=0.1, steps=torch.ones(len(x), dtype=torch.int64), step_size=0.05)
+
+
+def test_a_function_is_no_network():
+    with pytest.raises(TypeError, match=r"the model is <lambda>; give an nn\.Module"):
+        pgd(lambda x: x, *batch(), eps=0.1, steps=1, step_size=0.05)
+
+
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+def test_without_bounds_the_ball_alone_holds_an_attack(norm):
+    net, (x, y) = norm_net(), batch()
+    wanted = pgd(net, x, y, eps=0.5, steps=3, step_size=0.4, norm=norm.lower(), random_start=None, bounds=(-9, 9))
+    found = pgd(net, x, y, eps=0.5, steps=3, step_size=0.4, norm=norm, random_start=None, bounds=None)
+    assert torch.equal(found, wanted)
+    assert found.min() < 0
 
 
 def test_frozen_keeps_autocast_from_caching_casts_without_gradient():

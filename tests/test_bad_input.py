@@ -1,5 +1,7 @@
 """Each mistake gets one sentence that says what to do, and changes nothing."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
+from bullettrain.augmix import ViewMaker
 from bullettrain.baselines import free, grad_align
 from conftest import assert_same, batch, norm_net, snapshot
 
@@ -84,8 +87,13 @@ def test_bad_batches(objective, budget, x, y, message):
         (lambda z: z[:, :1], r"returned the shape \(16, 1\)"),
         (lambda z: z[:3], r"returned the shape \(3, 4\)"),
         (lambda z: z[:, :, None], r"returned the shape \(16, 4, 1\)"),
-        (lambda z: (z, z), "returned tuple; it has to return logits"),
-        (lambda z: None, "returned NoneType"),
+        (lambda z: (z, z), r"returned tuple; it has to return logits.*; wrap it in .* returns model\(x\)\[0\]$"),
+        (
+            lambda z: {"out": z, "aux": z},
+            r"returned dict; .* wrap it in a module whose forward returns model\(x\)\['out'\]",
+        ),
+        (lambda z: SimpleNamespace(logits=z), r"returned SimpleNamespace; .* returns model\(x\)\.logits$"),
+        (lambda z: None, r"returned NoneType; it has to return logits, a tensor \(m, K\)$"),
         (lambda z: z * float("nan"), "NaN logits at step 1"),
         (lambda z: z.exp() * float("inf"), "infinite logits at step 1"),
     ],
@@ -134,7 +142,11 @@ def test_nan_that_appears_in_mid_training_names_its_step():
         (lambda: bt.PGDAT(eps=float("inf")), "eps is inf"),
         (lambda: bt.TRADES(eps=8), r"eps is 8, but pixels are in \[0, 1\]; did you mean 8/255"),
         (lambda: bt.TRADES(beta=0), "beta is 0"),
+        (lambda: bt.TRADES(eps=torch.rand(3)), r"eps is float32 of shape \(3,\); it has to be a number"),
         (lambda: bt.AugMix(beta=-2), "beta is -2"),
+        (lambda: bt.AugMix(views="x"), "views are 'x'; give a ViewMaker, or a function"),
+        (lambda: bt.AugMix(views=ViewMaker), "views are <class"),
+        (lambda: bt.AugMix(bounds=None), "give your own views"),
         (lambda: bt.TRADES(selection="test"), "'eval' or 'train'"),
         (lambda: bt.TRADES(bounds=(1, 1)), "low < high"),
         (lambda: bt.TRADES(norm="l3"), "linf, l2"),
@@ -223,14 +235,46 @@ def test_parts_that_are_none_are_named_at_once():
         BulletTrain(bt.TRADES(), budget=type("Own", (), {"allocate": lambda *_: None})())
     with pytest.raises(TypeError, match="the score is 'svar'; give a function"):
         BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), score="svar")
+    with pytest.raises(
+        TypeError, match=r"the separation is OracleSeparation; give an instance, .*OracleSeparation\(\)"
+    ):
+        BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), separation=bt.OracleSeparation)
     with pytest.raises(TypeError, match="the separation is None"):
         BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), separation=None)
     for make, name in ((grad_align, "GradAlign"), (free, "Free")):
         with pytest.raises(TypeError, match=f"the objective is PGDAT; give {name}"):
             make(bt.PGDAT())
-    for bounds in (None, (0, 1, 2), "ab"):
-        with pytest.raises(TypeError, match="give two numbers"):
+    for bounds in ((0, 1, 2), "ab", 1.0, (torch.rand(3), torch.rand(3))):
+        with pytest.raises(TypeError, match="give two numbers") as caught:
             bt.PGDAT(bounds=bounds)
+        assert "tensor" not in str(caught.value)
+
+
+def test_an_objective_of_ones_own_that_is_not_set_up_or_returns_no_loss_is_named():
+    class Bare(bt.TRADES):
+        def __init__(self):
+            self.beta = 6.0
+
+    class Several(bt.TRADES):
+        def loss(self, z, z_prime, y, touched=None):
+            return nn.functional.cross_entropy(z, y, reduction="none")
+
+    with pytest.raises(TypeError, match=r"Bare was not set up; call super\(\)\.__init__\(\)"):
+        BulletTrain(Bare(), budget=StepBudget(2, 1))
+    message = r"Several\.loss returned float32 of shape \(16,\); it has to return a 0-d tensor"
+    refused(BulletTrain(Several(), budget=StepBudget(2, 1)), norm_net(), X, Y, message)
+
+
+def test_a_function_is_no_network():
+    with pytest.raises(TypeError, match=r"the model is <lambda>; give an nn\.Module"):
+        BulletTrain(bt.TRADES(), budget=StepBudget(2, 1)).step(lambda x: x, X, Y)
+
+
+def test_without_bounds_images_may_be_anything_finite():
+    train = BulletTrain(bt.TRADES(bounds=None, norm="L2", eps=0.5), budget=StepBudget(2, 1))
+    train.step(norm_net(), X * 255 - 100, Y)
+    train = BulletTrain(train.objective, budget=train.budget)
+    refused(train, norm_net(), spoil(X, float("inf")), Y, "NaN or infinite")
 
 
 def test_views_of_ones_own_may_be_of_normalised_images():

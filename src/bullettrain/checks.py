@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -60,7 +60,7 @@ def check_positive(value: float, name: str) -> float:
 def check_count(value: int, name: str) -> int:
     """``value`` as an integer of at least 0; 3.0 is refused like 2.5, since it hides a mistake."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is {value!r}; steps are whole numbers (an int)")
+        raise TypeError(f"{name} is {shown(value)}; steps are whole numbers (an int)")
     value = value.__index__()
     if value < 0:
         raise ValueError(f"{name} is {value}; steps cannot be negative")
@@ -102,6 +102,13 @@ def check_selection(svar: Tensor, category: Tensor, known: Sequence[int]) -> Non
         raise ValueError(
             f"the separation returned categories from {low} to {high}; there are {min(known)} to {max(known)}"
         )
+
+
+def check_module(model: object) -> None:
+    """A network has weights to hold, a mode and statistics, which a function does not show."""
+    if not isinstance(model, nn.Module):
+        name = getattr(model, "__name__", type(model).__name__)
+        raise TypeError(f"the model is {name}; give an nn.Module, an instance of it")
 
 
 def check_network(model: nn.Module) -> None:
@@ -162,7 +169,8 @@ def check_range(x: Tensor, bounds: tuple[float, float]) -> None:
 def check_logits_shape(logits: object, m: int) -> None:
     """The network's output is (m, K) with K ≥ 2; costs nothing on any device."""
     if not torch.is_tensor(logits):
-        raise TypeError(f"the network returned {type(logits).__name__}; it has to return logits, a tensor (m, K)")
+        wrap = f"; wrap it in a module whose forward returns {part}" if (part := _logits_in(logits)) else ""
+        raise TypeError(f"the network returned {type(logits).__name__}; it has to return logits, a tensor (m, K){wrap}")
     if logits.ndim != 2 or logits.shape[0] != m or logits.shape[1] < 2:
         raise ValueError(
             f"the network returned the shape {tuple(logits.shape)} for {m} examples; it has to return "
@@ -170,6 +178,22 @@ def check_logits_shape(logits: object, m: int) -> None:
         )
     if not logits.is_floating_point():
         raise TypeError(f"the network returned {_dtype(logits)}; logits are floating-point")
+
+
+def _logits_in(output: object) -> str | None:
+    """How logits may be had from what a network returned, if it looks like that."""
+    if hasattr(output, "logits"):
+        return "model(x).logits"
+    if isinstance(output, Mapping) and output:
+        return f"model(x)[{('logits' if 'logits' in output else next(iter(output)))!r}]"
+    return "model(x)[0]" if isinstance(output, (tuple, list)) and output else None
+
+
+def check_loss(loss: Tensor, name: str) -> Tensor:
+    """What an objective returned as its loss, as one number."""
+    if not torch.is_tensor(loss) or loss.ndim:
+        raise TypeError(f"{name} returned {described(loss)}; it has to return a 0-d tensor, the mean over the batch")
+    return loss
 
 
 def check_logits(logits: Tensor, step: int) -> None:
@@ -192,12 +216,14 @@ def check_labels(y: Tensor, classes: int) -> None:
         )
 
 
-def check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
-    """A pair (low, high) with low < high."""
+def check_bounds(bounds: tuple[float, float] | None) -> tuple[float, float]:
+    """A pair (low, high) with low < high; None: without any."""
+    if bounds is None:
+        return -math.inf, math.inf
     try:
         low, high = (float(v) for v in bounds)
-    except (TypeError, ValueError):
-        raise TypeError(f"bounds are {bounds!r}; give two numbers (low, high)") from None
+    except (TypeError, ValueError, RuntimeError):  # the last is a tensor's
+        raise TypeError(f"bounds are {shown(bounds)}; give two numbers (low, high)") from None
     if not low < high:
         raise ValueError(f"bounds are ({low:g}, {high:g}); give (low, high) with low < high")
     return low, high
@@ -218,12 +244,19 @@ def buffers_restored_on_error(model: nn.Module) -> Iterator[None]:
 
 def _check_number(value: object, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {value!r}; it has to be a number")
+        raise TypeError(f"{name} is {shown(value)}; it has to be a number")
 
 
 def described(value: object) -> str:
     """What was given, for a message: a tensor by its precision and shape, anything else by its type."""
     return f"{_dtype(value)} of shape {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
+
+
+def shown(value: object) -> str:
+    """A setting as it was given, for a message: as Python writes it, but for tensors, also in a tuple or list."""
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(shown, value))})"
+    return described(value) if hasattr(value, "dtype") and hasattr(value, "shape") else repr(value)
 
 
 def _dtype(t: Tensor) -> str:

@@ -69,12 +69,12 @@ USUAL_EPS = {"linf": 0.031, "l2": 0.5}
 
 
 def find_norm(norm: str | Norm) -> Norm:
-    """The norm of that name; a norm is itself."""
+    """The norm of that name, in any case of its letters; a norm is itself."""
     if isinstance(norm, Norm):
         return norm
-    if not isinstance(norm, str) or norm not in NORMS:
+    if not isinstance(norm, str) or norm.lower() not in NORMS:
         raise ValueError(f"there is no norm {norm!r}; there are {', '.join(NORMS)}")
-    return NORMS[norm]
+    return NORMS[norm.lower()]
 
 
 class Normalized(Norm):

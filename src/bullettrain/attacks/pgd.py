@@ -18,6 +18,7 @@ from bullettrain.checks import (
     check_bounds,
     check_count,
     check_logits_shape,
+    check_module,
     check_positive,
     check_range,
 )
@@ -41,7 +42,7 @@ def pgd(
     random_start: RandomStart | None = "uniform",
     start: Tensor | None = None,
     generator: torch.Generator | None = None,
-    bounds: tuple[float, float] = (0.0, 1.0),
+    bounds: tuple[float, float] | None = (0.0, 1.0),
     mode: Mode = "eval",
     project: bool = True,
     climb: Climb = WHOLE_NETWORK,
@@ -67,7 +68,7 @@ def pgd(
         start: (m, …) points to start from instead; given as they are.
         generator: source of the noise. Noise is drawn for the whole batch, so that an example's noise does
             not depend on how many steps the others get.
-        bounds: valid range of pixels.
+        bounds: valid range of pixels; None: any are.
         mode: of the network during the attack.
         project: bring each step back into the ball. False: into ``bounds`` only.
         climb: how one step is taken; the usual one goes through the whole network.
@@ -76,6 +77,7 @@ def pgd(
     Returns:
         (m, …) corrupted examples, detached.
     """
+    check_module(model)
     check_batch(x, y)
     check_positive(eps, "eps")
     if not torch.is_tensor(step_size):

@@ -33,11 +33,11 @@ class Free(PGDAT):
     Args:
         eps: radius of the ball.
         norm: "linf" or "l2".
-        bounds: valid range of pixels.
+        bounds: valid range of pixels; None: any are.
     """
 
     def __init__(
-        self, *, eps: float = 8 / 255, norm: str | Norm = "linf", bounds: tuple[float, float] = (0.0, 1.0)
+        self, *, eps: float = 8 / 255, norm: str | Norm = "linf", bounds: tuple[float, float] | None = (0.0, 1.0)
     ) -> None:
         super().__init__(eps=eps, norm=norm, bounds=bounds, attack=Attack(start="zero"))
         self.delta: Tensor | None = None

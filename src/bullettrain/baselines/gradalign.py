@@ -35,7 +35,7 @@ class GradAlign(PGDAT):
         weight: float = 0.2,
         eps: float = 8 / 255,
         norm: str | Norm = "linf",
-        bounds: tuple[float, float] = (0.0, 1.0),
+        bounds: tuple[float, float] | None = (0.0, 1.0),
         attack_mode: Mode = "train",
         selection: Mode | None = None,
         generator: torch.Generator | None = None,

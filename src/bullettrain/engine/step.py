@@ -21,11 +21,14 @@ from bullettrain.checks import (
     check_labels,
     check_logits,
     check_logits_shape,
+    check_loss,
+    check_module,
     check_network,
     check_range,
     check_score,
     check_selection,
     check_steps,
+    shown,
 )
 from bullettrain.engine.workers import Workers
 from bullettrain.mining import (
@@ -102,13 +105,19 @@ class BulletTrain:
         if not isinstance(objective, Objective):
             name = getattr(objective, "__name__", type(objective).__name__)
             raise TypeError(f"the objective is {name}; give an instance, e.g. TRADES()")
+        if not hasattr(objective, "selection"):
+            raise TypeError(f"{type(objective).__name__} was not set up; call super().__init__() in its __init__")
         if isinstance(budget, type) or not hasattr(budget, "allocate"):
-            raise TypeError(f"the budget is {budget!r}; give StepBudget(boundary, robust) or StepBudget.uniform(n)")
+            raise TypeError(
+                f"the budget is {shown(budget)}; give StepBudget(boundary, robust) or StepBudget.uniform(n)"
+            )
         if missing := [name for name in ("uniform_steps", "step_sizes") if not hasattr(budget, name)]:
             raise TypeError(f"the budget has no {missing[0]}; bullettrain.allocation.Allocation says what one has")
         for name, function in (("score", score), ("separation", separation)):
+            if isinstance(function, type):
+                raise TypeError(f"the {name} is {function.__name__}; give an instance, e.g. {function.__name__}()")
             if not (callable(function) or isinstance(function, SeparationWithModel)):
-                raise TypeError(f"the {name} is {function!r}; give a function")
+                raise TypeError(f"the {name} is {shown(function)}; give a function")
         self.objective = objective
         self.budget = budget
         self.robust_fraction = RobustFraction(gamma, momentum)
@@ -134,6 +143,7 @@ class BulletTrain:
         A compiled model is best compiled in the default mode: "reduce-overhead" keeps outputs in buffers that
         the attack's forwards overwrite. With several workers compile first, then wrap.
         """
+        check_module(model)
         check_batch(x, y)
         with self._watching(model, x, y):
             out = self._algorithm(model, x, y, start)
@@ -158,9 +168,11 @@ class BulletTrain:
         z_prime = objective.corrupted_logits(model, x_prime, z, counts)  # no steps: z again
         touched = counts.nonzero()[:, 0]
         some = None if len(touched) == len(y) else touched.to(y.device, non_blocking=True)
-        loss = objective.loss(z, z_prime, y, some)
+        name = type(objective).__name__
+        loss = check_loss(objective.loss(z, z_prime, y, some), f"{name}.loss")
         penalty = objective.penalty(model, x, y, start)  # a term that few objectives have
-        loss = (loss if penalty is None else loss + penalty) * workers.loss_weight
+        loss = loss if penalty is None else loss + check_loss(penalty, f"{name}.penalty")
+        loss = loss * workers.loss_weight
         self.robust_fraction.update(z_prime, y, group=workers.group)  # F_R
         return StepOutput(
             loss=loss,

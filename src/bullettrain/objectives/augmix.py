@@ -12,7 +12,7 @@ from bullettrain.allocation import Cost
 from bullettrain.attacks import bare
 from bullettrain.attacks.state import Mode
 from bullettrain.augmix import ViewMaker
-from bullettrain.checks import check_bounds, check_positive, described
+from bullettrain.checks import check_bounds, check_positive, described, shown
 from bullettrain.objectives.base import Objective, forward, mean_over
 from bullettrain.precision import wide
 
@@ -43,11 +43,13 @@ class AugMix(Objective):
         beta: float = 12.0,
         jsd: bool = True,
         selection: Mode = "train",
-        bounds: tuple[float, float] = (0.0, 1.0),
+        bounds: tuple[float, float] | None = (0.0, 1.0),
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(selection)
         self.views = ViewMaker() if views is None else views
+        if isinstance(self.views, type) or not callable(self.views):
+            raise TypeError(f"views are {shown(self.views)}; give a ViewMaker, or a function that makes two views of x")
         self.bounds = check_bounds(bounds)
         if isinstance(self.views, ViewMaker) and self.bounds != (0, 1):
             raise ValueError(f"bounds are {self.bounds}; AugMix makes views of images in [0, 1]; give your own views")

@@ -143,7 +143,7 @@ class AdversarialObjective(Objective):
     Args:
         eps: radius of the ball; None: 0.031, which is of L∞ alone.
         norm: "linf" or "l2".
-        bounds: valid range of pixels.
+        bounds: valid range of pixels; None: any are.
         attack_mode: mode of the network during the attack; the TRADES and MART authors have it in eval mode.
         selection: see :class:`Objective`; None: the objective's own choice.
         generator: source of the attack's noise.
@@ -159,7 +159,7 @@ class AdversarialObjective(Objective):
         *,
         eps: float | None = None,
         norm: str | Norm = "linf",
-        bounds: tuple[float, float] = (0.0, 1.0),
+        bounds: tuple[float, float] | None = (0.0, 1.0),
         attack_mode: Mode = "eval",
         selection: Mode | None = None,
         generator: torch.Generator | None = None,
@@ -264,7 +264,7 @@ class RegularizedObjective(AdversarialObjective):
         beta: float = 6.0,
         eps: float | None = None,
         norm: str | Norm = "linf",
-        bounds: tuple[float, float] = (0.0, 1.0),
+        bounds: tuple[float, float] | None = (0.0, 1.0),
         attack_mode: Mode = "eval",
         selection: Mode | None = None,
         generator: torch.Generator | None = None,
