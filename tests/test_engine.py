@@ -15,6 +15,7 @@ import plain
 import reference
 from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.allocation import Work
+from bullettrain.attacks import Attack
 from bullettrain.models import SmallCNN
 from conftest import batch, norm_net, tiny_net
 
@@ -569,5 +570,47 @@ def test_the_output_prints_as_figures_not_as_images():
     out = dataclasses.replace(out, loss=torch.tensor(0.51239), category=torch.tensor([0, 1, 1, 1, 1, 1, 2, 2]))
     out = dataclasses.replace(out, steps=torch.tensor([0, 3, 3, 3, 3, 3, 1, 1]), work=Work(8, 8, 38, 50))
     assert repr(out) == "StepOutput(loss=0.5124, outlier=1, boundary=5, robust=2, mean_steps=2.12, passes=12.00)"
+    assert out.shares == {"outlier": 1 / 8, "boundary": 5 / 8, "robust": 2 / 8}
     only = dataclasses.replace(out, category=torch.zeros(8, dtype=torch.int64))
     assert "outlier=8, boundary=0, robust=0" in repr(only)
+    assert only.shares == {"outlier": 1.0, "boundary": 0.0, "robust": 0.0}
+
+
+def test_an_engine_prints_as_its_settings_in_a_line():
+    trades = "TRADES(beta=6, eps=0.0313725, norm=Linf, bounds=(0, 1), attack_mode='eval', selection='eval')"
+    train = BulletTrain(bt.TRADES(eps=8 / 255), budget=StepBudget(10, 2))
+    assert repr(train.objective) == trades
+    assert repr(train) == (
+        f"BulletTrain({trades}, budget=StepBudget(boundary=10, robust=2, outlier=0, ordered=True), gamma=0.8, "
+        "momentum=0.9, score=signed_prediction_variance, separation=separate, check_every=100)"
+    )
+    oracle = bt.OracleSeparation(steps=3, generator=torch.Generator())
+    assert repr(oracle) == "OracleSeparation(steps=3, generator=Generator)"
+    assert "separation=OracleSeparation(steps=3" in repr(
+        BulletTrain(bt.MART(), budget=StepBudget(1, 0), separation=oracle)
+    )
+    views = "ViewMaker(severity=3, width=3, depth=-1, all_ops=False)"
+    assert repr(bt.AugMix()) == f"AugMix(views={views}, beta=12, jsd=True, selection='train', bounds=(0, 1))"
+    nfgsm = bt.PGDAT(attack=Attack(start="uniform", radius=2.0, project=False))
+    assert repr(nfgsm).endswith("attack=Attack(start='uniform', radius=2, project=False, climb=WholeNetwork))")
+
+    class Own(bt.PGDAT):
+        def __init__(self, depth, **others):
+            super().__init__(**others)
+
+    assert repr(Own(3, eps=0.1)).startswith("Own(eps=0.1, norm=Linf")  # its depth it did not keep
+
+
+@pytest.mark.parametrize("wrong", [None, "labels"])
+def test_checks_do_not_break_the_graph_of_a_network_that_is_compiled_in_place(wrong):
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    net, (x, y) = norm_net(), batch()
+    net.compile(backend="eager")
+    train = engine("trades", StepBudget(2, 1))
+    if wrong:
+        with pytest.raises(ValueError, match="labels range over"):
+            train.step(net, x, y + 9)
+    else:
+        train.step(net, x, y).loss.backward()
+    assert not torch._dynamo.utils.counters["graph_break"]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bullettrain.attacks import Norm, frozen, pgd
 from bullettrain.attacks.norms import find_norm
+from bullettrain.brief import one_line
 from bullettrain.checks import check_bounds, check_count, check_positive
 from bullettrain.mining import Category, Separation, is_correct
 from bullettrain.objectives import Objective
@@ -44,6 +45,8 @@ class OracleSeparation:
         self.norm = None if norm is None else find_norm(norm)
         self.bounds, self.generator = None if bounds is None else check_bounds(bounds), generator
         self.passes_per_example = 2 * steps + 1
+
+    __repr__ = one_line
 
     def suited_to(self, objective: Objective) -> OracleSeparation:
         """The same oracle with the objective's ball and bounds where it was given none; this one stays as it is."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bullettrain.allocation import Allocation, Work
 from bullettrain.attacks import bare
+from bullettrain.brief import brief
 from bullettrain.checks import (
     buffers_restored_on_error,
     check_batch,
@@ -64,6 +65,12 @@ class StepOutput:
     """(m, K) clean training-mode logits; None for PGD-AT, whose loss has none."""
     z_prime: Tensor
     """(m, K) corrupted training-mode logits; AugMix: (2, m, K)."""
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares of "outlier", "boundary" and "robust" examples, which add up to 1; waits for the device."""
+        counts = self.category.bincount(minlength=len(Category)).tolist()
+        return {category.name.lower(): counts[category] / len(self.category) for category in Category}
 
     def __repr__(self) -> str:
         counts = self.category.bincount(minlength=len(Category)).tolist()
@@ -129,6 +136,13 @@ class BulletTrain:
         self._checked = False  # in this process
         self._seen = False  # a network whose parts all go with the method
         self._looking = False
+
+    def __repr__(self) -> str:
+        fraction = self.robust_fraction
+        parts = {"budget": self.budget, "gamma": fraction.gamma, "momentum": fraction.momentum}
+        parts |= {"score": self.score, "separation": self.separation, "check_every": self.check_every}
+        settings = ", ".join(f"{name}={brief(part)}" for name, part in parts.items())
+        return f"BulletTrain({self.objective!r}, {settings})"
 
     def step(self, model: nn.Module, x: Tensor, y: Tensor, *, start: Tensor | None = None) -> StepOutput:
         """Loss of one mini-batch; F_R moves on. The caller takes the gradient and the optimiser's step.
@@ -234,7 +248,8 @@ class BulletTrain:
             check_labels(y, logits.shape[1])
             check_logits(logits, self.steps_taken + 1)
 
-        hook = bare(model).register_forward_hook(look)
+        # Not traced where net.compile() has hooks compiled too: it waits for the device, and a graph breaks there.
+        hook = bare(model).register_forward_hook(torch.compiler.disable(look))  # type: ignore[no-untyped-call]
         self._looking = True
         try:
             with buffers_restored_on_error(bare(model)):

@@ -26,6 +26,7 @@ from bullettrain.attacks import (
 from bullettrain.attacks.losses import loss_named
 from bullettrain.attacks.norms import NORMS, USUAL_EPS, find_norm
 from bullettrain.attacks.state import Mode, check_mode, forward_some, training
+from bullettrain.brief import one_line
 from bullettrain.checks import check_bounds, check_logits_shape, check_positive
 
 Adversarial = TypeVar("Adversarial", bound="AdversarialObjective")
@@ -48,6 +49,8 @@ class Objective(ABC):
 
     def __init__(self, selection: Mode) -> None:
         self.selection: Mode = check_mode(selection, "selection")
+
+    __repr__ = one_line
 
     @property
     @abstractmethod

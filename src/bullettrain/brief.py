@@ -1,0 +1,50 @@
+"""Objects in one line, for a prompt or a log: the class and its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+
+def one_line(thing: object) -> str:
+    """``Class(setting=value, …)`` by the arguments of its class that it has kept; those that are None are left out.
+
+    So is a part of several settings, where it is what the class has unless told otherwise.
+    """
+    kept = []
+    for name, default in _arguments(type(thing)).items():
+        value = getattr(thing, name, None)
+        usual = dataclasses.is_dataclass(value) and value == default
+        if value is not None and not usual:
+            kept.append(f"{name}={brief(value)}")
+    return f"{type(thing).__name__}({', '.join(kept)})"
+
+
+def _arguments(kind: type) -> dict[str, object]:
+    """Names and defaults of what a class is made with, also of classes above it that it passes ``**others`` on to."""
+    found: dict[str, object] = {}
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters
+        kinds = {parameter.kind for parameter in parameters.values()}
+        found = {name: parameter.default for name, parameter in parameters.items()} | found
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            break
+    return found
+
+
+def brief(value: object) -> str:
+    """A setting: numbers to six places, functions by their names, and what does not say itself by its type."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(brief, value))})"
+    if isinstance(value, _PLAIN) or type(value).__repr__ is one_line:
+        return repr(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return one_line(value)
+    return getattr(value, "__name__", type(value).__name__)
+
+
+_PLAIN = (bool, int, float, str, tuple)
