@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import itertools
+import typing
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import reference
 from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.allocation import Work
 from bullettrain.attacks import Attack
+from bullettrain.mining import Separation
 from bullettrain.models import SmallCNN
 from conftest import batch, norm_net, tiny_net
 
@@ -262,6 +264,19 @@ def test_a_separation_of_ones_own():
     assert out.steps.sum() == 0
     assert torch.equal(out.x_prime, x)
     assert out.loss.item() == pytest.approx(F.cross_entropy(net(x), y).item())
+
+
+def test_a_separation_is_given_tensors_and_need_not_be_typed_for_more():
+    given = []
+
+    def upper_half(score: torch.Tensor, robust_fraction: torch.Tensor) -> torch.Tensor:
+        given.append(robust_fraction)
+        return torch.where(score > score.median(), Category.ROBUST, Category.BOUNDARY)
+
+    BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), separation=upper_half).step(norm_net(), *batch())
+    assert [(type(F_R), F_R.shape) for F_R in given] == [(torch.Tensor, ())]
+    hints = typing.get_type_hints(upper_half)  # mypy holds a function against this, and takes a wider one as well
+    assert typing.get_args(Separation) == ([hints["score"], hints["robust_fraction"]], hints["return"])
 
 
 def test_l2_and_other_bounds():

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 Score = Callable[[Tensor, Tensor], Tensor]
 """``score(logits (m, K), labels (m,)) -> (m,)``: negative where misclassified, larger where safer."""
 
-Separation = Callable[[Tensor, "float | Tensor"], Tensor]
-"""``separation(score (m,), robust_fraction) -> (m,)`` integers of :class:`Category`.
+Separation = Callable[[Tensor, Tensor], Tensor]
+"""``separation(score (m,), robust_fraction) -> (m,)`` integers of :class:`Category`; F_R comes as a 0-d tensor.
 
 One with an attribute ``over_batches`` that is true also takes (k, m), k batches of which each is separated by itself.
 """

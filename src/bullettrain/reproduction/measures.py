@@ -60,7 +60,7 @@ def score_ranks(
         with frozen(network), torch.no_grad():
             logits = network(x)
         scores.append(SCORES[method.score](logits, y))
-        classes.append(oracle.bind(network, x, y, logits)(scores[-1], 0.0))
+        classes.append(oracle.bind(network, x, y, logits)(scores[-1], torch.zeros(())))
     score, category = torch.cat(scores).double().cpu(), torch.cat(classes).cpu()
     correct = category != Category.OUTLIER
     found = {
