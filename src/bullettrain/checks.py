@@ -162,7 +162,8 @@ def check_range(x: Tensor, bounds: tuple[float, float]) -> None:
     if low < bounds[0] - ROUNDING or high > bounds[1] + ROUNDING:
         raise ValueError(
             f"x ranges over [{low:.4g}, {high:.4g}], outside [{bounds[0]:g}, {bounds[1]:g}]; scale the images "
-            "and normalise inside the network, or give the objective bounds=(low, high)"
+            "and normalise inside the network, or give the objective bounds=(low, high), for normalised images with "
+            "norm=bullettrain.attacks.Normalized(mean, std)"
         )
 
 
