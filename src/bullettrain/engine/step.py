@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,8 +28,8 @@ from bullettrain.checks import (
     check_score,
     check_selection,
     check_steps,
-    shown,
 )
+from bullettrain.engine.parts import check_parts, restore_fraction, restore_generators
 from bullettrain.engine.workers import Workers
 from bullettrain.mining import (
     Category,
@@ -109,22 +108,7 @@ class BulletTrain:
         separation: Separation | SeparationWithModel = separate,
         check_every: int = 100,
     ) -> None:
-        if not isinstance(objective, Objective):
-            name = getattr(objective, "__name__", type(objective).__name__)
-            raise TypeError(f"the objective is {name}; give an instance, e.g. TRADES()")
-        if not hasattr(objective, "selection"):
-            raise TypeError(f"{type(objective).__name__} was not set up; call super().__init__() in its __init__")
-        if isinstance(budget, type) or not hasattr(budget, "allocate"):
-            raise TypeError(
-                f"the budget is {shown(budget)}; give StepBudget(boundary, robust) or StepBudget.uniform(n)"
-            )
-        if missing := [name for name in ("uniform_steps", "step_sizes") if not hasattr(budget, name)]:
-            raise TypeError(f"the budget has no {missing[0]}; bullettrain.allocation.Allocation says what one has")
-        for name, function in (("score", score), ("separation", separation)):
-            if isinstance(function, type):
-                raise TypeError(f"the {name} is {function.__name__}; give an instance, e.g. {function.__name__}()")
-            if not (callable(function) or isinstance(function, SeparationWithModel)):
-                raise TypeError(f"the {name} is {shown(function)}; give a function")
+        check_parts(objective, budget, score, separation)
         self.objective = objective
         self.budget = budget
         self.robust_fraction = RobustFraction(gamma, momentum)
@@ -275,28 +259,8 @@ class BulletTrain:
         """
         if missing := {"robust_fraction", "steps_taken"} - state.keys():
             raise ValueError(f"{' and '.join(sorted(missing))} missing; give what state_dict() of BulletTrain returned")
-        generators = self._generators()
-        for name, kept in state.get("generators", {}).items():
-            if name not in generators:
-                warnings.warn(
-                    f"the state holds a generator of the {name}, which has none here: noise differs", stacklevel=2
-                )
-                continue
-            try:
-                generators[name].set_state(kept.cpu())
-            except RuntimeError:  # that of a GPU has another size
-                device = generators[name].device
-                raise ValueError(f"the {name}'s generator is on {device}, that of the state was elsewhere") from None
-        own = self.robust_fraction.state_dict()
-        self.robust_fraction.load_state_dict(state["robust_fraction"])
-        kept = self.robust_fraction.state_dict()
-        if other := [name for name in ("gamma", "momentum") if kept[name] != own[name]]:
-            theirs, given = (", ".join(f"{name}={values[name]:g}" for name in other) for values in (kept, own))
-            warnings.warn(
-                f"the state was made with {theirs}, which is used from here on, not {given}; to change it, set "
-                f"robust_fraction.{other[0]} after loading",
-                stacklevel=2,
-            )
+        restore_generators(self._generators(), state.get("generators", {}))
+        restore_fraction(self.robust_fraction, state["robust_fraction"])
         self.steps_taken = check_count(state["steps_taken"], "steps_taken")
         self.objective.load_state_dict(state.get("objective", {}))
 

@@ -1,0 +1,60 @@
+"""What a step is made of: refused where it cannot be, and brought back from a checkpoint."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from bullettrain.checks import shown
+from bullettrain.mining import RobustFraction, SeparationWithModel
+from bullettrain.objectives import Objective
+
+
+def check_parts(objective: object, budget: object, score: object, separation: object) -> None:
+    """TypeError, with what to give instead, where one of them is no such thing."""
+    if not isinstance(objective, Objective):
+        name = getattr(objective, "__name__", type(objective).__name__)
+        raise TypeError(f"the objective is {name}; give an instance, e.g. TRADES()")
+    if not hasattr(objective, "selection"):
+        raise TypeError(f"{type(objective).__name__} was not set up; call super().__init__() in its __init__")
+    if isinstance(budget, type) or not hasattr(budget, "allocate"):
+        raise TypeError(f"the budget is {shown(budget)}; give StepBudget(boundary, robust) or StepBudget.uniform(n)")
+    if missing := [name for name in ("uniform_steps", "step_sizes") if not hasattr(budget, name)]:
+        raise TypeError(f"the budget has no {missing[0]}; bullettrain.allocation.Allocation says what one has")
+    for name, function in (("score", score), ("separation", separation)):
+        if isinstance(function, type):
+            raise TypeError(f"the {name} is {function.__name__}; give an instance, e.g. {function.__name__}()")
+        if not (callable(function) or isinstance(function, SeparationWithModel)):
+            raise TypeError(f"the {name} is {shown(function)}; give a function")
+
+
+def restore_generators(generators: Mapping[str, torch.Generator], states: Mapping[str, Any]) -> None:
+    """Set sources of noise, by whose they are, to ``states``; warn of one that is not there any more."""
+    for name, kept in states.items():
+        if name not in generators:
+            warnings.warn(
+                f"the state holds a generator of the {name}, which has none here: noise differs", stacklevel=3
+            )
+            continue
+        try:
+            generators[name].set_state(kept.cpu())
+        except RuntimeError:  # that of a GPU has another size
+            device = generators[name].device
+            raise ValueError(f"the {name}'s generator is on {device}, that of the state was elsewhere") from None
+
+
+def restore_fraction(fraction: RobustFraction, state: Mapping[str, Any]) -> None:
+    """F_R, γ and momentum from ``state``; warn where the last two were others here."""
+    own = fraction.state_dict()
+    fraction.load_state_dict(state)
+    kept = fraction.state_dict()
+    if other := [name for name in ("gamma", "momentum") if kept[name] != own[name]]:
+        theirs, given = (", ".join(f"{name}={values[name]:g}" for name in other) for values in (kept, own))
+        warnings.warn(
+            f"the state was made with {theirs}, which is used from here on, not {given}; to change it, set "
+            f"robust_fraction.{other[0]} after loading",
+            stacklevel=3,
+        )
