@@ -19,7 +19,8 @@ from bullettrain import baselines
 from bullettrain.attacks import pgd
 from bullettrain.baselines import FirstLayer, Free, GradAlign
 from bullettrain.engine import BulletTrain
-from bullettrain.engine.group import GroupEngine, why_not
+from bullettrain.engine.group import GroupEngine
+from bullettrain.engine.parts import why_not
 from conftest import assert_same, batch, norm_net, snapshot, tiny_net
 
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.models import build
+from bullettrain.models.called import is_foreign
 
 
 def load(
@@ -39,7 +40,7 @@ def load(
         holds = _some("it holds", list(tensors)) or "it holds no tensors"
         raise RunError(f"{file} is no checkpoint of a run: {holds}, and does not say of which network; {rather(file)}")
     name = str(about["network"].get("name"))
-    if ":" in name and not trust:
+    if is_foreign(name) and not trust:
         raise RunError(f"{file} is of {name}, which is code of yours; load(…, trust=True) imports and calls it")
     try:
         network = build(**about["network"])

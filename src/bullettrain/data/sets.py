@@ -76,6 +76,11 @@ def stratified(labels: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
     return parts[0].to(labels.device), parts[1].to(labels.device)
 
 
+def sample(labels: Tensor, size: int) -> Tensor:
+    """Sorted indices of ``size`` of the labels, int64 (n,), every class in proportion; always the same ones."""
+    return stratified(labels, size, seed=0)[1]
+
+
 def _part(data: ImageSet, split: Split) -> ImageSet:
     """The training or the test part of a dataset that comes in one."""
     train, test = stratified(data.labels, round(len(data) * TEST_SHARE), TEST_SEED)

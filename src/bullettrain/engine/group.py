@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from bullettrain.allocation import StepBudget, Work
 from bullettrain.attacks import frozen
-from bullettrain.augmix import ViewMaker
 from bullettrain.checks import (
     check_batch,
     check_category,
@@ -31,11 +30,12 @@ from bullettrain.engine.corruption import AttackPieces, CorruptionPieces, ViewPi
 from bullettrain.engine.joint import Joint
 from bullettrain.engine.learner import Learner, dynamic
 from bullettrain.engine.memory import Memory, take
+from bullettrain.engine.parts import why_not
 from bullettrain.engine.plan import Plan, allot, arrange
 from bullettrain.engine.step import BulletTrain, StepOutput
 from bullettrain.engine.still import Still
 from bullettrain.mining import Category, SeparationWithModel, separate
-from bullettrain.objectives import MART, PGDAT, TRADES, AdversarialObjective, AugMix
+from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.precision import wide
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -376,29 +376,3 @@ class GroupEngine:
         if self.selects and self.by_loss_logits and self.corruption.aims and not steps:
             aimed += m  # the target is there before anybody knows that nobody needs it
         return Work(m, work.selection + again, work.attack + aimed, work.update)
-
-
-def why_not(train: BulletTrain) -> str | None:
-    """Why the group engine cannot take this engine's steps, if so: rows take turns, and N_B has to be the most."""
-    objective, budget = train.objective, train.budget
-    if isinstance(objective, AugMix):
-        if not isinstance(objective.views, ViewMaker):
-            return "its views are made by a function of its own"
-        if isinstance(budget, StepBudget) and budget.boundary > 1:
-            return "AugMix has one step"
-    elif not isinstance(objective, AdversarialObjective):
-        return "its objective is no attack"
-    elif objective.not_captured:
-        return objective.not_captured
-    elif objective.attack_mode != "eval":
-        return "its attack runs in training mode"
-    if type(objective) not in (PGDAT, TRADES, MART, AugMix):
-        return f"{type(objective).__name__} may corrupt in a way of its own"
-    if type(budget) is not StepBudget or not budget.boundary >= budget.robust >= budget.outlier:
-        return "its step counts are not in the order boundary ≥ robust ≥ outlier"
-    if isinstance(train.separation, SeparationWithModel):
-        return "its separation looks at the network"
-    without = not objective.has_clean_term and (objective.selection == "train" or isinstance(objective, AugMix))
-    if without and budget.uniform_steps is None:
-        return "it selects by training-mode logits that its loss does not have"
-    return None

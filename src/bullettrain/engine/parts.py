@@ -1,16 +1,21 @@
-"""What a step is made of: refused where it cannot be, and brought back from a checkpoint."""
+"""What a step is made of: refused where it cannot be, or cannot be captured, and brought back from a checkpoint."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bullettrain.allocation import StepBudget
+from bullettrain.augmix import ViewMaker
 from bullettrain.checks import shown
 from bullettrain.mining import RobustFraction, SeparationWithModel
-from bullettrain.objectives import Objective
+from bullettrain.objectives import MART, PGDAT, TRADES, AdversarialObjective, AugMix, Objective
+
+if TYPE_CHECKING:
+    from bullettrain.engine.step import BulletTrain
 
 
 def check_parts(objective: object, budget: object, score: object, separation: object) -> None:
@@ -58,3 +63,29 @@ def restore_fraction(fraction: RobustFraction, state: Mapping[str, Any]) -> None
             f"robust_fraction.{other[0]} after loading",
             stacklevel=3,
         )
+
+
+def why_not(train: BulletTrain) -> str | None:
+    """Why the group engine cannot take this engine's steps, if so: rows take turns, and N_B has to be the most."""
+    objective, budget = train.objective, train.budget
+    if isinstance(objective, AugMix):
+        if not isinstance(objective.views, ViewMaker):
+            return "its views are made by a function of its own"
+        if isinstance(budget, StepBudget) and budget.boundary > 1:
+            return "AugMix has one step"
+    elif not isinstance(objective, AdversarialObjective):
+        return "its objective is no attack"
+    elif objective.not_captured:
+        return objective.not_captured
+    elif objective.attack_mode != "eval":
+        return "its attack runs in training mode"
+    if type(objective) not in (PGDAT, TRADES, MART, AugMix):
+        return f"{type(objective).__name__} may corrupt in a way of its own"
+    if type(budget) is not StepBudget or not budget.boundary >= budget.robust >= budget.outlier:
+        return "its step counts are not in the order boundary ≥ robust ≥ outlier"
+    if isinstance(train.separation, SeparationWithModel):
+        return "its separation looks at the network"
+    without = not objective.has_clean_term and (objective.selection == "train" or isinstance(objective, AugMix))
+    if without and budget.uniform_steps is None:
+        return "it selects by training-mode logits that its loss does not have"
+    return None

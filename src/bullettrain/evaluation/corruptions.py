@@ -18,7 +18,7 @@ from bullettrain.corruptions.files import LABELS, Array, image_file, open_images
 from bullettrain.corruptions.table import AVERAGED, CORRUPTIONS, SEVERITIES
 from bullettrain.data import to_unit
 from bullettrain.data.base import DataError
-from bullettrain.data.sets import stratified
+from bullettrain.data.sets import sample
 from bullettrain.evaluation.network import verdict
 from bullettrain.evaluation.survival import is_right
 
@@ -80,7 +80,7 @@ def corruption_accuracy(
     for name in chosen:  # a wrong file is said before the first is judged
         open_images(image_file(folder, name), SEVERITIES * len(labels))
     net, n = bare(model), len(labels)
-    rows = stratified(labels, min(size, n), seed=0)[1] if size else torch.arange(n)
+    rows = sample(labels, min(size, n)) if size else torch.arange(n)
     labels = labels[rows].to(device)
     accuracy = {}
     kept = torch.zeros(len(rows), dtype=torch.int64, device=device)

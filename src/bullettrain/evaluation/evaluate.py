@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bullettrain.corruptions.files import LABELS
 from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.data import ImageSet
-from bullettrain.data.sets import stratified
+from bullettrain.data.sets import sample
 from bullettrain.evaluation import autoattack
 from bullettrain.evaluation.masking import smells, too_short, unbounded
 from bullettrain.evaluation.network import Judged, channels_last, ready
@@ -115,7 +115,7 @@ def _part(images: ImageSet, size: int) -> tuple[ImageSet, dict[str, Any]]:
     """``size`` of the images, every class alike, and which of them these are; 0, or as many as there are: all."""
     if not 0 < size < len(images):
         return images, {}
-    rows = stratified(images.labels, size, seed=0)[1]
+    rows = sample(images.labels, size)
     chosen = torch.zeros(len(images), dtype=torch.bool)
     chosen[rows] = True
     among = {"fingerprint": _fingerprint(images), "examples": len(images), "chosen": pack(chosen)}
@@ -190,7 +190,7 @@ class _Judge:
     def _rows(self) -> Tensor:
         """Places of the images that curves are of."""
         if self.plan.curve_size < len(self.images):
-            return stratified(self.images.labels, self.plan.curve_size, seed=0)[1].cpu()
+            return sample(self.images.labels, self.plan.curve_size).cpu()
         return torch.arange(len(self.images))
 
     def _points(self, at: Defaults) -> list[Clean | PGD]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bullettrain.loading import load, misfit
 from bullettrain.models import Normalize, build
-from bullettrain.models.called import Normalisation, called
+from bullettrain.models.called import Normalisation, called, is_foreign
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder, read_weights
 from bullettrain.training.named import SAFETENSORS, SAVED, check_kind, check_run, choose_weights, rather
@@ -91,7 +91,7 @@ def find_subject(
             raise ConfigError(f"{model} does not say which network it is of; name it, e.g. --network wrn-34-10")
         shape = {"channels": channels, "image_size": image_size, "classes": classes}
         return Subject(path.name, _fill(network, tensors, path, mean, std, shape), path.name)
-    if ":" in model:
+    if is_foreign(model):
         _unused(f"{model} is a network, not weights for one", network=network)
         _unused(f"{model} is no run's folder", weights=weights)
         made, own = _called(model, pretrained=True)
@@ -106,7 +106,7 @@ def check_form(model: str) -> None:
         check_run(path)
     elif path.is_file():
         check_kind(path, READABLE, FORMS)
-    elif ":" not in model:
+    elif not is_foreign(model):
         raise _no_network(model)
 
 
@@ -164,7 +164,7 @@ def _fill(
     if {"mu", "sigma"} <= tensors.keys():  # RobustBench keeps the normalisation beside the weights
         kept = [tensors.pop(key).flatten().tolist() for key in ("mu", "sigma")]
         mean, std = (mean, std) if mean is not None else (kept[0], kept[1])
-    if ":" in network:
+    if is_foreign(network):
         inside, own = _called(network, pretrained=False)
         made = _normalised(inside, mean, std, own)
     else:

@@ -17,6 +17,11 @@ Normalisation = tuple[Sequence[float] | None, Sequence[float] | None]
 FORMS = "package.module:function or timm:NAME"
 
 
+def is_foreign(name: str) -> bool:
+    """Whether a network of that name is code that is not this package's."""
+    return ":" in name
+
+
 def called(
     text: str, *, pretrained: bool = False, num_classes: int | None = None, channels: int | None = None
 ) -> tuple[nn.Module, Normalisation]:

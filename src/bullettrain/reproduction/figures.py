@@ -308,10 +308,11 @@ def plane(results: Results) -> list[Picture]:
         kind = "other" if row.method is not None else "full attack for all" if row.plain else "BulletTrain"
         marker, colour = kinds[kind]
         look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 6, "linestyle": "none"}
-        if any(figure.get("among") for figure in judged.figures):
+        if hollow := any(figure.get("among") for figure in judged.figures):
             look |= {"markerfacecolor": "white"}
         bar = 2 * judged.above(Measured((0.0,))).error
-        drawn[kind] = axes.errorbar(at, judged.mean, bar, capsize=2, elinewidth=0.9, **look)
+        shown = axes.errorbar(at, judged.mean, bar, capsize=2, elinewidth=0.9, **look)
+        drawn["judged on some images" if hollow else kind] = shown
         text = row.title.replace("N_R", NAMES["N_R"])
         words.append(Word(at, judged.mean, text, COLOURS["boundary-ink" if kind == "other" else colour]))
         lines.append(((at, judged.mean - bar), (at, judged.mean + bar)))
@@ -328,11 +329,11 @@ def plane(results: Results) -> list[Picture]:
     low, high = axes.get_ylim()
     wider = max(0.0, LEAST_SPAN - (high - low)) / 2  # half a point must not look like a cliff
     axes.set_ylim(low - wider, high + wider)
-    _legend(axes, drawn, columns=4)
+    _legend(axes, drawn, columns=4 if len(drawn) < 5 else 3)
     label(axes, words, lines)
     text = "What each method reaches, over what its training costs; dashes lead from a baseline to BulletTrain on it"
     text += ", bars are two standard errors, of the images that were judged and of seeds where there are several"
-    if any(figure.get("among") for _, judged, _ in points for figure in judged.figures):
+    if "judged on some images" in drawn:
         text += "; hollow: judged on a part of the test images"
     return [Picture("", f"{text}.", figure)]
 

@@ -13,7 +13,7 @@ from bullettrain.attacks import frozen
 from bullettrain.corruptions.chance import Chance
 from bullettrain.corruptions.table import CORRUPTIONS, SEVERITIES
 from bullettrain.data import ImageSet, to_unit
-from bullettrain.data.sets import stratified
+from bullettrain.data.sets import sample
 from bullettrain.mining import Category, is_correct
 from bullettrain.oracle import OracleSeparation
 from bullettrain.training.method import SCORES, MethodConfig
@@ -49,7 +49,7 @@ def score_ranks(
         (a network without any robust example) is left out.
     """
     if len(images) > MOST:
-        images = images.subset(stratified(images.labels, MOST, seed=0)[1])
+        images = images.subset(sample(images.labels, MOST))
     generator = torch.Generator(device).manual_seed(0)
     oracle = OracleSeparation(eps=method.eps, norm=method.norm, generator=generator)
     scores, classes = [], []

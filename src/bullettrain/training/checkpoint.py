@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bullettrain.training.folder import RunError
+from bullettrain.training.folder import Checkpoint, RunError
 from bullettrain.training.optim import load_optimizer
 from bullettrain.training.tally import Counts
 
@@ -35,6 +35,12 @@ class Position:
     """Highest validation PGD-10 accuracy so far."""
     best_clean: float = -1.0
     """Clean validation accuracy of those weights."""
+
+
+def of(trainer: Trainer) -> Checkpoint:
+    """What is written now."""
+    averaged = None if trainer.average is None else trainer.average.module.state_dict()
+    return Checkpoint(trainer.network.state_dict(), averaged, about(trainer), state_of(trainer))
 
 
 def about(trainer: Trainer) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,17 @@ def weights_in(path: Path) -> list[str]:
 
 class RunError(ValueError):
     """A run folder that cannot be used as asked: one sentence that says why and what to do."""
+
+
+class Checkpoint(NamedTuple):
+    """What a run is gone on from, and what users take from it."""
+
+    weights: Mapping[str, Tensor]
+    averaged: Mapping[str, Tensor] | None
+    about: Mapping[str, Any]
+    """What is written beside weights: enough to build the network again."""
+    state: Mapping[str, Any]
+    """Everything else that the next step depends on."""
 
 
 class RunFolder:
@@ -136,18 +147,13 @@ class RunFolder:
         """``name``.safetensors, with ``about`` as JSON beside the tensors."""
         self.write(f"{name}.safetensors", _pack(weights, about))
 
-    def save(
-        self,
-        weights: Mapping[str, Tensor],
-        averaged: Mapping[str, Tensor] | None,
-        about: Mapping[str, Any],
-        state: Mapping[str, Any],
-    ) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """A checkpoint: last.safetensors and state.pt, both of step ``about["step"]``.
 
         The average lies in the state too; its file is for users, and is renewed before the state, so that a kill
         between the two is made good when the steps since the old state are taken again.
         """
+        weights, averaged, about, state = checkpoint
         last, previous = self.path / "last.safetensors", self.path / "previous.safetensors"
         with self._writing("a checkpoint"):
             new_weights = self._beside("last.safetensors", _pack(weights, about))

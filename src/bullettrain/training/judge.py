@@ -11,7 +11,7 @@ from torch import nn
 
 from bullettrain.allocation import StepBudget, theoretical_speedup
 from bullettrain.data import ImageSet
-from bullettrain.data.sets import stratified
+from bullettrain.data.sets import sample
 from bullettrain.evaluation.accuracy import clean_survival, robust_survival, view_survival
 from bullettrain.evaluation.network import Judged
 from bullettrain.evaluation.results import pack
@@ -125,7 +125,7 @@ class Judge:
 
 def probe_images(images: ImageSet, size: int) -> ImageSet:
     """At most ``size`` of the images, every class in proportion."""
-    return images.subset(stratified(images.labels, min(size, len(images)), seed=0)[1])
+    return images.subset(sample(images.labels, min(size, len(images))))
 
 
 def speedups(objective: Objective, budget: StepBudget, figures: Mapping[str, float | None]) -> dict[str, float | None]:

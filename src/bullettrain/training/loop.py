@@ -16,6 +16,7 @@ from bullettrain.checks import DivergedError
 from bullettrain.data import ImageSet
 from bullettrain.engine import StepOutput
 from bullettrain.engine.group import Batch
+from bullettrain.models.called import is_foreign
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.training import checkpoint
 from bullettrain.training.average import MovingAverage
@@ -60,7 +61,7 @@ class Trainer:
         torch.manual_seed(training.seed)
         self.shape = Shape.of(self.train_set, config.network.name)
         network = make_network(config.network, self.shape)
-        if ":" in config.network.name:
+        if is_foreign(config.network.name):
             check_fits(network, config.network.name, self.train_set)
         self.network = network.to(place.device)
         if training.channels_last:
@@ -270,8 +271,7 @@ class Trainer:
         """Write a checkpoint."""
         self._saved = began = time.monotonic()
         if self.place.first:
-            averaged = None if self.average is None else self.average.module.state_dict()
-            self.writer.save(self.network.state_dict(), averaged, checkpoint.about(self), checkpoint.state_of(self))
+            self.writer.save(checkpoint.of(self))
         self.place.wait()
         self._saving = time.monotonic() - began
 

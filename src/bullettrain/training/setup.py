@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bullettrain.checks import check_logits_shape
 from bullettrain.data import Augment, ImageSet, Loader, load, split_validation, to_unit
-from bullettrain.data.sets import stratified
+from bullettrain.data.sets import sample
 from bullettrain.models import build
 from bullettrain.training.config import Config, NetworkConfig
 from bullettrain.training.settings import ConfigError
@@ -153,7 +153,7 @@ def _part(images: ImageSet, size: int, name: str) -> ImageSet:
         return images
     if size > len(images):
         raise ConfigError(f"data.{name} is {size}, but there are {len(images)} images; give 0 for all")
-    return images.subset(stratified(images.labels, size, seed=0)[1])
+    return images.subset(sample(images.labels, size))
 
 
 @dataclass(frozen=True)

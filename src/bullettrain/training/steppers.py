@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from bullettrain.engine import BulletTrain, StepOutput
 from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
-from bullettrain.engine.group import Batch, GroupEngine, GroupSettings, at_once, why_not
+from bullettrain.engine.group import Batch, GroupEngine, GroupSettings, at_once
+from bullettrain.engine.parts import why_not
 from bullettrain.training.average import MovingAverage
 from bullettrain.training.config import Config, TrainingConfig
 from bullettrain.training.optim import make_optimizer, set_rate

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from bullettrain.training.folder import RunFolder
+from bullettrain.training.folder import Checkpoint, RunFolder
 
 
 class Writer:
@@ -28,20 +26,14 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, "checkpoint") if aside else None
         self._writing: Future[None] | None = None
 
-    def save(
-        self,
-        weights: Mapping[str, Tensor],
-        averaged: Mapping[str, Tensor] | None,
-        about: Mapping[str, Any],
-        state: Mapping[str, Any],
-    ) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """What :meth:`RunFolder.save` does; later changes to what is given are not in it."""
         self.wait()
         if self._thread is None:
-            self.folder.save(weights, averaged, about, state)
+            self.folder.save(checkpoint)
         else:
-            kept = _on_host([weights, averaged, about, state])
-            self._writing = self._thread.submit(self.folder.save, *kept)
+            kept = Checkpoint(*(_on_host(part) for part in checkpoint))
+            self._writing = self._thread.submit(self.folder.save, kept)
 
     def wait(self) -> None:
         """Until the last checkpoint is on the disk."""
