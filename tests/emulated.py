@@ -1,7 +1,8 @@
 """What a captured CUDA graph does, on a CPU: a piece is recorded once, operation by operation, and replayed.
 
 A replay repeats the operations on the memory that they used when they were recorded, and nothing else: no Python, no
-host read. Before each replay everything that any recording holds besides the engine's state is overwritten, for graphs
+read of what a device would have to be waited for: a number that no tensor from before the recording went into is the
+host's own. Before each replay everything that any recording holds besides the engine's state is overwritten, for graphs
 share their memory. So whatever a piece leaves to Python, to the host, or to memory of its own shows.
 """
 
@@ -18,17 +19,23 @@ class Recording(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.operations = []
+        self.host = set()  # memory that is filled without a look at any other
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.name in READS:
+        own = all(memory(t) in self.host for t in tree_leaves((args, kwargs)) if torch.is_tensor(t))
+        if func._schema.name in READS and not own:
             raise RuntimeError(f"{func} reads back while a graph is captured")
         out = func(*args, **(kwargs or {}))
+        if own:
+            self.host |= {memory(t) for t in tree_leaves(out) if torch.is_tensor(t)}
         self.operations.append((func, *tree_map(place, (args, kwargs or {}, out))))
         return out
 
 
 class Emulated:
-    """A runner for the group engine that records and replays."""
+    """A runner of pieces that records and replays."""
+
+    seconds = 0.0
 
     def __init__(self, state):
         self.state, self.recordings = state, {}
@@ -60,6 +67,11 @@ class Emulated:
                         made.copy_(value)
 
 
+def memory(tensor):
+    """Where it lies."""
+    return tensor.untyped_storage().data_ptr()
+
+
 def place(value):
     """A tensor as a place in memory, without its history."""
     if not torch.is_tensor(value):
@@ -69,5 +81,5 @@ def place(value):
 
 def fresh(args, kwargs, out):
     """The outputs of an operation that lie in memory of their own."""
-    given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)}
-    return [t for t in tree_leaves(out) if torch.is_tensor(t) and t.untyped_storage().data_ptr() not in given]
+    given = {memory(t) for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)}
+    return [t for t in tree_leaves(out) if torch.is_tensor(t) and memory(t) not in given]

@@ -15,17 +15,20 @@ import bullettrain as bt
 from bullettrain import baselines
 from bullettrain.data import Augment, DataError, ImageSet, Loader
 from bullettrain.reporting.words import method_name
-from bullettrain.training import Config, recipe
+from bullettrain.training import Config, loop, recipe, steppers
 from bullettrain.training import run as runs
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.folder import RunFolder
 from bullettrain.training.loop import Trainer
 from bullettrain.training.methods import METHODS, one_line, with_method
+from bullettrain.training.optim import make_optimizer
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, load_data
-from bullettrain.training.steppers import choose
+from bullettrain.training.steppers import PlainStepper, WholeStepper, choose
+from emulated import Emulated
 from short_runs import CPU, died, kinds, weights_of
 
+TIMES = ("seconds", "examples_per_second", "judging_seconds", "saving_seconds")
 NAMES = ["fast", "fast-3", "n-fgsm", "yopo-2-5", "grad-align", "free-4"]
 
 
@@ -265,17 +268,78 @@ def test_free_is_for_one_process(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
-    [("yopo-2-5", "first layer"), ("grad-align", "gradient of"), ("free-4", "backward"), ("fast", "CUDA")],
+    ("name", "settings", "lines"),
+    [
+        *(
+            (name, ("engine=graphs",), ["CUDA graphs are off, steps run one by one: there is no CUDA"])
+            for name in NAMES
+        ),
+        ("yopo-2-5", ("attack_group=2",), ["mini-batches are attacked one by one: its attack goes through the first"]),
+        ("grad-align", ("attack_group=2",), ["mini-batches are attacked one by one: its loss holds a gradient of"]),
+        ("free-4", ("attack_group=2",), ["mini-batches are attacked one by one: its perturbation moves with"]),
+        ("fast", ("attack_group=2",), []),
+    ],
 )
-def test_the_captured_engine_says_in_a_line_why_it_is_not_used(tmp_path, name, reason):
-    config = small(name, "engine=graphs")
+def test_what_cannot_be_had_is_said_in_a_line(tmp_path, name, settings, lines):
+    config = small(name, *settings)
     said = []
     trainer = Trainer(config, RunFolder(tmp_path / "run"), CPU, load_data(config, None))
     choose(trainer.engine, trainer.network, None, trainer.tally, config, CPU, say=said.append)
-    assert len(said) == 1
-    assert said[0].startswith("CUDA graphs are off")
-    assert reason in said[0]
+    assert len(said) == len(lines)
+    assert all(mine.startswith(line) for mine, line in zip(said, lines, strict=True))
+
+
+# ----------------------------------------------------------------------------------- a step as one graph
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("yopo-2-5", ()),
+        ("free-4", ("epochs=8",)),
+        ("grad-align", ("network.name=wrn-10-1", "optimizer.name=sgd", "clip=1")),
+        ("fast-3", ("network.name=wrn-10-1",)),
+    ],
+)
+def test_a_step_that_is_recorded_and_replayed_trains_what_the_plain_one_trains(tmp_path, monkeypatch, name, settings):
+    """As a CUDA graph would hold it; also the last batch, which is shorter, and a run that was stopped."""
+    config, made = small(name, "optimizer.name=sgd", *settings), []
+
+    def chosen(kind, **more):
+        def choose(engine, network, *rest, say):
+            optimizer = make_optimizer(network, config.optimizer, capturable=True)  # rounds in a way of its own
+            made.append(kind(engine, network, optimizer, *rest, half=False, **more))
+            return made[-1], optimizer
+
+        monkeypatch.setattr(loop, "choose", choose)
+
+    chosen(PlainStepper)
+    runs.train(config, tmp_path / "plain", CPU)
+    made.clear()
+    chosen(WholeStepper, say=print)
+    monkeypatch.setattr(steppers, "Graphs", lambda state, say: Emulated(state))
+    calls, original = [0], WholeStepper.take
+
+    def take(self, *args):
+        calls[0] += 1
+        if calls[0] == 7:  # in the second epoch, or between replays
+            signal.raise_signal(signal.SIGINT)
+        return original(self, *args)
+
+    monkeypatch.setattr(WholeStepper, "take", take)
+    assert runs.train(config, tmp_path / "whole", CPU).signal == signal.SIGINT
+    assert runs.train(config, tmp_path / "whole", CPU, resume=True).finished
+    assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "plain")
+    assert {key for stepper in made for key in stepper.graphs.recordings} == {("step", 50), ("step", 40)}
+    for kind, times in (("step", ("examples_per_second",)), ("epoch", TIMES), ("end", ("seconds", "capture_seconds"))):
+        mine, theirs = ([without(record, times) for record in kinds(tmp_path / n, kind)] for n in ("whole", "plain"))
+        assert mine == theirs
+    state = made[-1].engine.state_dict()
+    assert state["steps_taken"] == kinds(tmp_path / "plain", "epoch")[-1]["step"]
+
+
+def without(record, names):
+    return {key: value for key, value in record.items() if key not in (*names, "time")}
 
 
 # --------------------------------------------------------------------------------------------- collapse

@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import signal
 
 import pytest
 import torch
@@ -18,7 +19,11 @@ from bullettrain.training import run as runs
 from bullettrain.training.average import MovingAverage
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.folder import read_weights
+from bullettrain.training.methods import with_method
+from bullettrain.training.optim import make_optimizer
 from bullettrain.training.setup import Place
+from bullettrain.training.steppers import PlainStepper, WholeStepper
+from bullettrain.training.tally import Tally
 from conftest import batch, few_queries
 from short_runs import interrupt_at_the_third_group
 
@@ -234,6 +239,64 @@ def test_a_captured_average_is_the_one_moved_at_once():
         for (key, mine), expected in zip(average.state_dict().items(), plain.state_dict().values(), strict=True):
             assert torch.equal(mine, expected), key
     assert graphs.reason is None
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", ["yopo-2-5", "grad-align", "free-8"])
+def test_a_step_as_one_graph_is_the_plain_one(name, compile):
+    """What cannot be grouped: twelve steps in a row in double precision, also of a shorter batch."""
+    settings = [
+        "optimizer.name=sgd",
+        "optimizer.momentum=0.9",
+        "average=0.9",
+        "threads=0",
+        "clip=1",
+        f"compile={compile}",
+    ]
+    config = with_method(recipe("digits"), name).with_settings(settings)
+    torch.manual_seed(0)
+    net = WideResNet(10, 1).to(CUDA, torch.float64).to(memory_format=torch.channels_last)
+    said, both = [], []
+    for kind, more in ((PlainStepper, {}), (WholeStepper, {"say": said.append})):
+        own = copy.deepcopy(net)
+        optimizer, average = make_optimizer(own, config.optimizer, capturable=True), MovingAverage(own, 0.9)
+        parts = config.method.engine(), own, optimizer, average, Tally(CUDA), config, Place(CUDA)
+        both.append(kind(*parts, half=False, **more))
+    for step in range(12):
+        x, y, start = (t.double() if t.is_floating_point() else t for t in on_gpu(9 if step % 4 == 3 else 24, step % 5))
+        outs = [stepper.take([(x, y, start)], lambda i: LR, [len(y)]) for stepper in both]
+        for field in ("loss", "category", "steps", "x_prime", "z_prime"):
+            torch.testing.assert_close(*(getattr(out, field).detach() for out in outs), rtol=0, atol=1e-9)
+    assert not said
+    plain, whole = both
+    assert set(whole.graphs.graphs) == {("step", 24), ("step", 9)}
+    assert plain.tally.passes == whole.tally.passes
+    states = ([*s.network.state_dict().values(), *s.average.state_dict().values(), s.tally.sums] for s in both)
+    for mine, expected in zip(*states, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-8)
+    assert whole.engine.state_dict()["steps_taken"] == plain.engine.state_dict()["steps_taken"] == 12
+
+
+@pytest.mark.parametrize("name", ["yopo-2-5", "grad-align", "free-4"])
+def test_baselines_are_captured_and_resume(tmp_path, monkeypatch, name):
+    config = with_method(small("attack_group=1", "network.name=wrn-10-1"), name)
+    whole = runs.train(config, tmp_path / "whole", Place(CUDA))
+    assert whole.finished
+    assert not whole.end["notes"]
+    calls, original = [0], WholeStepper.take
+
+    def take(self, *args):
+        calls[0] += 1
+        if calls[0] == 3:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, *args)
+
+    monkeypatch.setattr(WholeStepper, "take", take)
+    assert runs.train(config, tmp_path / "cut", Place(CUDA)).reason.startswith("stopped")
+    assert runs.train(config, tmp_path / "cut", Place(CUDA), resume=True).finished
+    a, b = (read_weights(tmp_path / name / "last.safetensors")[0] for name in ("whole", "cut"))
+    for key, value in a.items():
+        assert torch.allclose(value, b[key], atol=0.02), key  # bf16, and signs
 
 
 def test_no_graph_is_captured_after_the_sizes_have_been_seen():

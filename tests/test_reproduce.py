@@ -48,6 +48,43 @@ def test_several_names_share_their_runs(tmp_path):
         invoke("fig-gamma", "fig-nr", "--rows", "nr-0", "--out", tmp_path)
 
 
+def test_runs_that_shared_a_device_are_timed_afterwards(tmp_path):
+    """And one whose data is gone is not, without harm to the others."""
+    words = ("plane", "--rows", "trades,bt-nr2,free", "--out", tmp_path, *FAST)
+    invoke(*words, "--train-only")
+    before = read_records(tmp_path / "records")
+    for record in before.values():
+        record.jobs = 3
+        if record.config["method"]["boundary"] == 10 and not record.mined:
+            record.config["data"]["name"] = "cifar10"
+        record.write(tmp_path / "records")
+        assert record.alone is None
+    text = invoke(*words, "--pace", "--jobs", 3, "--data-dir", tmp_path, fails=1, columns=300)
+    assert "3 finished runs to be timed" in text
+    assert text.count("s an epoch") == 2
+    assert text.count("failed") == 1
+    records = read_records(tmp_path / "records")
+    for name, record in records.items():
+        assert record.figures == before[name].figures
+        if record.config["data"]["name"] == "cifar10":
+            assert f"failed {name}: " in text
+            assert not record.pace
+            continue
+        pace, training = record.pace, record.config["training"]
+        steps = training["replays"] * 150 / training["batch_size"]
+        assert pace["epoch_seconds"] == pytest.approx(pace["step_ms"] / 1000 * steps)
+        assert record.alone == pace["epoch_seconds"] * record.epochs
+        assert pace["environment"]["device"]
+        assert pace["spread_ms"] >= 0
+    again = invoke(*words, "--tables", columns=300)  # what is taken up from a run's folder leaves the pace
+    assert again.count("seconds are those of its steps, timed afterwards") == 1
+    assert {name: one.pace for name, one in read_records(tmp_path / "records").items()} == {
+        name: one.pace for name, one in records.items()
+    }
+    with pytest.raises(ConfigError, match="--pace goes without"):
+        invoke(*words, "--pace", "--dry-run")
+
+
 def test_every_study_runs_and_leaves_its_table_and_pictures(tmp_path):
     """One after another in one folder, as a person would: what one has trained the next ones use."""
     to_do = {}

@@ -352,6 +352,20 @@ def test_seconds_are_compared_where_only_the_method_differs():
     assert wall(compile=True) is wall(engine="plain") is None
 
 
+def test_seconds_that_were_timed_apart_are_compared_with_such_alone():
+    def paced(name, seconds, commit="c", device="H200"):
+        one = record(ROWS[name], jobs=4, pgd20=50)
+        one.pace = {"epoch_seconds": seconds, "environment": {"device": device, "torch": "2", "commit": commit}}
+        return one
+
+    found = results(paced("trades", 6.0), paced("bt-nr2", 4.0))
+    assert found.value("bt-nr2", "wall").mean == pytest.approx(1.5)
+    assert found.value("bt-nr2", "minutes").mean == pytest.approx(4 * found.runs["bt-nr2"][0].epochs / 60)
+    assert results(record(ROWS["trades"], pgd20=50), paced("bt-nr2", 4.0)).value("bt-nr2", "wall") is None
+    assert results(paced("trades", 6.0), paced("bt-nr2", 4.0, commit="d")).value("bt-nr2", "wall") is None
+    assert results(paced("trades", 6.0), paced("bt-nr2", 4.0, device="A100")).value("bt-nr2", "wall") is None
+
+
 def test_the_classes_over_training():
     row = STUDIES["fig-shares"].rows(SHORT)[0]
     curve = {"outlier": [0.8, 0.2], "boundary": [0.2, 0.3], "robust": [0.0, 0.5]}

@@ -20,8 +20,8 @@ Move = Callable[[Tensor, Tensor], Tensor]
 class Climb(Protocol):
     """One step of an attack."""
 
-    not_captured: str | None
-    """Why it cannot be captured as a CUDA graph, where it cannot."""
+    not_grouped: str | None
+    """Why the group engine cannot take such steps, where it cannot."""
 
     @property
     def passes(self) -> float:
@@ -36,7 +36,7 @@ class Climb(Protocol):
 class WholeNetwork:
     """The usual step: one forward, one backward to the input, one move."""
 
-    not_captured: str | None = None
+    not_grouped: str | None = None
     passes: float = 2
 
     def __call__(self, net: nn.Module, images: Tensor, value: Value, move: Move) -> Tensor:

@@ -49,7 +49,7 @@ class Free(PGDAT):
         return Cost(selection=1, step=0, clean=0, corrupted=3, untouched=3)
 
     @property
-    def not_captured(self) -> str | None:
+    def not_grouped(self) -> str | None:
         """The update's own backward moves δ."""
         return "its perturbation moves with the update's own backward"
 
@@ -90,6 +90,10 @@ class Free(PGDAT):
         else:
             self.delta = old.to(x)  # the same tensor where device and type are
         return self.delta[: len(x)]
+
+    def carried(self, x: Tensor) -> list[Tensor]:
+        """δ of the rows of ``x`` (m, …)."""
+        return [self._rows(x)]
 
     def state_dict(self) -> dict[str, Any]:
         """δ."""

@@ -58,7 +58,7 @@ class GradAlign(PGDAT):
         return Cost(selection=1, clean=0, corrupted=3, untouched=3, penalty=6)
 
     @property
-    def not_captured(self) -> str | None:
+    def not_grouped(self) -> str | None:
         """Its loss holds a gradient of the network."""
         return "its loss holds a gradient of the network"
 

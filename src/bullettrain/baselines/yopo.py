@@ -32,7 +32,7 @@ class FirstLayer:
         layer: name of the module in the network; None: the first convolution or linear layer that is called.
     """
 
-    not_captured: str | None = "its attack goes through the first layer alone"
+    not_grouped: str | None = "its attack goes through the first layer alone"
 
     def __init__(self, updates: int, layer: str | None = None) -> None:
         if check_count(updates, "updates") == 0:

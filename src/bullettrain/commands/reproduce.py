@@ -22,7 +22,8 @@ from bullettrain.precision import Precision
 from bullettrain.reproduction import figures, tables
 from bullettrain.reproduction.estimate import Estimator
 from bullettrain.reproduction.jobs import run_all
-from bullettrain.reproduction.records import read_records
+from bullettrain.reproduction.pace import How, measure
+from bullettrain.reproduction.records import Record, read_records
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.rows import FOLDERS, RECORDS, Outcome, Task, merged, take_up
 from bullettrain.reproduction.scales import SCALES, Scale, find_scale
@@ -84,6 +85,14 @@ def reproduce(
             help="Train nothing; write tables and pictures of what is there, also of what `evaluate` found since.",
         ),
     ] = False,
+    pace: Annotated[
+        bool,
+        typer.Option(
+            "--pace",
+            help="Train nothing; time the steps of the finished runs one after the other, with nothing else on the "
+            "device: minutes and wall-clock of runs that shared it. --jobs: compiled at once.",
+        ),
+    ] = False,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
     ] = None,
@@ -123,6 +132,8 @@ def reproduce(
         raise ConfigError(f"--precision is {precision!r}{instead(precision, typing.get_args(Precision))}")
     if train_only and only_tables:
         raise ConfigError("--train-only trains and --tables does not; give one of them")
+    if pace and (train_only or only_tables or dry_run):
+        raise ConfigError("--pace goes without --train-only, --tables and --dry-run")
 
     def task(study: Study, row: Row, seed: int) -> Task:
         config = _config(row, size_of, changed, seed, place)
@@ -152,7 +163,9 @@ def reproduce(
         title = f"{', '.join(study.name for study in studies)}, scale {scale}"
         forecast(console, title, tasks, Estimator(place, read_records(out / RECORDS)), jobs)
         return
-    if only_tables:
+    if pace:
+        signal, problems = None, _time(console, tasks, How(at_once=jobs, data_dir=data_dir, device=device))
+    elif only_tables:
         signal, problems = None, [f"{one.name}: {one.problem}" for one in map(take_up, tasks) if one.problem]
     else:
         try:
@@ -230,6 +243,19 @@ def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, li
     # Runs of the smallest scale are over before a bar could be read.
     quiet = all(not task.report for task in left)
     return run_all(left, jobs=jobs, console=None if quiet else console, begun=begun, ended=ended), problems
+
+
+def _time(console: Console, tasks: list[Task], how: How) -> list[str]:
+    """The pace of all runs that are finished, into their records; what went wrong."""
+    tasks = [task for task in tasks if (record := task.record()) is not None and record.finished]
+    out = {task.name: task.out / RECORDS for task in tasks}
+    console.print(f"{len(tasks)} finished run{'s' * (len(tasks) != 1)} to be timed")
+
+    def found(record: Record) -> None:
+        record.write(out[record.name])
+        console.print(f"{record.pace['epoch_seconds']:8.2f} s an epoch  {record.name}", soft_wrap=True)
+
+    return measure([record for task in tasks if (record := task.record()) is not None], how, found)
 
 
 def _write(results: Results, out: Path) -> list[Path]:

@@ -75,8 +75,8 @@ def why_not(train: BulletTrain) -> str | None:
             return "AugMix has one step"
     elif not isinstance(objective, AdversarialObjective):
         return "its objective is no attack"
-    elif objective.not_captured:
-        return objective.not_captured
+    elif objective.not_grouped:
+        return objective.not_grouped
     elif objective.attack_mode != "eval":
         return "its attack runs in training mode"
     if type(objective) not in (PGDAT, TRADES, MART, AugMix):

@@ -58,8 +58,8 @@ class Objective(ABC):
         """Passes an example that each part costs."""
 
     @property
-    def not_captured(self) -> str | None:
-        """Why its steps cannot be captured as CUDA graphs, where they cannot."""
+    def not_grouped(self) -> str | None:
+        """Why the group engine cannot take its steps, where it cannot."""
         return None
 
     def selection_logits(self, model: nn.Module, x: Tensor) -> Tensor:
@@ -92,9 +92,12 @@ class Objective(ABC):
         """z' (m, K) = h(x') in training mode. Without steps z' = z: such examples are not forwarded again."""
         if z is None:
             return forward(model, x_prime)
-        rows = steps.nonzero()[:, 0].to(z.device, non_blocking=True)
+        rows = steps.nonzero()[:, 0]
+        everyone = len(rows) == len(z)
+        # Of everyone the device knows by itself: nothing is sent there, and a CUDA graph can hold it.
+        rows = torch.arange(len(z), device=z.device) if everyone else rows.to(z.device, non_blocking=True)
         # The wrapper of several workers has seen this step's first forward, and syncs gradients of both.
-        moved = forward(bare(model), x_prime if len(rows) == len(z) else x_prime[rows]) if len(rows) else None
+        moved = forward(bare(model), x_prime if everyone else x_prime[rows]) if len(rows) else None
         return self.fill_in(z, moved, rows)
 
     def fill_in(self, z: Tensor, moved: Tensor | None, rows: Tensor) -> Tensor:
@@ -121,6 +124,10 @@ class Objective(ABC):
         Args: as in :meth:`corrupt`, of which ``start`` is the same.
         """
         return None
+
+    def carried(self, x: Tensor) -> list[Tensor]:
+        """The tensors that steps on batches of up to ``x`` (m, …) change in place; most carry nothing."""
+        return []
 
     def state_dict(self) -> dict[str, Any]:
         """What it carries from step to step; most carry nothing."""
@@ -204,9 +211,9 @@ class AdversarialObjective(Objective):
         return self.eps if self.attack.project else math.inf
 
     @property
-    def not_captured(self) -> str | None:
-        """Why its steps cannot be captured as CUDA graphs, where they cannot."""
-        return self.attack.climb.not_captured
+    def not_grouped(self) -> str | None:
+        """Why the group engine cannot take its steps, where it cannot."""
+        return self.attack.climb.not_grouped
 
     def noise(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """What chance adds to a batch before its attack, shaped as ``like`` (m, …)."""

@@ -133,12 +133,11 @@ def _judging(attack: str, config: Config) -> float:
 
 def _of_runs(records: Iterable[Record], key: Key, device: str) -> Speed | None:
     rates = [
-        record.work * record.examples / record.seconds
+        record.work * record.examples / record.alone
         for record in records
         if (record.config["network"]["name"], record.config["data"]["name"], record.mined) == key
-        and record.environment.get("device") == device
-        and record.jobs == 1
-        and record.seconds
+        and record.pace.get("environment", record.environment).get("device") == device
+        and record.alone
     ]
     source = f"{len(rates)} finished run{'s' * (len(rates) != 1)} here"
     return Speed(sorted(rates)[len(rates) // 2], source) if rates else None

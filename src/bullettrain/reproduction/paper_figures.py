@@ -184,10 +184,10 @@ def plane(scale: Scale) -> tuple[Row, ...]:
         Row("pgd-at", "PGD-AT", "trades", pgd_at, plain=True),
         Row("pgd-at-bt", "PGD-AT + BT", "trades", pgd_at, baseline="pgd-at"),
         Row("fast", "FAST", "trades", pgd_at, baseline="pgd-at", method="fast"),
-        Row("fast-3", "FAST, N=3", "trades", pgd_at, baseline="pgd-at", method="fast-3"),
         Row("n-fgsm", "N-FGSM", "trades", pgd_at, baseline="pgd-at", method="n-fgsm"),
         Row("free", "Free", "trades", pgd_at, baseline="pgd-at", method="free-8"),
         Row("grad-align", "GradAlign", "trades", pgd_at, baseline="pgd-at", method="grad-align"),
         Row("trades-fast", "TRADES + FAST", "trades", baseline="trades", method="fast"),
+        Row("trades-fast-3", "TRADES + FAST, N=3", "trades", baseline="trades", method="fast-3"),
         Row("yopo", "TRADES + YOPO-2-5", "trades", baseline="trades", method="yopo-2-5"),
     )

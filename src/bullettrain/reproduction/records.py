@@ -81,6 +81,9 @@ class Record:
     warnings: list[str] = field(default_factory=list)
     curve: dict[str, list[float | None]] = field(default_factory=dict)
     batch: dict[str, Any] | None = None
+    pace: dict[str, Any] = field(default_factory=dict)
+    """Seconds of an epoch with the device to itself, timed after training (`--pace`), where and how; empty: it was not.
+    """
     note: str = ""
     format: int = FORMAT
 
@@ -93,6 +96,13 @@ class Record:
     def finished(self) -> bool:
         """Whether training came to its end."""
         return self.reason == "finished"
+
+    @property
+    def alone(self) -> float | None:
+        """Seconds of training with the device to itself: by its pace, else those that the run took if it had."""
+        if self.pace:
+            return float(self.pace["epoch_seconds"]) * self.epochs
+        return self.seconds if self.jobs == 1 else None
 
     @property
     def sequential(self) -> float | None:
@@ -115,7 +125,7 @@ class Record:
         if metric in SHARES:
             return 100 * self.shares[metric] if self.mined else None
         if metric == "minutes":
-            return self.seconds / 60 if self.jobs == 1 else None
+            return None if self.alone is None else self.alone / 60
         if metric in self.measures:
             return self.measures[metric]
         return self._of_curve(metric)

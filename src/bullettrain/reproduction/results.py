@@ -236,6 +236,8 @@ class Results:
                 said.append(f"{attack_title(name)} on {figure['examples']:.0f} of {whole:.0f} test images{compared}")
             if "precision" in figure:
                 said.append(f"{attack_title(name)} searched in {figure['precision']}")
+        if run.pace and {"minutes", "wall"} & set(self.columns()):
+            said.append("seconds are those of its steps, timed afterwards with the device to itself")
         return said
 
 
@@ -246,7 +248,7 @@ def _stem(name: str) -> str:
 
 def _cost(run: Record, metric: str) -> float | None:
     if metric == "wall":
-        return run.seconds if run.jobs == 1 else None
+        return run.alone
     # All passes of the run, not those of an example: methods may see examples more often, or for fewer epochs.
     return run.work * run.examples if metric == "work" else run.sequential
 
@@ -254,7 +256,9 @@ def _cost(run: Record, metric: str) -> float | None:
 def _circumstances(run: Record) -> list[Any]:
     """What has to be the same for seconds to be compared."""
     training = run.config["training"]
-    return [*(run.environment.get(key) for key in ("device", "torch")), *(training.get(key) for key in HOW_FAST)]
+    where = run.pace.get("environment", run.environment)
+    how = (where.get(key) for key in ("device", "torch", *(["commit"] if run.pace else [])))
+    return [bool(run.pace), *how, *(training.get(key) for key in HOW_FAST)]
 
 
 def _is_opposite(check: Check, found: float) -> bool:

@@ -186,7 +186,7 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
         images = load(config.data.name, split="train", root=task.data_dir, image_size=config.data.image_size)
         measures |= {**score_ranks(network, images, config.method, device=device), "ranked": 1.0}
     final = record_of(task.folder, jobs=record.jobs, measures=measures, note=record.note)
-    final.figures = {**better(record.figures, final.figures), **figures}
+    final.figures, final.pace = {**better(record.figures, final.figures), **figures}, record.pace
     final.write(task.out / RECORDS)
 
 
@@ -206,7 +206,7 @@ def _so_far(task: Task, kept: Record | None) -> Record:
     jobs = kept.jobs if kept is not None and kept.finished else _most_jobs(task)
     record = record_of(task.folder, jobs=jobs, measures=kept.measures if kept else None)
     if kept is not None:
-        record.figures, record.note = better(kept.figures, record.figures), kept.note
+        record.figures, record.note, record.pace = better(kept.figures, record.figures), kept.note, kept.pace
     return record
 
 

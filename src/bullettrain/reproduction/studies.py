@@ -126,7 +126,7 @@ STUDIES = {
             ROBUST,
             columns=("clean", "pgd20", "autoattack", "minutes", "work"),
             figure="plane",
-            about="Not of the paper. Minutes count where a run had the device to itself.",
+            about="Not of the paper. Minutes are of training with the device to itself, without compilation.",
         ),
     )
 }

@@ -202,8 +202,60 @@ def _units(trainer: Trainer) -> Iterator[list[Batch]]:
         trainer.at.index = 0
 
 
-class _Case:
-    """One engine, with or without BulletTrain: warmed up, compiled and captured, ready to be timed."""
+class Timed:
+    """A run whose steps are timed: warmed up, compiled and captured.
+
+    Args:
+        trainer: as its steps are to find it.
+        shares: impose these fractions of outlier, boundary and robust examples.
+        steps: mini-batches timed at once.
+    """
+
+    def __init__(self, trainer: Trainer, shares: tuple[float, float, float] | None, steps: int) -> None:
+        self.trainer, self.device, stepper = trainer, trainer.place.device, trainer.stepper
+        if shares is not None:
+            trainer.engine.separation = Imposed(shares)
+        # Timing must not change the state much.
+        trainer._rate = lambda step: 1e-6  # type: ignore[method-assign]
+        self.units, self.turns = _units(trainer), max(1, steps // stepper.unit)
+        self.per_step: list[float] = []
+        """Milliseconds a mini-batch, one a repeat."""
+        warm_ups = max(3, self.turns // 2)
+        self.first = self._seconds(warm_ups)  # also captures the sizes that occur
+        self.warmed = warm_ups * stepper.unit
+        trainer.tally.read(False)
+
+    def time(self) -> None:
+        """Once more."""
+        self.per_step.append(1000 * self._seconds(self.turns) / (self.turns * self.trainer.stepper.unit))
+
+    @property
+    def step_ms(self) -> float:
+        """Of one mini-batch; the median of the repeats."""
+        return statistics.median(self.per_step)
+
+    @property
+    def spread_ms(self) -> float:
+        """Largest less smallest of the repeats."""
+        return max(self.per_step) - min(self.per_step)
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Of as many mini-batches as an epoch has, replays among them."""
+        training = self.trainer.config.training
+        return self.step_ms / 1000 * training.replays * len(self.trainer.train_set) / training.batch_size
+
+    def _seconds(self, turns: int) -> float:
+        _wait(self.device)
+        began = time.perf_counter()
+        for _ in range(turns):
+            self.trainer._take(next(self.units))  # with what a run does besides: drawing, cropping, flipping, noise
+        _wait(self.device)
+        return time.perf_counter() - began
+
+
+class _Case(Timed):
+    """One engine, with or without BulletTrain, from a trained state."""
 
     def __init__(
         self,
@@ -215,34 +267,12 @@ class _Case:
         steps: int,
     ) -> None:
         before = _memory(peak=False)
-        self.engine, self.method, self.trainer = engine, method, make(engine, method)
-        self.device, stepper = self.trainer.place.device, self.trainer.stepper
-        self.trainer.network.load_state_dict(state["weights"])
-        self.trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
-        if shares is not None:
-            self.trainer.engine.separation = Imposed(shares)
-        # Timing must not change the state much.
-        self.trainer._rate = lambda step: 1e-6  # type: ignore[method-assign]
-        self.units, self.turns = _units(self.trainer), max(1, steps // stepper.unit)
-        self.per_step: list[float] = []
-        """Milliseconds a mini-batch, one a repeat."""
-        warm_ups = max(3, self.turns // 2)
-        self.first = self._seconds(warm_ups)  # also captures the sizes that occur
-        self.warmed = warm_ups * stepper.unit
+        self.engine, self.method = engine, method
+        trainer = make(engine, method)
+        trainer.network.load_state_dict(state["weights"])
+        trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
+        super().__init__(trainer, shares, steps)
         self.memory = _memory(peak=True) - before
-        self.trainer.tally.read(False)
-
-    def time(self) -> None:
-        """Once more."""
-        self.per_step.append(1000 * self._seconds(self.turns) / (self.turns * self.trainer.stepper.unit))
-
-    def _seconds(self, turns: int) -> float:
-        _wait(self.device)
-        began = time.perf_counter()
-        for _ in range(turns):
-            self.trainer._take(next(self.units))  # with what a run does besides: drawing, cropping, flipping, noise
-        _wait(self.device)
-        return time.perf_counter() - began
 
     def row(self) -> Row:
         """What was found."""
@@ -251,16 +281,16 @@ class _Case:
         captured = isinstance(stepper, GroupStepper)
         phases = _phases(trainer, self.units, self.turns) if captured else {}
         m = trainer.config.training.batch_size
-        seconds = statistics.median(self.per_step) / 1000
+        seconds = self.step_ms / 1000
         return Row(
             engine=self.engine,
             method=self.method,
-            step_ms=1000 * seconds,
-            spread_ms=max(self.per_step) - min(self.per_step),
+            step_ms=self.step_ms,
+            spread_ms=self.spread_ms,
             select_ms=phases.get("select"),
             attack_ms=phases.get("attack"),
             update_ms=phases.get("update"),
-            epoch_seconds=seconds * len(trainer.train_set) / m,
+            epoch_seconds=self.epoch_seconds,
             examples_per_second=m / seconds,
             tflops=figures["work"] * m * forward_flops(trainer) / seconds / 1e12,
             memory_gib=self.memory / 2**30 if self.device.type == "cuda" else None,

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from bullettrain.engine import StepOutput
@@ -27,7 +26,9 @@ class Tally:
 
     def add(self, out: StepOutput, y: Tensor, loss_weight: float) -> None:
         """One step of this process, but for its passes; ``loss_weight`` makes its loss a sum over examples."""
-        one_hot = F.one_hot(out.category, len(Category)).to(self.sums.dtype)
+        # By comparison: F.one_hot looks at its input, for which a CPU's recording would have to wait.
+        classes = torch.arange(len(Category), device=out.category.device)
+        one_hot = (out.category[:, None] == classes).to(self.sums.dtype)
         svar = torch.zeros_like(y, dtype=self.sums.dtype) if out.svar is None else out.svar.to(self.sums.dtype)
         hits = (out.z_prime.argmax(dim=-1) == y).to(self.sums.dtype)
         clean = torch.zeros_like(self.sums[0]) if out.z is None else (out.z.argmax(dim=1) == y).sum()
