@@ -60,7 +60,7 @@ def test_runs_that_shared_a_device_are_timed_afterwards(tmp_path):
         record.write(tmp_path / "records")
         assert record.alone is None
     text = invoke(*words, "--pace", "--jobs", 3, "--data-dir", tmp_path, fails=1, columns=300)
-    assert "3 finished runs to be timed" in text
+    assert "3 finished runs: 3 to be timed" in text
     assert text.count("s an epoch") == 2
     assert text.count("failed") == 1
     records = read_records(tmp_path / "records")
@@ -81,6 +81,10 @@ def test_runs_that_shared_a_device_are_timed_afterwards(tmp_path):
     assert {name: one.pace for name, one in read_records(tmp_path / "records").items()} == {
         name: one.pace for name, one in records.items()
     }
+    for record in records.values():
+        record.pace = {"epoch_seconds": 1.0, "environment": record.environment}  # as if the third had been, too
+        record.write(tmp_path / "records")
+    assert "3 finished runs: 0 to be timed, 3 from before" in invoke(*words, "--pace")
     with pytest.raises(ConfigError, match="--pace goes without"):
         invoke(*words, "--pace", "--dry-run")
 

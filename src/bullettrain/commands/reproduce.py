@@ -22,7 +22,7 @@ from bullettrain.precision import Precision
 from bullettrain.reproduction import figures, tables
 from bullettrain.reproduction.estimate import Estimator
 from bullettrain.reproduction.jobs import run_all
-from bullettrain.reproduction.pace import How, measure
+from bullettrain.reproduction.pace import How, is_timed, measure
 from bullettrain.reproduction.records import Record, read_records
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.rows import FOLDERS, RECORDS, Outcome, Task, merged, take_up
@@ -247,15 +247,18 @@ def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, li
 
 def _time(console: Console, tasks: list[Task], how: How) -> list[str]:
     """The pace of all runs that are finished, into their records; what went wrong."""
-    tasks = [task for task in tasks if (record := task.record()) is not None and record.finished]
+    finished = [record for task in tasks if (record := task.record()) is not None and record.finished]
+    here = find_place(how.device).device
+    left = [record for record in finished if not is_timed(record, here)]
+    kept = f", {len(finished) - len(left)} from before" if len(left) < len(finished) else ""
+    console.print(f"{len(finished)} finished run{'s' * (len(finished) != 1)}: {len(left)} to be timed{kept}")
     out = {task.name: task.out / RECORDS for task in tasks}
-    console.print(f"{len(tasks)} finished run{'s' * (len(tasks) != 1)} to be timed")
 
     def found(record: Record) -> None:
         record.write(out[record.name])
         console.print(f"{record.pace['epoch_seconds']:8.2f} s an epoch  {record.name}", soft_wrap=True)
 
-    return measure([record for task in tasks if (record := task.record()) is not None], how, found)
+    return measure(left, how, found)
 
 
 def _write(results: Results, out: Path) -> list[Path]:

@@ -11,8 +11,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bullettrain.data import DataError
-from bullettrain.reproduction.records import Record
+from bullettrain.reproduction.records import WHERE, Record
 from bullettrain.training.bench import Timed
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunFolder, environment
@@ -36,6 +38,12 @@ class How:
     at_once: int = 1
     data_dir: Path | None = None
     device: str | None = None
+
+
+def is_timed(record: Record, device: torch.device) -> bool:
+    """Whether ``record`` has a pace that was measured with this code on this kind of device."""
+    there, here = record.pace.get("environment", {}), environment(device)
+    return bool(there) and all(there.get(key) == here.get(key) for key in WHERE)
 
 
 def measure(records: Sequence[Record], how: How, found: Callable[[Record], None]) -> list[str]:

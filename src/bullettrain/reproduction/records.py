@@ -34,6 +34,8 @@ HOW = {
     )
 } | {"evaluation.batch_size", "evaluation.search"}
 """Settings that say how a run is computed, not what is learnt: a row's run may have others."""
+WHERE = ("device", "torch", "commit")
+"""What has to be the same for paces to be compared."""
 MINING = {"method.gamma", "method.momentum"}
 """Settings that mean nothing where all get the same steps."""
 

@@ -13,7 +13,7 @@ from bullettrain.evaluation.compared import Difference, difference
 from bullettrain.evaluation.statistics import CHANCE
 from bullettrain.reporting.words import attack_name as attack_title
 from bullettrain.reporting.words import listed
-from bullettrain.reproduction.records import Record, run_name
+from bullettrain.reproduction.records import WHERE, Record, run_name
 from bullettrain.reproduction.rows import attack_name
 from bullettrain.reproduction.scales import Scale
 from bullettrain.reproduction.study import RATIOS, Check, Claim, Row, Study
@@ -257,8 +257,8 @@ def _circumstances(run: Record) -> list[Any]:
     """What has to be the same for seconds to be compared."""
     training = run.config["training"]
     where = run.pace.get("environment", run.environment)
-    how = (where.get(key) for key in ("device", "torch", *(["commit"] if run.pace else [])))
-    return [bool(run.pace), *how, *(training.get(key) for key in HOW_FAST)]
+    same = WHERE if run.pace else ("device", "torch")
+    return [bool(run.pace), *(where.get(key) for key in same), *(training.get(key) for key in HOW_FAST)]
 
 
 def _is_opposite(check: Check, found: float) -> bool:
