@@ -1,4 +1,4 @@
-"""Write docs/reproduction.md and its pictures from the recorded runs in results/reproduce.
+"""Write docs/reproduction.md, its pictures and the README's table of methods from the runs in results/reproduce.
 
 python benchmarks/reproduction_page.py [--check]
 """
@@ -7,13 +7,16 @@ import argparse
 import sys
 from pathlib import Path
 
+from bullettrain.reporting.svg import printed
 from bullettrain.reproduction import SCALES, STUDIES, figures, tables
 from bullettrain.reproduction.records import read_records
 from bullettrain.reproduction.results import Results, Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RECORDS = ROOT / "docs" / "reproduction.md", ROOT / "results" / "reproduce"
-START, END = "<!-- reproduction: from results/reproduce -->", "<!-- /reproduction -->"
+README = ROOT / "README.md"
+CHOICE = {"plane": ("bt-nr0", "mart", "mart-bt"), "table-fast": ()}
+"""Studies whose rows the README shows, without these: TRADES is what they are set beside."""
 
 
 def written(scale: str, *, pictures: bool) -> str:
@@ -33,8 +36,9 @@ def written(scale: str, *, pictures: bool) -> str:
         lines.append(tables.table(results))
         lines += [text for note in (results.study.about, *results.notes()) if note for text in ("", note)]
         lines += tables.claims(results)
-        for name in drawn(results, folder, pictures=pictures):
-            lines += ["", f"![{results.study.title}](../results/reproduce/{scale}/{name}.png)"]
+        for name, caption in drawn(results, folder, pictures=pictures):
+            address = f"../results/reproduce/{scale}/{name}.png"
+            lines += tables.shown_in_markdown(results, address, caption)
     return "\n".join(lines)
 
 
@@ -49,36 +53,74 @@ def overview(found: list[Results]) -> list[str]:
     return [*lines, "", tables.LEGEND]
 
 
-def drawn(results: Results, folder: Path, *, pictures: bool) -> list[str]:
-    """The names of the study's pictures; without ``pictures``, those that are there."""
+def drawn(results: Results, folder: Path, *, pictures: bool) -> list[tuple[str, str]]:
+    """The names and captions of the study's pictures, whose files are written anew with ``pictures``."""
     if pictures:
-        names = [name for name, _, _ in figures.write(results, folder)]
-        for name in names:
+        written = [(name, caption) for name, caption, _ in figures.write(results, folder)]
+        for name, _ in written:
             (folder / f"{name}.svg").unlink()  # the page shows the other one
-        return names
-    return sorted(
-        file.stem for file in folder.glob("*.png") if file.stem.startswith(results.study.name) and results.study.figure
-    )
+        return written
+    with printed():
+        found = [(results.study.name + picture.suffix, picture.caption) for picture in figures.draw(results)]
+    return [(name, caption) for name, caption in found if (folder / f"{name}.png").is_file()]
+
+
+def methods() -> str:
+    """What each method reaches beside TRADES, and what it costs, the dearest first; those that were run."""
+    records = read_records(RECORDS / "short" / "records")
+    found: dict[str, tuple[float, str]] = {}
+    for name, hidden in CHOICE.items():
+        results = Results(STUDIES[name], SCALES["short"], records)
+        for row in results.rows.values():
+            minutes = results.value(row.name, "minutes")
+            if row.name in hidden or minutes is None:
+                continue
+            (run,) = results.runs[row.name]
+            beside = [apart(results, row.name, metric) for metric in ("clean", "pgd20", "autoattack")]
+            cells = [row.title.replace(" λ=1/6", ""), f"{minutes.mean:.2f}", f"{run.work:.1f}", *beside]
+            found[run.name] = minutes.mean, f"| {' | '.join(cells)} |"
+    head = ["method", "minutes", "passes an example", "clean %", "PGD-20 %", "AutoAttack %"]
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    return "\n".join([*lines, *(line for _, line in sorted(found.values(), reverse=True))])
+
+
+def apart(results: Results, row: str, metric: str) -> str:
+    """A row's accuracy and, in brackets, how far that is from TRADES on the same images."""
+    mine, base = results.value(row, metric), results.value("trades", metric)
+    if mine is None or base is None:
+        return "–"
+    said = f"{mine.mean:.1f}"
+    if any(figure.get("among") for figure in mine.figures):
+        said = f"({said})"
+    if row == "trades":
+        return said
+    gained = mine.above(base)
+    return f"{said}, {tables.signed(round(gained.value, 1))[:-1]} ± {gained.error:.1f}"
+
+
+def renewed(file: Path, name: str, body: str) -> tuple[str, str]:
+    """A file's text with and without what lies between the marks of ``name`` now."""
+    start, end = f"<!-- {name}: from results/reproduce -->", f"<!-- /{name} -->"
+    text = file.read_text(encoding="utf-8")
+    before, rest = text.split(start)
+    return text, f"{before}{start}\n{body}\n{end}{rest.split(end)[1]}"
 
 
 def main() -> None:
-    """Rewrite the page, or check that it is up to date."""
+    """Rewrite the pages, or check that they are up to date."""
     parser = argparse.ArgumentParser(description="Write docs/reproduction.md from results/reproduce")
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     check = parser.parse_args().check
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(START)
-    after = rest.split(END)[1]
     scales = [scale for scale in SCALES if (RECORDS / scale).is_dir()]
     body = "\n\n".join(written(scale, pictures=not check) for scale in scales)
-    new = f"{before}{START}\n{body}\n{END}{after}"
-    if check:
-        sys.exit(
-            0
-            if new == text
-            else f"{PAGE.name} is not what results/reproduce says; run benchmarks/reproduction_page.py without --check"
-        )
-    PAGE.write_text(new, encoding="utf-8")
+    for file, name, content in ((PAGE, "reproduction", body), (README, "methods", methods())):
+        old, new = renewed(file, name, content)
+        if not check:
+            file.write_text(new, encoding="utf-8")
+        elif old != new:
+            sys.exit(
+                f"{file.name} is not what results/reproduce says; run benchmarks/reproduction_page.py without --check"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
 import os
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,18 @@ def whole(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     assert train(small(), folder, CPU).finished
     return folder
+
+
+@contextmanager
+def no_waiting():
+    """Where the host must not wait for a CUDA device: a RuntimeError if it does."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")  # an error it would leave the mode on
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def few_queries(monkeypatch):

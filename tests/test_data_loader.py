@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bullettrain.data import Augment, DataError, ImageSet, Loader, split_validation, to_unit
 from bullettrain.data import loader as loader_module
+from conftest import no_waiting
 
 
 def images(n: int, channels: int = 3, size: int = 8, classes: int = 4, seed: int = 0) -> ImageSet:
@@ -251,11 +252,8 @@ def test_on_the_gpu_nothing_waits_and_both_modes_agree():
     options = {"batch_size": 128, "seed": 0, "device": "cuda", "augment": Augment(4, True), "channels_last": True}
     data = images(50_000, 3, 32)
     resident, on_host = (Loader(data, **options, resident=r) for r in (True, False))
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         batches = [batch for batch, _ in zip(resident.epoch(1), range(20), strict=False)]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert batches[0][0].device.type == "cuda"
     assert same(batches, [batch for batch, _ in zip(on_host.epoch(1), range(20), strict=False)])
     halves = [next(Loader(data, **options, rank=r, world=2).epoch(1, start=3)) for r in range(2)]

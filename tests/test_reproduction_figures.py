@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from bullettrain.evaluation.results import pack
 from bullettrain.reporting import figures as report
 from bullettrain.reporting.svg import printed
 from bullettrain.reproduction import STUDIES, figures, tables
@@ -69,6 +71,32 @@ def test_every_method_of_the_plane_can_be_read(kind):
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
     assert legend == ["full attack for all", "BulletTrain", "other", "from its baseline"]
     assert not axes.get_legend().get_window_extent().overlaps(axes.bbox)
+
+
+def test_a_method_judged_on_some_images_is_placed_beside_one_judged_on_all():
+    """The first 100 of 400 are easy: what is judged on them alone would look better than it is."""
+    rows = {row.name: row for row in STUDIES["plane"].rows(SHORT)}
+    whole = torch.zeros(400, dtype=torch.bool)
+    whole[:80], whole[100:180] = True, True
+    part = torch.ones(100, dtype=torch.bool)
+    part[:30] = False
+    chosen = torch.arange(400) < 100
+    trades, yopo = (record(rows[name], autoattack=40.0) for name in ("trades", "yopo"))
+    trades.figures["autoattack"] = figure = {"accuracy": 0.4, "examples": 400, "survived": pack(whole)}
+    figure["fingerprint"] = "all"
+    among = {"fingerprint": "all", "examples": 400, "chosen": pack(chosen)}
+    some = {"accuracy": 0.7, "examples": 100, "fingerprint": "some", "survived": pack(part), "among": among}
+    yopo.figures["autoattack"] = some
+    with printed():
+        (picture,) = figures.draw(Results(STUDIES["plane"], SHORT, {run.name: run for run in (trades, yopo)}))
+    heights = [float(bars[0].get_ydata()[0]) for bars in picture.figure.axes[0].containers]
+    assert heights == pytest.approx([40.0, 30.0])  # ten points less on the images that both have, not thirty more
+    assert "placed by how far it is from TRADES on these" in picture.caption
+    yopo.figures["autoattack"] = {key: value for key, value in some.items() if key != "survived"}
+    with printed():  # it is not known which images: it stands where it was found
+        (picture,) = figures.draw(Results(STUDIES["plane"], SHORT, {run.name: run for run in (trades, yopo)}))
+    assert [float(bars[0].get_ydata()[0]) for bars in picture.figure.axes[0].containers] == pytest.approx([40.0, 70.0])
+    assert "placed by" not in picture.caption
 
 
 def test_seeds_of_the_plane_do_not_hide_words():

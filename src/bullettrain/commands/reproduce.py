@@ -268,5 +268,7 @@ def _write(results: Results, out: Path) -> list[Path]:
     pictures = figures.write(results, out)
     page = tables.html(results, [(caption, address) for _, caption, address in pictures])
     RunFolder(out).write(f"{name}.html", page.encode())
-    RunFolder(out).write(f"{name}.md", tables.markdown(results, [picture for picture, _, _ in pictures]).encode())
+    RunFolder(out).write(
+        f"{name}.md", tables.markdown(results, [(picture, caption) for picture, caption, _ in pictures]).encode()
+    )
     return [out / f"{name}.md", out / f"{name}.html", *(out / f"{picture}.png" for picture, _, _ in pictures)]

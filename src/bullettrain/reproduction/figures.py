@@ -304,22 +304,23 @@ def plane(results: Results) -> list[Picture]:
     drawn: dict[str, Any] = {}
     words: list[Word] = []
     lines: list[Line] = []
+    placed, beside = _placed(points)
     for at, judged, row in points:
+        height, bar = placed[row.name]
         kind = "other" if row.method is not None else "full attack for all" if row.plain else "BulletTrain"
         marker, colour = kinds[kind]
         look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 6, "linestyle": "none"}
-        if hollow := any(figure.get("among") for figure in judged.figures):
+        if hollow := _is_part(judged):
             look |= {"markerfacecolor": "white"}
-        bar = 2 * judged.above(Measured((0.0,))).error
-        shown = axes.errorbar(at, judged.mean, bar, capsize=2, elinewidth=0.9, **look)
+        shown = axes.errorbar(at, height, bar, capsize=2, elinewidth=0.9, **look)
         drawn["judged on some images" if hollow else kind] = shown
         text = row.title.replace("N_R", NAMES["N_R"])
-        words.append(Word(at, judged.mean, text, COLOURS["boundary-ink" if kind == "other" else colour]))
-        lines.append(((at, judged.mean - bar), (at, judged.mean + bar)))
-    base = {row.name: (at, judged.mean) for at, judged, row in points}
-    for at, judged, row in points:
+        words.append(Word(at, height, text, COLOURS["boundary-ink" if kind == "other" else colour]))
+        lines.append(((at, height - bar), (at, height + bar)))
+    base = {row.name: (at, placed[row.name][0]) for at, _, row in points}
+    for _, _, row in points:
         if row.baseline in base and row.method is None:
-            lines.append((base[row.baseline], (at, judged.mean)))
+            lines.append((base[row.baseline], base[row.name]))
             dashes: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 2)), "zorder": 0}
             (drawn["from its baseline"],) = axes.plot(*zip(*lines[-1], strict=True), color=COLOURS["accent"], **dashes)
     unit = "training, minutes" if cost == "minutes" else "training, counted passes an example"
@@ -335,7 +336,29 @@ def plane(results: Results) -> list[Picture]:
     text += ", bars are two standard errors, of the images that were judged and of seeds where there are several"
     if "judged on some images" in drawn:
         text += "; hollow: judged on a part of the test images"
+        text += f", and placed by how far it is from {beside} on these" if beside else ""
     return [Picture("", f"{text}.", figure)]
+
+
+def _placed(points: list[tuple[float, Measured, Row]]) -> tuple[dict[str, tuple[float, float]], str]:
+    """Where rows stand, and two standard errors; and the row that those judged on a part of the images stand beside.
+
+    Another part is harder or easier than the whole, for all methods alike: so such a row's place is that of one that
+    was judged on all images, and the difference between the two on the images that both have.
+    """
+    whole = next(((judged, row) for _, judged, row in points if judged.figures and not _is_part(judged)), None)
+    placed, beside = {}, ""
+    for _, judged, row in points:
+        place = judged.mean, 2 * judged.above(Measured((0.0,))).error
+        if whole is not None and _is_part(judged) and (apart := judged.above(whole[0])).paired:
+            place, beside = (whole[0].mean + apart.value, 2 * apart.error), whole[1].title
+        placed[row.name] = place
+    return placed, beside
+
+
+def _is_part(judged: Measured) -> bool:
+    """Whether it is of some of the images alone."""
+    return any(figure.get("among") for figure in judged.figures)
 
 
 def _points(results: Results, attack: str, cost: str) -> list[tuple[float, Measured, Row]]:

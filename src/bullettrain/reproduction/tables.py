@@ -174,8 +174,13 @@ def _reached(check: Check, found: float) -> bool:
     return found >= check.offset if check.relation == "≥" else found <= check.offset if check.relation == "≤" else True
 
 
-def markdown(results: Results, figures: list[str]) -> str:
-    """The whole page of a study as Markdown."""
+def shown_in_markdown(results: Results, address: str, caption: str) -> list[str]:
+    """Lines of a picture with its caption."""
+    return ["", f"![{results.study.title}]({address})", "", f"*{caption}*"]
+
+
+def markdown(results: Results, figures: list[tuple[str, str]]) -> str:
+    """The whole page of a study as Markdown; of pictures, names and captions."""
     study = results.study
     lines = [f"# {study.title}", "", f"`{study.name}`, scale {results.scale.name}: {results.scale.about}.", ""]
     if results.settings:
@@ -183,7 +188,7 @@ def markdown(results: Results, figures: list[str]) -> str:
     lines += [table(results), *(["", LEGEND] if results.claims() else [])]
     lines += [text for note in (study.about, *results.notes()) if note for text in ("", note)]
     lines += claims(results)
-    lines += [text for name in figures for text in ("", f"![{study.title}]({name}.png)")]
+    lines += [line for name, caption in figures for line in shown_in_markdown(results, f"{name}.png", caption)]
     return "\n".join(lines) + "\n"
 
 
