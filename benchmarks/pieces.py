@@ -18,10 +18,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bullettrain.engine.corruption import AttackPieces
+from bullettrain.engine.group import GroupEngine
 from bullettrain.training import recipe
 from bullettrain.training.bench import Imposed, _maker, _units
 from bullettrain.training.setup import Place, load_data
-from bullettrain.training.steppers import GroupStepper
+from bullettrain.training.steppers import StaticStepper
 
 KINDS = {
     "convolution": ("cudnn", "xmma", "cutlass", "implicit", "conv"),
@@ -51,7 +52,7 @@ def main() -> None:
         for _ in range(6):
             trainer._take(next(units))
         torch.cuda.synchronize()
-        assert isinstance(trainer.stepper, GroupStepper)
+        assert isinstance(trainer.stepper, StaticStepper)
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.recipe} {options.method}", end=" ")
         print(f"{' '.join(options.settings)}: {trainer.stepper.capture_seconds:.1f} s of compilation and captures")
         graphs = trainer.stepper.graphs
@@ -60,10 +61,11 @@ def main() -> None:
             show(trainer.stepper, key, options.kernels)
 
 
-def show(stepper: GroupStepper, key: Hashable, kernels: int) -> None:
+def show(stepper: StaticStepper, key: Hashable, kernels: int) -> None:
     """One piece: the median of 20 replays, then the kernels of three more."""
     assert stepper.graphs is not None
-    graph, memory, corruption = stepper.graphs.graphs[key], stepper.group.memory, stepper.group.corruption
+    assert isinstance(stepper.engine, GroupEngine)
+    graph, memory, corruption = stepper.graphs.graphs[key], stepper.engine.memory, stepper.engine.corruption
     assert memory is not None
 
     def back() -> None:

@@ -42,15 +42,15 @@ def died(target, *args) -> bool:
 
 def interrupt_at_the_third_group(monkeypatch) -> None:
     """Ctrl-C while a group is trained."""
-    calls, original = [0], GroupEngine.step
+    calls, original = [0], GroupEngine.updates
 
-    def step(self, batches):
+    def updates(self, batches):
         calls[0] += 1
         if calls[0] == 3:
             signal.raise_signal(signal.SIGINT)
         return original(self, batches)
 
-    monkeypatch.setattr(GroupEngine, "step", step)
+    monkeypatch.setattr(GroupEngine, "updates", updates)
 
 
 def free_port() -> int:

@@ -24,7 +24,7 @@ from bullettrain.training.methods import METHODS, one_line, with_method
 from bullettrain.training.optim import make_optimizer
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, load_data
-from bullettrain.training.steppers import PlainStepper, WholeStepper, choose
+from bullettrain.training.steppers import PlainStepper, StaticStepper, choose
 from emulated import Emulated
 from short_runs import CPU, died, kinds, weights_of
 
@@ -305,20 +305,18 @@ def test_a_step_that_is_recorded_and_replayed_trains_what_the_plain_one_trains(t
     """As a CUDA graph would hold it; also the last batch, which is shorter, and a run that was stopped."""
     config, made = small(name, "optimizer.name=sgd", *settings), []
 
-    def chosen(kind, **more):
-        def choose(engine, network, *rest, say):
-            optimizer = make_optimizer(network, config.optimizer, capturable=True)  # rounds in a way of its own
-            made.append(kind(engine, network, optimizer, *rest, half=False, **more))
+    def choose(engine, network, average, tally, config, place, say):
+        optimizer = make_optimizer(network, config.optimizer, capturable=True)  # rounds in a way of its own
+        parts = engine, network, optimizer, average, tally, config
+        if (tmp_path / "plain" / "last.safetensors").exists():
+            made.append(StaticStepper(*parts, whole=True, half=False, captured=True, say=say))
             return made[-1], optimizer
+        return PlainStepper(*parts, place, half=False), optimizer
 
-        monkeypatch.setattr(loop, "choose", choose)
-
-    chosen(PlainStepper)
-    runs.train(config, tmp_path / "plain", CPU)
-    made.clear()
-    chosen(WholeStepper, say=print)
+    monkeypatch.setattr(loop, "choose", choose)
     monkeypatch.setattr(steppers, "Graphs", lambda state, say: Emulated(state))
-    calls, original = [0], WholeStepper.take
+    runs.train(config, tmp_path / "plain", CPU)
+    calls, original = [0], StaticStepper.take
 
     def take(self, *args):
         calls[0] += 1
@@ -326,15 +324,15 @@ def test_a_step_that_is_recorded_and_replayed_trains_what_the_plain_one_trains(t
             signal.raise_signal(signal.SIGINT)
         return original(self, *args)
 
-    monkeypatch.setattr(WholeStepper, "take", take)
+    monkeypatch.setattr(StaticStepper, "take", take)
     assert runs.train(config, tmp_path / "whole", CPU).signal == signal.SIGINT
     assert runs.train(config, tmp_path / "whole", CPU, resume=True).finished
     assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "plain")
-    assert {key for stepper in made for key in stepper.graphs.recordings} == {("step", 50), ("step", 40)}
+    assert {key for stepper in made for key in stepper.graphs.recordings} == {("step", 50), ("step", 40), "average"}
     for kind, times in (("step", ("examples_per_second",)), ("epoch", TIMES), ("end", ("seconds", "capture_seconds"))):
         mine, theirs = ([without(record, times) for record in kinds(tmp_path / n, kind)] for n in ("whole", "plain"))
         assert mine == theirs
-    state = made[-1].engine.state_dict()
+    state = made[-1].engine.train.state_dict()
     assert state["steps_taken"] == kinds(tmp_path / "plain", "epoch")[-1]["step"]
 
 

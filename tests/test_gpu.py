@@ -9,6 +9,7 @@ import torch
 
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
+from bullettrain.baselines import GradAlign, grad_align
 from bullettrain.data import ImageSet, load, to_unit
 from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
 from bullettrain.engine.group import GroupEngine, GroupSettings
@@ -22,7 +23,7 @@ from bullettrain.training.folder import read_weights
 from bullettrain.training.methods import with_method
 from bullettrain.training.optim import make_optimizer
 from bullettrain.training.setup import Place
-from bullettrain.training.steppers import PlainStepper, WholeStepper
+from bullettrain.training.steppers import PlainStepper, StaticStepper
 from bullettrain.training.tally import Tally
 from conftest import batch, few_queries, no_waiting
 from short_runs import interrupt_at_the_third_group
@@ -257,11 +258,14 @@ def test_a_step_as_one_graph_is_the_plain_one(name, compile):
     torch.manual_seed(0)
     net = WideResNet(10, 1).to(CUDA, torch.float64).to(memory_format=torch.channels_last)
     said, both = [], []
-    for kind, more in ((PlainStepper, {}), (WholeStepper, {"say": said.append})):
+    for whole in (False, True):
         own = copy.deepcopy(net)
         optimizer, average = make_optimizer(own, config.optimizer, capturable=True), MovingAverage(own, 0.9)
-        parts = config.method.engine(), own, optimizer, average, Tally(CUDA), config, Place(CUDA)
-        both.append(kind(*parts, half=False, **more))
+        parts = config.method.engine(), own, optimizer, average, Tally(CUDA), config
+        static = {"whole": True, "captured": True, "say": said.append}
+        both.append(
+            StaticStepper(*parts, half=False, **static) if whole else PlainStepper(*parts, Place(CUDA), half=False)
+        )
     for step in range(12):
         x, y, start = (t.double() if t.is_floating_point() else t for t in on_gpu(9 if step % 4 == 3 else 24, step % 5))
         outs = [stepper.take([(x, y, start)], lambda i: LR, [len(y)]) for stepper in both]
@@ -269,12 +273,12 @@ def test_a_step_as_one_graph_is_the_plain_one(name, compile):
             torch.testing.assert_close(*(getattr(out, field).detach() for out in outs), rtol=0, atol=1e-9)
     assert not said
     plain, whole = both
-    assert set(whole.graphs.graphs) == {("step", 24), ("step", 9)}
+    assert set(whole.graphs.graphs) == {("step", 24), ("step", 9), "average"}
     assert plain.tally.passes == whole.tally.passes
     states = ([*s.network.state_dict().values(), *s.average.state_dict().values(), s.tally.sums] for s in both)
     for mine, expected in zip(*states, strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-8)
-    assert whole.engine.state_dict()["steps_taken"] == plain.engine.state_dict()["steps_taken"] == 12
+    assert whole.engine.train.steps_taken == plain.engine.steps_taken == 12
 
 
 @pytest.mark.parametrize("name", ["yopo-2-5", "grad-align", "free-4"])
@@ -283,7 +287,7 @@ def test_baselines_are_captured_and_resume(tmp_path, monkeypatch, name):
     whole = runs.train(config, tmp_path / "whole", Place(CUDA))
     assert whole.finished
     assert not whole.end["notes"]
-    calls, original = [0], WholeStepper.take
+    calls, original = [0], StaticStepper.take
 
     def take(self, *args):
         calls[0] += 1
@@ -291,12 +295,57 @@ def test_baselines_are_captured_and_resume(tmp_path, monkeypatch, name):
             signal.raise_signal(signal.SIGINT)
         return original(self, *args)
 
-    monkeypatch.setattr(WholeStepper, "take", take)
+    monkeypatch.setattr(StaticStepper, "take", take)
     assert runs.train(config, tmp_path / "cut", Place(CUDA)).reason.startswith("stopped")
     assert runs.train(config, tmp_path / "cut", Place(CUDA), resume=True).finished
     a, b = (read_weights(tmp_path / name / "last.safetensors")[0] for name in ("whole", "cut"))
     for key, value in a.items():
         assert torch.allclose(value, b[key], atol=0.02), key  # bf16, and signs
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", ["trades", "mart", "pgd", "augmix", "grad-align"])
+def test_a_loop_of_ones_own_has_the_plain_gradients(name, compile):
+    """Adam and a schedule of the loop's, a shorter batch, and the network moved in between."""
+    torch.manual_seed(0)
+    nets = [WideResNet(10, 1).to(CUDA, torch.float64).to(memory_format=torch.channels_last)]
+    nets.append(copy.deepcopy(nets[0]))
+    trains = [
+        BulletTrain(bt.AugMix(), budget=StepBudget(1, 0))
+        if name == "augmix"
+        else grad_align(GradAlign(eps=0.05))
+        if name == "grad-align"
+        else make(name, (4, 2, 0))
+        for _ in nets
+    ]
+    said = []
+    fast = bt.Captured(trains[1], nets[1], compile=compile, bucket=1, say=said.append)
+    loops = [torch.optim.AdamW(net.parameters(), lr=1e-3) for net in nets]
+    for step in range(8):
+        x, y, start = (t.double() if t.is_floating_point() else t for t in on_gpu(9 if step % 4 == 3 else 24, step % 5))
+        if name == "augmix":
+            start = trains[0].objective.opening(x)
+        for parameter in nets[0].parameters():
+            parameter.grad = None
+        expected = trains[0].step(nets[0], x, y, start=start)
+        expected.loss.backward()
+        out = fast.step(x, y, start=start)
+        assert torch.equal(out.category, expected.category)
+        torch.testing.assert_close(out.loss, expected.loss.detach(), rtol=0, atol=1e-9)
+        for mine, theirs in zip(*(net.parameters() for net in nets[::-1]), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-8)
+        for optimizer in loops:
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.9
+            optimizer.step()
+        if step == 3:  # away and back: its memory is another
+            nets[1].to("cpu")
+            nets[1].to(CUDA)
+        with torch.no_grad():  # Adam makes whole steps of rounding
+            for mine, theirs in zip(nets[1].state_dict().values(), nets[0].state_dict().values(), strict=True):
+                mine.copy_(theirs)
+    assert not said
+    assert fast.reason is None
 
 
 def test_no_graph_is_captured_after_the_sizes_have_been_seen():

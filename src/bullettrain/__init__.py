@@ -1,7 +1,7 @@
 """BulletTrain: robust training of neural networks at a fraction of the cost, by boundary example mining."""
 
 from bullettrain.allocation import StepBudget, theoretical_speedup
-from bullettrain.engine import BulletTrain, StepOutput
+from bullettrain.engine import BulletTrain, Captured, StepOutput
 from bullettrain.loading import load
 from bullettrain.mining import (
     Category,
@@ -24,6 +24,7 @@ __all__ = [
     "TRADES",
     "AugMix",
     "BulletTrain",
+    "Captured",
     "Category",
     "Objective",
     "OracleSeparation",

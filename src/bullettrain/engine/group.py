@@ -7,7 +7,7 @@ and of sizes that repeat, run by a runner: at once, or as a captured CUDA graph 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,7 +82,6 @@ class GroupEngine:
         network: the bare module; its weights change.
         update: called after each backward, to move the weights.
         observe: called with each update's output; for records.
-        before, after: called around each update, outside of any piece; for the learning rate and the like.
         settings: see :class:`GroupSettings`.
         runner: how pieces are run. ``update`` and ``observe`` are part of a piece.
         say: told in one line what cannot be had.
@@ -95,8 +94,6 @@ class GroupEngine:
         update: Callable[[], None],
         *,
         observe: Callable[[StepOutput, Tensor], None] | None = None,
-        before: Callable[[], None] | None = None,
-        after: Callable[[], None] | None = None,
         settings: GroupSettings = GroupSettings(),  # noqa: B008 (frozen)
         runner: Runner = at_once,
         say: Callable[[str], None] = print,
@@ -106,7 +103,6 @@ class GroupEngine:
         assert isinstance(train.budget, StepBudget)
         self.train, self.objective, self.budget = train, train.objective, train.budget
         self.network, self.update, self.observe, self.settings, self.run = network, update, observe, settings, runner
-        self.before, self.after = before, after
         self.selects = self.budget.uniform_steps is None
         self.by_loss_logits = self.objective.selection == "train" and self.objective.has_clean_term
         half, compile = settings.half, settings.compile
@@ -147,6 +143,13 @@ class GroupEngine:
 
         The outputs' tensors are valid until the next group; z and z' are those of the last mini-batch only.
         """
+        return list(self.updates(batches))
+
+    def updates(self, batches: Sequence[Batch]) -> Iterator[StepOutput]:
+        """The same one by one: what a mini-batch's update gave, before the next one's is taken.
+
+        What is between two of them (a learning rate, an average of weights) is for the caller to do.
+        """
         for x, y, _ in batches:
             check_batch(x, y)
         sizes = tuple(len(y) for _, y, _ in batches)
@@ -165,19 +168,14 @@ class GroupEngine:
             plan = Plan.uniform(sizes, self.budget, fresh)
         for key, piece in self.corruption.pieces(memory, plan):
             self.run(key, piece)
-        outputs, at = [], 0
+        at = 0
         for touched, m in zip(plan.touched, sizes, strict=True):
             for key, piece in self.corruption.fresh_pieces(memory, touched, fresh):
                 self.run(key, piece)
-            if self.before is not None:
-                self.before()
             self.run(("update", m, touched, keeps), lambda m=m, t=touched: self._update(m, t, keeps))  # type: ignore[misc]
-            if self.after is not None:
-                self.after()
-            outputs.append(self._output(slice(at, at + m), self._work(plan, m, touched, keeps)))
+            self.train.steps_taken += 1
+            yield self._output(slice(at, at + m), self._work(plan, m, touched, keeps))
             at += m
-        self.train.steps_taken += len(sizes)
-        return outputs
 
     # ------------------------------------------------------------------------------------------ the pieces
 

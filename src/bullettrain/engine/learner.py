@@ -117,6 +117,11 @@ def compiled(module: nn.Module, **options: bool) -> nn.Module:
     return torch.compile(module, options=dict(options) or None)  # type: ignore[return-value]
 
 
+def in_any_size(module: nn.Module) -> nn.Module:
+    """The module compiled for the plain step, whose batches shrink."""
+    return torch.compile(module, dynamic=True)  # type: ignore[return-value]
+
+
 def dynamic(x: Tensor, dim: int = 0) -> Tensor:
     """Tell the compiler that the batch's size varies; without compilation this does nothing."""
     if x.is_cuda:

@@ -71,6 +71,11 @@ class StepOutput:
         counts = self.category.bincount(minlength=len(Category)).tolist()
         return {category.name.lower(): counts[category] / len(self.category) for category in Category}
 
+    def clone(self) -> StepOutput:
+        """A copy with tensors of its own; the loss without its graph."""
+        copies = {name: value.detach().clone() for name, value in vars(self).items() if torch.is_tensor(value)}
+        return StepOutput(**{**vars(self), **copies})
+
     def __repr__(self) -> str:
         counts = self.category.bincount(minlength=len(Category)).tolist()
         classes = ", ".join(f"{category.name.lower()}={counts[category]}" for category in Category)

@@ -71,6 +71,13 @@ class AugMix(Objective):
             return None
         return self.views.draw(m, self.copies, generator=generator, device=device)
 
+    def opening(self, x: Tensor) -> Tensor:
+        """Draws of the views of ``x`` (m, …)."""
+        draws = self.draw(len(x), x.device, self.generator)
+        if draws is None:
+            raise ValueError("views that a function makes start from nothing that could be drawn")
+        return draws
+
     def corrupt(
         self,
         model: nn.Module,

@@ -125,6 +125,10 @@ class Objective(ABC):
         """
         return None
 
+    def opening(self, x: Tensor) -> Tensor:
+        """What the corruption of ``x`` (m, …) starts from, drawn anew: what :meth:`corrupt` takes as ``start``."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it starts from")
+
     def carried(self, x: Tensor) -> list[Tensor]:
         """The tensors that steps on batches of up to ``x`` (m, …) change in place; most carry nothing."""
         return []
@@ -219,6 +223,10 @@ class AdversarialObjective(Objective):
         """What chance adds to a batch before its attack, shaped as ``like`` (m, …)."""
         return random_noise(self.start, self.norm, like, self.attack.radius * self.eps, generator)
 
+    def opening(self, x: Tensor) -> Tensor:
+        """Points (m, …) that the attack on ``x`` starts from, drawn anew."""
+        return self.begin(x.detach(), self.noise(x, self.generator))
+
     def begin(self, x: Tensor, noise: Tensor) -> Tensor:
         """Where the attack on ``x`` (m, …) starts, given :meth:`noise`: what :meth:`corrupt` takes as ``start``."""
         return starting_point(self.start, x, noise, self.bounds)
@@ -236,7 +244,7 @@ class AdversarialObjective(Objective):
     ) -> Tensor:
         """x' by PGD, (m, …)."""
         if start is None and steps.any():
-            start = self.begin(x.detach(), self.noise(x, self.generator))
+            start = self.opening(x)
         return pgd(
             model,
             x,

@@ -19,7 +19,7 @@ from bullettrain.allocation import theoretical_speedup
 from bullettrain.attacks import frozen
 from bullettrain.checks import instead
 from bullettrain.data import ImageSet
-from bullettrain.engine.group import Batch
+from bullettrain.engine.group import Batch, GroupEngine
 from bullettrain.loading import misfit
 from bullettrain.mining import Category
 from bullettrain.training.config import Config
@@ -28,7 +28,7 @@ from bullettrain.training.loop import Trainer
 from bullettrain.training.named import weights_file
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place
-from bullettrain.training.steppers import GroupStepper
+from bullettrain.training.steppers import StaticStepper
 
 ENGINES = {
     "eager": {"engine": "plain", "compile": False},
@@ -278,8 +278,8 @@ class _Case(Timed):
         """What was found."""
         trainer, stepper = self.trainer, self.trainer.stepper
         figures = trainer._figures(trainer.tally.read(False))
-        captured = isinstance(stepper, GroupStepper)
-        phases = _phases(trainer, self.units, self.turns) if captured else {}
+        group = stepper.engine if isinstance(stepper, StaticStepper) else None
+        phases = _phases(trainer, group, self.units, self.turns) if isinstance(group, GroupEngine) else {}
         m = trainer.config.training.batch_size
         seconds = self.step_ms / 1000
         return Row(
@@ -310,10 +310,8 @@ def _memory(*, peak: bool) -> int:
     return torch.cuda.memory_allocated()
 
 
-def _phases(trainer: Trainer, units: Iterator[list[Batch]], turns: int) -> dict[str, float]:
+def _phases(trainer: Trainer, group: GroupEngine, units: Iterator[list[Batch]], turns: int) -> dict[str, float]:
     """Milliseconds a mini-batch of selecting, attacking and updating; device events around each piece."""
-    assert isinstance(trainer.stepper, GroupStepper)
-    group = trainer.stepper.group
     runner, cuda = group.run, trainer.place.device.type == "cuda"
     marks: list[tuple[str, Any, Any]] = []
 

@@ -1,0 +1,207 @@
+"""The fast engine in a training loop of one's own: gradients of whole steps, as CUDA graphs where they can be had."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bullettrain.attacks.state import bare
+from bullettrain.checks import check_count, check_module
+from bullettrain.engine.graphed import Graphs
+from bullettrain.engine.group import GroupEngine, GroupSettings, at_once
+from bullettrain.engine.learner import in_any_size
+from bullettrain.engine.parts import why_not, why_not_whole
+from bullettrain.engine.step import BulletTrain, StepOutput
+from bullettrain.engine.whole import WholeEngine
+
+PATIENCE = 3
+"""How often all is captured anew after a few steps before that is left."""
+FEW = 50
+
+
+class Captured:
+    """A `BulletTrain` whose steps are captured as CUDA graphs: on a GPU the plain step waits for kernel launches.
+
+        train = BulletTrain(TRADES(beta=6.0, eps=8/255), budget=StepBudget(boundary=10, robust=2), gamma=0.8)
+        fast = Captured(train, model, half=True, compile=True)
+        for x, y in loader:
+            out = fast.step(x, y)  # gradients are there, as after out.loss.backward()
+            optimizer.step()
+
+    Optimiser, scheduler, clipping and weight averages stay the loop's. Each step sets every gradient anew, so there is
+    nothing to zero, and nothing can be accumulated. The first steps compile and capture, some seconds to minutes; then
+    sizes repeat. ``train`` keeps F_R and its ``state_dict()``. Without a GPU, and for what cannot be captured, steps
+    are the plain ones, and a warning says why.
+
+    Args:
+        train: what is to be trained by.
+        model: the network itself, on its device: not wrapped, not compiled.
+        half: run it in bfloat16, as autocast does; weights and gradients stay as they are.
+        compile: compile it, once for all batch sizes.
+        group: mini-batches that :meth:`steps` attacks at once; 1 is the paper.
+        fresh: of a group, the last attack steps that are taken with the mini-batch's own weights.
+        bucket: sizes are rounded up to a multiple of this, towards more care; 1 is exact, and captures every size.
+        say: told in one line what cannot be had; None: it is a warning.
+    """
+
+    def __init__(
+        self,
+        train: BulletTrain,
+        model: nn.Module,
+        *,
+        half: bool = False,
+        compile: bool = False,
+        group: int = 1,
+        fresh: int = 0,
+        bucket: int = 8,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        if not isinstance(train, BulletTrain):
+            raise TypeError(f"train is {type(train).__name__}; give a BulletTrain")
+        check_module(model)
+        if bare(model) is not model:
+            raise ValueError("the model is wrapped for several processes; for these, use train.step(model, x, y)")
+        if hasattr(model, "_orig_mod"):
+            raise ValueError("the model is compiled already; give the network itself, and compile=True")
+        for name, value in (("group", group), ("bucket", bucket)):
+            if check_count(value, name) == 0:
+                raise ValueError(f"{name} is 0; give 1 or more")
+        self.train, self.model, self.half, self.compile = train, model, half, compile
+        self.settings = GroupSettings(group=group, fresh=fresh, bucket=bucket, half=half, compile=compile)
+        self.say = say or (lambda text: warnings.warn(text, stacklevel=4))
+        self.reason: str | None = None
+        """Why steps are not captured, if so; known after the first one."""
+        self._engine: GroupEngine | WholeEngine | None = None
+        self._gradients = _Gradients(model)
+        self._made_for: object = None
+        self._hasty, self._taken = 0, FEW
+        self._plain: nn.Module = in_any_size(model) if compile else model
+
+    def step(self, x: Tensor, y: Tensor, *, start: Tensor | None = None) -> StepOutput:
+        """Loss and gradients of one mini-batch; F_R moves on. Arguments as of `BulletTrain.step`."""
+        (out,) = self._steps([(x, y, start)])
+        return out
+
+    def steps(self, batches: Sequence[tuple[Tensor, Tensor]]) -> Iterator[StepOutput]:
+        """The same of up to ``group`` mini-batches, attacked at once with the same weights.
+
+            for out in fast.steps(batches):
+                optimizer.step()  # from this mini-batch's gradients
+
+        A loop that does not update in between would train on the last one alone.
+        """
+        if len(batches) > self.settings.group:
+            raise ValueError(
+                f"{len(batches)} mini-batches were given at once; Captured has group={self.settings.group}"
+            )
+        return self._steps([(x, y, None) for x, y in batches])
+
+    # --------------------------------------------------------------------------------------------- the way
+
+    def _steps(self, batches: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> Iterator[StepOutput]:
+        engine = self._find(batches[0][0]) if batches else None
+        if engine is None:
+            for x, y, start in batches:
+                yield self._one_plain(x, y, start)
+            return
+        objective = self.train.objective
+        for out in engine.updates([(x, y, objective.opening(x) if s is None else s) for x, y, s in batches]):
+            self._gradients.show()
+            yield out.clone()
+
+    def _one_plain(self, x: Tensor, y: Tensor, start: Tensor | None) -> StepOutput:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half):
+            out = self.train.step(self._plain, x, y, start=start)
+        out.loss.backward()  # type: ignore[no-untyped-call]
+        return dataclasses.replace(out, loss=out.loss.detach())
+
+    def _find(self, x: Tensor) -> GroupEngine | WholeEngine | None:
+        """The engine for the network and the settings as they are now; None: the plain step."""
+        now = self._signature()
+        if now != self._made_for:
+            self._hasty += self._taken < FEW
+            self._made_for, self._engine, self._taken = now, None, 0
+            gc.collect()  # graphs hold memory, in circles
+            self._engine = self._make(x)
+        self._taken += 1
+        return self._engine
+
+    def _make(self, x: Tensor) -> GroupEngine | WholeEngine | None:
+        apart, captured = why_not(self.train), _on_gpu(x)
+        if self._hasty >= PATIENCE:
+            self._leave("settings, modes or weights' memory change again and again")
+            return None
+        if not captured or (apart and why_not_whole(self.train)):
+            self._leave("there is no CUDA device" if not captured else why_not_whole(self.train) or "")
+            if apart or self.settings.group == 1:
+                return None
+        self._gradients = _Gradients(self.model)
+        runner = Graphs(self._state, self._given_up) if captured else at_once
+        if captured:
+            torch.backends.cudnn.benchmark = True  # sizes repeat: tuning each once pays
+        if apart:
+            return WholeEngine(self.train, self._plain, self._gradients.hold, half=self.half, runner=runner)
+        bucket = self.settings.bucket if captured else 1
+        joint = captured and self.compile
+        settings = dataclasses.replace(self.settings, captured=captured, bucket=bucket, joint=joint)
+        return GroupEngine(self.train, self.model, self._gradients.hold, settings=settings, runner=runner, say=self.say)
+
+    def _given_up(self, line: str) -> None:
+        """A capture failed; the engine goes on without."""
+        self.reason = line.partition(": ")[2]
+        self.say(line)
+
+    def _leave(self, reason: str) -> None:
+        if self.reason is None:
+            self.say(f"CUDA graphs are off, steps run one by one: {reason}")
+        self.reason = reason
+
+    def _state(self) -> list[Tensor]:
+        assert self._engine is not None
+        return [*self._engine.tensors(), *self._gradients.held]
+
+    def _signature(self) -> object:
+        """Everything that a captured graph takes as it was: settings, modes, and where the network lies."""
+        train, model = self.train, self.model
+        objective = train.objective
+        set_to = [
+            (name, value) for name, value in vars(objective).items() if isinstance(value, (int, float, str, tuple))
+        ]
+        fraction = train.robust_fraction
+        parts = (train.budget, train.score, train.separation, fraction.gamma, fraction.momentum)
+        modes = [module.training or not model.training for module in model.modules()]
+        tensors = [*model.parameters(), *model.buffers()]
+        return set_to, parts, modes, [(t.data_ptr(), t.requires_grad) for t in tensors]
+
+
+class _Gradients:
+    """Gradients in memory of their own: whichever graph computed them, that is where the optimiser finds them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.held = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.known: list[bool] = [False] * len(self.held)
+
+    def hold(self) -> None:
+        """After a backward, as part of its piece."""
+        self.known = [parameter.grad is not None for parameter in self.parameters]
+        pairs = [(mine, p.grad) for mine, p in zip(self.held, self.parameters, strict=True) if p.grad is not None]
+        if pairs:
+            with torch.no_grad():
+                torch._foreach_copy_([mine for mine, _ in pairs], [gradient for _, gradient in pairs])
+
+    def show(self) -> None:
+        """Give them to the weights; those that the loss does not depend on have none."""
+        for mine, parameter, known in zip(self.held, self.parameters, self.known, strict=True):
+            parameter.grad = mine if known else None
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
