@@ -10,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"}
+READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::masked_select"}
+DRAWS = ("rand", "normal", "uniform", "bernoulli", "exponential")
 
 
 class Recording(TorchDispatchMode):
@@ -22,12 +23,15 @@ class Recording(TorchDispatchMode):
         self.host = set()  # memory that is filled without a look at any other
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        own = all(memory(t) in self.host for t in tree_leaves((args, kwargs)) if torch.is_tensor(t))
-        if func._schema.name in READS and not own:
+        given = [t for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)]
+        name = func._schema.name
+        own = all(memory(t) in self.host for t in given) and not any(word in name for word in DRAWS)
+        by_mask = "index" in name and any(t.dtype == torch.bool for t in given[1:])  # how many is for the device to say
+        if (name in READS or by_mask) and not own:
             raise RuntimeError(f"{func} reads back while a graph is captured")
         out = func(*args, **(kwargs or {}))
-        if own:
-            self.host |= {memory(t) for t in tree_leaves(out) if torch.is_tensor(t)}
+        places = {memory(t) for t in tree_leaves(out) if torch.is_tensor(t)}
+        self.host = self.host | places if own else self.host - places  # also where it is written to
         self.operations.append((func, *tree_map(place, (args, kwargs or {}, out))))
         return out
 

@@ -99,6 +99,7 @@ def test_outputs_stay_what_they_were(on_gpu):
     fast = Captured(makers()["trades"](), net)
     outs = [fast.step(x, y) for x, y in data(4, (16, 9))]
     copies = [out.clone() for out in outs]
+    assert len({tuple(out.steps.tolist()) for out in outs}) > 1
     for x, y in data(3):
         fast.step(x, y)
     for out, kept in zip(outs, copies, strict=True):
@@ -205,12 +206,176 @@ def test_what_changes_is_captured_anew_and_what_keeps_changing_is_left(on_gpu):
     assert "change again and again" in fast.reason
 
 
+def beside(fast, plain, twin, x, y):
+    """A captured step and the plain one on a twin, from the same noise: their gradients, and what is left of both."""
+    generator = fast.train.objective.generator
+    if generator is not None:
+        plain.objective.generator = generator
+        state = generator.get_state()
+    out = fast.step(x, y)
+    if generator is not None:
+        generator.set_state(state)
+    twin.zero_grad()
+    expected = plain.step(twin, x, y)
+    expected.loss.backward()
+    torch.testing.assert_close(out.x_prime, expected.x_prime, rtol=0, atol=1e-10)
+    for mine, theirs in zip(fast.model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10)
+    same(fast.model, twin)
+    return out
+
+
+def pair(name, **settings):
+    net = norm_net().double()
+    return Captured(makers()[name](), net, bucket=1, **settings), makers()[name](), copy.deepcopy(net)
+
+
+@pytest.mark.parametrize("name", ["trades", "yopo", "free"])
+def test_batches_may_grow_and_images_may_have_another_shape(on_gpu, name):
+    fast, plain, twin = pair(name)
+    outs = []
+    for m, size in ((9, 8), (16, 8), (9, 8), (9, 10), (16, 10), (9, 10)):
+        if name != "trades" and size != 8:
+            break  # YOPO and Free are tried on growth alone
+        x, y = batch(m, size=size, dtype=torch.float64, seed=m)
+        outs.append(beside(fast, plain, twin, x, y))
+    assert fast.reason is None
+    kept = [out.x_prime.clone() for out in outs]
+    fast.step(*batch(16, size=8, dtype=torch.float64))
+    assert all(torch.equal(out.x_prime, value) for out, value in zip(outs, kept, strict=True))
+
+
+def test_weights_that_were_replaced_and_layers_that_were_held_are_noticed(on_gpu):
+    fast, plain, twin = pair("trades", say=lambda text: None)
+    x, y = next(data(1))
+    beside(fast, plain, twin, x, y)
+    other = {name: torch.randn_like(t) if t.is_floating_point() else t.clone() for name, t in twin.state_dict().items()}
+    other = {name: t.abs() + 0.5 if "var" in name else t for name, t in other.items()}
+    for net in (fast.model, twin):
+        net.load_state_dict({name: t.clone() for name, t in other.items()}, assign=True)  # other memory
+    beside(fast, plain, twin, x, y)
+    for net in (fast.model, twin):
+        net[1].eval()  # a batch norm that is held
+    beside(fast, plain, twin, x, y)
+    for train in (fast.train, plain):
+        train.budget = StepBudget(2, 1)
+    out = beside(fast, plain, twin, x, y)
+    assert out.steps.max() == 2
+    assert "again and again" in fast.reason  # three times within a few steps
+
+
+def test_steady_steps_are_forgiven(on_gpu, monkeypatch):
+    monkeypatch.setattr(module, "FEW", 3)
+    fast, plain, twin = pair("trades")
+    x, y = next(data(1))
+    for eps in (0.05, 0.04, 0.03, 0.02, 0.01):
+        for train in (fast.train, plain):
+            train.objective.eps = eps
+        for _ in range(4):
+            beside(fast, plain, twin, x, y)
+    assert fast.reason is None
+
+
+def test_a_perturbation_that_is_loaded_anew_is_the_one_that_moves(on_gpu):
+    fast, plain, twin = pair("free")
+    x, y = next(data(1))
+    start = fast.train.state_dict()
+    for _ in range(3):
+        beside(fast, plain, twin, x, y)
+    for train in (fast.train, plain):
+        train.load_state_dict(start)
+    assert torch.equal(beside(fast, plain, twin, x, y).x_prime, x)
+    assert not torch.equal(beside(fast, plain, twin, x, y).x_prime, x)
+
+
+def test_another_robust_fraction_is_the_one_that_moves(on_gpu):
+    fast, plain, twin = pair("trades")
+    x, y = next(data(1))
+    beside(fast, plain, twin, x, y)
+    for train in (fast.train, plain):
+        train.robust_fraction = bt.RobustFraction(gamma=0.5)
+    for _ in range(3):
+        beside(fast, plain, twin, x, y)
+    assert float(fast.train.robust_fraction.value) == pytest.approx(float(plain.robust_fraction.value)) != 0
+
+
+def test_values_are_looked_at_as_often_as_in_the_plain_step(on_gpu):
+    fast, _, _ = pair("trades")
+    fast.train.check_every = 2
+    x, y = next(data(1))
+    fast.step(x, y)
+    fast.step(x * 255, y)  # step 2 is not looked at
+    with pytest.raises(ValueError, match="outside"):
+        fast.step(x * 255, y)
+    with torch.no_grad():
+        next(fast.model.parameters()).fill_(torch.nan)
+    with pytest.raises(ValueError, match="NaN"):
+        fast.step(x, y)
+
+
+def test_mistakes_are_said_before_anything_is_drawn(on_gpu):
+    fast, _, _ = pair("trades")
+    x, y = next(data(1))
+    with pytest.raises(TypeError, match="floating-point images"):
+        fast.step((x * 255).byte(), y)
+    with (
+        pytest.raises(ValueError, match="autocast is on around a captured step"),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        fast.step(x, y)
+    fast.step(x, y)
+    with pytest.raises(ValueError, match=r"start has the shape \(1, 3, 8, 8\); captured steps want \(16, 3, 8, 8\)"):
+        fast.step(x, y, start=x[:1])
+    group = Captured(makers()["trades"](), norm_net().double(), group=2)
+    open_one = group.steps([(x, y), (x, y)])
+    next(open_one)
+    group.step(x, y)
+    with pytest.raises(RuntimeError, match="finish a group before the next"):
+        next(open_one)
+    wrong = Captured(makers()["trades"](), norm_net().double(), group=2, fresh=3)
+    for _ in range(2):  # and again, not plainly and without a word
+        with pytest.raises(ValueError, match="fresh is 3"):
+            wrong.step(x, y)
+
+
+def test_a_score_of_ones_own_says_that_it_can_be_captured(on_gpu):
+    def own(logits, y):
+        return bt.signed_prediction_variance(logits, y)
+
+    said, (x, y) = [], next(data(1))
+    for expected in (1, 0):
+        train = bt.BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(4, 2), score=own)
+        fast = Captured(train, norm_net().double(), say=said.append)
+        fast.step(x, y)
+        assert len(said) == expected
+        assert (fast.reason is None) == (not expected)
+        own.captured = True
+        said.clear()
+
+
+def test_what_is_captured_whole_cannot_be_grouped_and_says_so(on_gpu):
+    said = []
+    fast = Captured(makers()["yopo"](), norm_net().double(), group=2, say=said.append)
+    batches = list(data(2))
+    assert len(list(fast.steps(batches))) == 2
+    assert said == ["mini-batches are attacked one by one: its attack goes through the first layer alone"]
+    said.clear()
+
+
+def test_a_group_without_a_gpu_is_attacked_at_once_and_the_line_does_not_say_otherwise():
+    said = []
+    fast = Captured(makers()["trades"](), norm_net().double(), group=2, say=said.append)
+    assert len(list(fast.steps(list(data(2))))) == 2
+    assert said == ["CUDA graphs are off: there is no CUDA device"]
+
+
 def test_without_a_gpu_it_is_the_plain_step_and_says_so_once():
     net = norm_net().double()
     fast = Captured(makers()["mart"](), net)
     with pytest.warns(UserWarning, match="CUDA graphs are off, steps run one by one: there is no CUDA device") as told:
         outs = [fast.step(x, y) for x, y in data(3)]
     assert len(told) == 1
+    assert told[0].filename == __file__
     assert all(p.grad is not None for p in net.parameters())
     assert [len(out.category) for out in outs] == [16, 16, 9]
 
@@ -254,3 +419,7 @@ def test_what_is_refused():
         Captured(train, torch.compile(net))
     with pytest.raises(ValueError, match="bucket is 0"):
         Captured(train, net, bucket=0)
+    with pytest.raises(ValueError, match="fresh is -1"):
+        Captured(train, net, fresh=-1)
+    with pytest.raises(ValueError, match="several devices"):
+        Captured(train, nn.DataParallel(net))

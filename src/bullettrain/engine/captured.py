@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks.state import bare
-from bullettrain.checks import check_count, check_module
+from bullettrain.augmix import ViewMaker
+from bullettrain.checks import check_batch, check_count, check_labels, check_logits, check_module, check_range
 from bullettrain.engine.graphed import Graphs
 from bullettrain.engine.group import GroupEngine, GroupSettings, at_once
 from bullettrain.engine.learner import in_any_size
-from bullettrain.engine.parts import why_not, why_not_whole
+from bullettrain.engine.parts import why_not, why_not_replayed, why_not_whole
 from bullettrain.engine.step import BulletTrain, StepOutput
 from bullettrain.engine.whole import WholeEngine
+from bullettrain.objectives import AugMix
 
 PATIENCE = 3
 """How often all is captured anew after a few steps before that is left."""
@@ -33,10 +35,12 @@ class Captured:
             out = fast.step(x, y)  # gradients are there, as after out.loss.backward()
             optimizer.step()
 
-    Optimiser, scheduler, clipping and weight averages stay the loop's. Each step sets every gradient anew, so there is
-    nothing to zero, and nothing can be accumulated. The first steps compile and capture, some seconds to minutes; then
-    sizes repeat. ``train`` keeps F_R and its ``state_dict()``. Without a GPU, and for what cannot be captured, steps
-    are the plain ones, and a warning says why.
+    Optimiser, scheduler, clipping and weight averages stay the loop's. Each step writes all gradients anew, to the
+    same memory: there is nothing to zero, and nothing can be accumulated. The first steps compile and capture, some
+    seconds to minutes; then sizes repeat. What Python does in the network, or in hooks of it, is done once a size and
+    not again. ``train`` keeps F_R and its ``state_dict()``, and looks at values every ``check_every`` steps, as ever.
+    Without a GPU, and for what cannot be captured, steps are the plain ones, and a warning says why. On a GPU
+    ``torch.backends.cudnn.benchmark`` is switched on.
 
     Args:
         train: what is to be trained by.
@@ -64,22 +68,23 @@ class Captured:
         if not isinstance(train, BulletTrain):
             raise TypeError(f"train is {type(train).__name__}; give a BulletTrain")
         check_module(model)
-        if bare(model) is not model:
-            raise ValueError("the model is wrapped for several processes; for these, use train.step(model, x, y)")
-        if hasattr(model, "_orig_mod"):
+        if bare(model) is not model or isinstance(model, nn.DataParallel):
+            raise ValueError("the model is wrapped for several devices; for these, use train.step(model, x, y)")
+        if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
             raise ValueError("the model is compiled already; give the network itself, and compile=True")
+        check_count(fresh, "fresh")
         for name, value in (("group", group), ("bucket", bucket)):
             if check_count(value, name) == 0:
                 raise ValueError(f"{name} is 0; give 1 or more")
         self.train, self.model, self.half, self.compile = train, model, half, compile
         self.settings = GroupSettings(group=group, fresh=fresh, bucket=bucket, half=half, compile=compile)
-        self.say = say or (lambda text: warnings.warn(text, stacklevel=4))
+        self.say = say or (lambda text: warnings.warn(text, stacklevel=7))  # the line that takes a step
         self.reason: str | None = None
         """Why steps are not captured, if so; known after the first one."""
         self._engine: GroupEngine | WholeEngine | None = None
         self._gradients = _Gradients(model)
         self._made_for: object = None
-        self._hasty, self._taken = 0, FEW
+        self._hasty, self._taken, self._turn = 0, FEW, 0
         self._plain: nn.Module = in_any_size(model) if compile else model
 
     def step(self, x: Tensor, y: Tensor, *, start: Tensor | None = None) -> StepOutput:
@@ -104,15 +109,48 @@ class Captured:
     # --------------------------------------------------------------------------------------------- the way
 
     def _steps(self, batches: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> Iterator[StepOutput]:
+        for x, y, start in batches:
+            self._check(x, y, start)
         engine = self._find(batches[0][0]) if batches else None
         if engine is None:
             for x, y, start in batches:
                 yield self._one_plain(x, y, start)
             return
-        objective = self.train.objective
-        for out in engine.updates([(x, y, objective.opening(x) if s is None else s) for x, y, s in batches]):
+        self._turn += 1
+        mine, objective, looks = self._turn, self.train.objective, self._is_due(len(batches))
+        if looks:
+            for x, _, _ in batches:
+                check_range(x, objective.bounds)
+        groups = engine.updates([(x, y, objective.opening(x) if s is None else s) for x, y, s in batches])
+        for (_, y, _), out in zip(batches, groups, strict=True):
+            if looks:
+                check_logits(out.z_prime, self.train.steps_taken)
+                check_labels(y, out.z_prime.shape[-1])
             self._gradients.show()
-            yield out.clone()
+            yield out.clone() if isinstance(engine, GroupEngine) else out
+            if mine != self._turn:
+                raise RuntimeError("another step was taken before these were; finish a group before the next")
+
+    def _check(self, x: Tensor, y: Tensor, start: Tensor | None) -> None:
+        """What `BulletTrain.step` refuses, before anything is drawn or captured."""
+        check_batch(x, y)
+        if torch.is_autocast_enabled(x.device.type):
+            raise ValueError("autocast is on around a captured step; leave it off, and give half=True instead")
+        objective = self.train.objective
+        if start is None:
+            return
+        shape = tuple(x.shape)
+        if isinstance(objective, AugMix) and isinstance(objective.views, ViewMaker):
+            shape = (len(x), objective.copies, objective.views.numbers)
+        if tuple(start.shape) != shape and self._engine is not None:
+            raise ValueError(
+                f"start has the shape {tuple(start.shape)}; captured steps want {shape}, as opening(x) gives"
+            )
+
+    def _is_due(self, count: int) -> bool:
+        """Whether one of the next ``count`` steps is one at which values are looked at, which waits for the device."""
+        every = self.train.check_every
+        return bool(every) and -self.train.steps_taken % every < count
 
     def _one_plain(self, x: Tensor, y: Tensor, start: Tensor | None) -> StepOutput:
         for parameter in self.model.parameters():
@@ -123,25 +161,25 @@ class Captured:
         return dataclasses.replace(out, loss=out.loss.detach())
 
     def _find(self, x: Tensor) -> GroupEngine | WholeEngine | None:
-        """The engine for the network and the settings as they are now; None: the plain step."""
-        now = self._signature()
+        """The engine for the network, the settings and the images' shape as they are now; None: the plain step."""
+        now = self._signature(x)
         if now != self._made_for:
-            self._hasty += self._taken < FEW
-            self._made_for, self._engine, self._taken = now, None, 0
+            self._hasty = self._hasty + 1 if self._taken < FEW else 0
+            self._engine = None
             gc.collect()  # graphs hold memory, in circles
             self._engine = self._make(x)
+            self._made_for, self._taken = now, 0
         self._taken += 1
         return self._engine
 
     def _make(self, x: Tensor) -> GroupEngine | WholeEngine | None:
-        apart, captured = why_not(self.train), _on_gpu(x)
-        if self._hasty >= PATIENCE:
-            self._leave("settings, modes or weights' memory change again and again")
+        apart, reason = why_not(self.train), self._why_not_captured(x)
+        captured, grouped = reason is None, apart is None and self.settings.group > 1
+        self._leave(reason, at_once=grouped)
+        if captured and apart and self.settings.group > 1:
+            self.say(f"mini-batches are attacked one by one: {apart}")
+        if not captured and not grouped:
             return None
-        if not captured or (apart and why_not_whole(self.train)):
-            self._leave("there is no CUDA device" if not captured else why_not_whole(self.train) or "")
-            if apart or self.settings.group == 1:
-                return None
         self._gradients = _Gradients(self.model)
         runner = Graphs(self._state, self._given_up) if captured else at_once
         if captured:
@@ -153,32 +191,62 @@ class Captured:
         settings = dataclasses.replace(self.settings, captured=captured, bucket=bucket, joint=joint)
         return GroupEngine(self.train, self.model, self._gradients.hold, settings=settings, runner=runner, say=self.say)
 
+    def _why_not_captured(self, x: Tensor) -> str | None:
+        if self._hasty >= PATIENCE:
+            return "settings, shapes, modes or weights' memory change again and again"
+        if not _on_gpu(x):
+            return "there is no CUDA device"
+        if x.is_cuda and x.device.index != torch.cuda.current_device():
+            return f"{x.device} is not the current device; call torch.cuda.set_device first"
+        return why_not_replayed(self.train) or (why_not_whole(self.train) if why_not(self.train) else None)
+
     def _given_up(self, line: str) -> None:
         """A capture failed; the engine goes on without."""
         self.reason = line.partition(": ")[2]
         self.say(line)
 
-    def _leave(self, reason: str) -> None:
-        if self.reason is None:
-            self.say(f"CUDA graphs are off, steps run one by one: {reason}")
+    def _leave(self, reason: str | None, *, at_once: bool) -> None:
+        """Say why steps are not captured, where that is new."""
+        if reason is not None and reason != self.reason:
+            self.say(f"CUDA graphs are off{'' if at_once else ', steps run one by one'}: {reason}")
         self.reason = reason
 
     def _state(self) -> list[Tensor]:
         assert self._engine is not None
         return [*self._engine.tensors(), *self._gradients.held]
 
-    def _signature(self) -> object:
-        """Everything that a captured graph takes as it was: settings, modes, and where the network lies."""
+    def _signature(self, x: Tensor) -> object:
+        """Everything that a captured graph takes as it was: settings, modes, shapes, and where the network lies."""
         train, model = self.train, self.model
-        objective = train.objective
-        set_to = [
-            (name, value) for name, value in vars(objective).items() if isinstance(value, (int, float, str, tuple))
-        ]
-        fraction = train.robust_fraction
-        parts = (train.budget, train.score, train.separation, fraction.gamma, fraction.momentum)
+        train.robust_fraction.to(x.device)
+        settings = [train.budget, *vars(train.objective).values(), *vars(train.robust_fraction).values()]
+        settings += [train.score, train.separation, train.objective, train.robust_fraction]
         modes = [module.training or not model.training for module in model.modules()]
         tensors = [*model.parameters(), *model.buffers()]
-        return set_to, parts, modes, [(t.data_ptr(), t.requires_grad) for t in tensors]
+        places = [(t.data_ptr(), t.requires_grad) for t in tensors]
+        return [_mark(value) for value in settings], (x.shape[1:], x.dtype, x.device), modes, places
+
+
+class _Same:
+    """Equal to what holds the same object."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _mark(value: object) -> object:
+    """What tells a setting from another: numbers and words by value, anything else by which object it is.
+
+    A tensor that an objective carries, or a generator, is no setting; engines look after the first themselves.
+    """
+    if value is None or isinstance(value, (int, float, str, tuple)):
+        return value
+    return None if isinstance(value, (Tensor, torch.Generator)) else _Same(value)
 
 
 class _Gradients:

@@ -74,7 +74,8 @@ class Graphs:
                         tensor.copy_(value)
             stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # Of this thread alone: others may pin memory meanwhile, as a loader's does.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             function()
         return graph
 

@@ -65,6 +65,20 @@ def restore_fraction(fraction: RobustFraction, state: Mapping[str, Any]) -> None
         )
 
 
+def why_not_replayed(train: BulletTrain) -> str | None:
+    """Why selecting cannot be captured, if so: a score or separation of one's own may do more than tensor operations.
+
+    One that does not says so by an attribute, ``captured = True``.
+    """
+    if train.budget.uniform_steps is not None:
+        return None
+    for name, part in (("score", train.score), ("separation", train.separation)):
+        home = getattr(part, "__module__", None) or type(part).__module__
+        if not home.startswith("bullettrain.") and not getattr(part, "captured", False):
+            return f"its {name} is not of this library, and does not say `captured = True`"
+    return None
+
+
 def why_not_whole(train: BulletTrain) -> str | None:
     """Why a step cannot be captured as it is, if so: what Python does in it is done once, and then never again."""
     objective = train.objective

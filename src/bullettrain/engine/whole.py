@@ -48,6 +48,7 @@ class WholeEngine:
         self.reset: Callable[[], None] | None = getattr(runner, "reset", None)
         self.memory: Batch | None = None
         self._out: dict[int, StepOutput] = {}  # by batch size; its tensors are where the piece writes
+        self._carried: list[int] = []  # where the objective's own tensors lie
 
     def step(self, batches: Sequence[Batch]) -> list[StepOutput]:
         """Train on mini-batches, one after the other."""
@@ -57,7 +58,13 @@ class WholeEngine:
         """The same one by one: what a mini-batch's update gave, before the next one's is taken."""
         for batch in batches:
             m = len(batch[1])
-            for mine, new in zip(self._buffers(batch), batch, strict=True):
+            memory = self._buffers(batch)
+            carried = [tensor.data_ptr() for tensor in self.train.objective.carried(memory[0])]
+            if carried != self._carried:  # loaded anew, or grown by a step that was not taken here
+                self._carried = carried
+                if self.reset is not None:
+                    self.reset()
+            for mine, new in zip(memory, batch, strict=True):
                 mine[:m] = new
             self.run(("step", m), lambda m=m: self._piece(m))  # type: ignore[misc]
             self.train.steps_taken += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -351,7 +352,8 @@ def _placed(points: list[tuple[float, Measured, Row]]) -> tuple[dict[str, tuple[
     for _, judged, row in points:
         place = judged.mean, 2 * judged.above(Measured((0.0,))).error
         if whole is not None and _is_part(judged) and (apart := judged.above(whole[0])).paired:
-            place, beside = (whole[0].mean + apart.value, 2 * apart.error), whole[1].title
+            error = math.hypot(apart.error, whole[0].above(Measured((0.0,))).error)
+            place, beside = (whole[0].mean + apart.value, 2 * error), whole[1].title
         placed[row.name] = place
     return placed, beside
 

@@ -43,7 +43,11 @@ class How:
 def is_timed(record: Record, device: torch.device) -> bool:
     """Whether ``record`` has a pace that was measured with this code on this kind of device."""
     there, here = record.pace.get("environment", {}), environment(device)
-    return bool(there) and all(there.get(key) == here.get(key) for key in WHERE)
+    commits = [str(commit) for commit in (there.get("commit"), here["commit"]) if commit]
+    if len(commits) < 2 or any(commit.endswith("-dirty") for commit in commits):
+        return False  # what code that was is not known
+    same = commits[0].startswith(commits[1]) or commits[1].startswith(commits[0])
+    return same and all(there.get(key) == here.get(key) for key in WHERE if key != "commit")
 
 
 def measure(records: Sequence[Record], how: How, found: Callable[[Record], None]) -> list[str]:
@@ -52,18 +56,26 @@ def measure(records: Sequence[Record], how: How, found: Callable[[Record], None]
     Those that are prepared at once are timed in turns, so that a device that slows down does so for all of them. A run
     that nothing was learnt in is as fast as one in which there was: weights are as they are drawn.
     """
-    problems: list[str] = []
-    for first in range(0, len(records), how.at_once):
-        processes = [_Process(record, how) for record in records[first : first + how.at_once]]
+    by_oracle = [record for record in records if record.mined and record.config["method"]["separation"] != "quantile"]
+    reason = "its classes are not by the rule, and cannot be imposed; run it alone"
+    problems = [f"{record.name}: {reason}" for record in by_oracle]
+    left = [record for record in records if record not in by_oracle]
+    for first in range(0, len(left), how.at_once):
+        processes: list[_Process] = []
         try:
-            problems += [problem for process in processes if (problem := process.ready())]
-            there = [process for process in processes if process.alive]
+            for record in left[first : first + how.at_once]:
+                processes.append(_Process(record, how))  # noqa: PERF401 (those begun are stopped if one cannot be)
+            for process in processes:
+                process.hear()  # it is ready
             for _ in range(how.repeats):
-                for process in there:
-                    process.time()
-            for process in there:
-                process.record.pace = process.end()
-                found(process.record)
+                for process in processes:
+                    process.ask(True)
+            for process in processes:
+                pace = process.ask(False)
+                if process.problem is None:
+                    process.record.pace = pace
+                    found(process.record)
+            problems += [f"{process.record.name}: {process.problem}" for process in processes if process.problem]
         finally:
             for process in processes:
                 process.stop()
@@ -80,28 +92,30 @@ class _Process:
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs, record, how), daemon=True)
         self.process.start()
         theirs.close()
-        self.alive = False
+        self.problem: str | None = None
+        """Why it cannot be timed; nothing is asked of it then."""
 
-    def ready(self) -> str | None:
-        """Wait until it can be timed; why it cannot, if so."""
+    def ask(self, more: bool) -> dict[str, Any]:
+        """Time once more, and wait for that; or, at the end, what was found."""
         try:
-            problem: str | None = self.pipe.recv()
-        except EOFError:
+            if self.problem is None:
+                self.pipe.send(more)
+        except OSError:
+            pass  # it has ended: the next line says how
+        return self.hear()
+
+    def hear(self) -> dict[str, Any]:
+        """Its next answer; empty where there is none."""
+        if self.problem is not None:
+            return {}
+        try:
+            answer: dict[str, Any] = self.pipe.recv()
+        except (EOFError, OSError):
             self.process.join()
-            problem = f"its process ended with status {self.process.exitcode}"
-        self.alive = problem is None
-        return None if problem is None else f"{self.record.name}: {problem}"
-
-    def time(self) -> None:
-        """Once more."""
-        self.pipe.send(True)
-        self.pipe.recv()
-
-    def end(self) -> dict[str, Any]:
-        """What was found."""
-        self.pipe.send(False)
-        pace: dict[str, Any] = self.pipe.recv()
-        return pace
+            self.problem = f"its process ended with status {self.process.exitcode}"
+            return {}
+        self.problem = answer.get("problem")
+        return answer
 
     def stop(self) -> None:
         """Let it go."""
@@ -115,25 +129,24 @@ def _serve(pipe: Connection, record: Record, how: How) -> None:
     try:
         place, config = find_place(how.device), Config.from_dict(record.config)
         data = load_data(config, how.data_dir)
-    except (ConfigError, DataError) as error:
-        pipe.send(str(error))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(config, RunFolder(Path(folder)), place, data)
-        shares = (record.shares["outlier"], record.shares["boundary"], record.shares["robust"])
-        timed = Timed(trainer, shares if record.mined else None, how.steps)
-        pipe.send(None)
-        while pipe.recv():
-            timed.time()
-            pipe.send(None)
-        pipe.send(
-            {
-                "epoch_seconds": timed.epoch_seconds,
-                "step_ms": timed.step_ms,
-                "spread_ms": timed.spread_ms,
-                "steps": how.steps,
-                "repeats": how.repeats,
-                "notes": trainer.notes,
-                "environment": environment(place.device),
-            }
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = Trainer(config, RunFolder(Path(folder)), place, data)
+            shares = (record.shares["outlier"], record.shares["boundary"], record.shares["robust"])
+            timed = Timed(trainer, shares if record.mined else None, how.steps)
+            pipe.send({})
+            while pipe.recv():
+                timed.time()
+                pipe.send({})
+            pipe.send(
+                {
+                    "epoch_seconds": timed.epoch_seconds,
+                    "step_ms": timed.step_ms,
+                    "spread_ms": timed.spread_ms,
+                    "steps": how.steps,
+                    "repeats": how.repeats,
+                    "notes": trainer.notes,
+                    "environment": environment(place.device),
+                }
+            )
+    except (ConfigError, DataError, RuntimeError, ValueError) as error:
+        pipe.send({"problem": (str(error) or type(error).__name__).splitlines()[0]})

@@ -188,6 +188,8 @@ def _units(trainer: Trainer) -> Iterator[list[Batch]]:
     """Units of full mini-batches, for ever."""
     full = len(trainer.train_set) // trainer.config.training.batch_size
     size = trainer.stepper.unit
+    if full < size:
+        raise ConfigError(f"an epoch has {full} full mini-batches, fewer than attack_group={size}; give a smaller one")
     epoch = 0
     while True:
         unit: list[Batch] = []

@@ -75,6 +75,8 @@ def find_place(device: str | None) -> Place:
         float(torch.ones(1, device=found))
     except (RuntimeError, NotImplementedError, AssertionError):
         raise ConfigError(f"device {name} cannot be used here; write cpu, cuda or cuda:1") from None
+    if found.type == "cuda" and found.index is not None:
+        torch.cuda.set_device(found)  # captures are of the current device
     if world == 1:
         return Place(found)
     if "RANK" not in os.environ or "LOCAL_RANK" not in os.environ:
