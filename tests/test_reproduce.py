@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from bullettrain.commands import app
 from bullettrain.evaluation.results import unpack
-from bullettrain.reproduction import STUDIES
+from bullettrain.reproduction import STUDIES, pace
 from bullettrain.reproduction import rows as rows_module
 from bullettrain.reproduction.records import better, read_records, run_name
 from bullettrain.reproduction.rows import Outcome, Task
@@ -70,23 +70,42 @@ def test_runs_that_shared_a_device_are_timed_afterwards(tmp_path):
             assert f"failed {name}: " in text
             assert not record.pace
             continue
-        pace, training = record.pace, record.config["training"]
+        found, training = record.pace, record.config["training"]
         steps = training["replays"] * 150 / training["batch_size"]
-        assert pace["epoch_seconds"] == pytest.approx(pace["step_ms"] / 1000 * steps)
-        assert record.alone == pace["epoch_seconds"] * record.epochs
-        assert pace["environment"]["device"]
-        assert pace["spread_ms"] >= 0
+        assert found["epoch_seconds"] == pytest.approx(found["step_ms"] / 1000 * steps)
+        assert record.alone == found["epoch_seconds"] * record.epochs
+        assert found["environment"]["device"]
+        assert found["spread_ms"] >= 0
     again = invoke(*words, "--tables", columns=300)  # what is taken up from a run's folder leaves the pace
     assert again.count("seconds are those of its steps, timed afterwards") == 1
     assert {name: one.pace for name, one in read_records(tmp_path / "records").items()} == {
         name: one.pace for name, one in records.items()
     }
-    for record in records.values():
-        record.pace = {"epoch_seconds": 1.0, "environment": record.environment}  # as if the third had been, too
-        record.write(tmp_path / "records")
-    assert "3 finished runs: 0 to be timed, 3 from before" in invoke(*words, "--pace")
     with pytest.raises(ConfigError, match="--pace goes without"):
         invoke(*words, "--pace", "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "timed"),
+    [
+        ("abc123", "abc123", True),
+        ("abc123", "abc123def456", True),
+        ("abc123", "abc124", False),
+        (None, None, False),  # which code that was is not known
+        ("abc123-dirty", "abc123-dirty", False),
+    ],
+)
+def test_what_this_code_has_timed_is_not_timed_again(tmp_path, monkeypatch, there, here, timed):
+    words = ("plane", "--rows", "trades", "--out", tmp_path, *FAST)
+    invoke(*words, "--train-only")
+    (record,) = read_records(tmp_path / "records").values()
+    monkeypatch.setattr(pace, "environment", lambda device: {**record.environment, "commit": here})
+    command = importlib.import_module("bullettrain.commands.reproduce")
+    monkeypatch.setattr(command, "measure", lambda left, how, found: [])
+    record.pace = {"epoch_seconds": 1.0, "environment": {**record.environment, "commit": there}}
+    record.write(tmp_path / "records")
+    said = "1 finished run: 0 to be timed, 1 from before" if timed else "1 finished run: 1 to be timed"
+    assert said in invoke(*words, "--pace")
 
 
 def test_every_study_runs_and_leaves_its_table_and_pictures(tmp_path):
