@@ -182,7 +182,7 @@ def test_an_interrupted_evaluation_goes_on(robust_run, digits, tmp_path, stop):
     assert "unfinished" not in json.loads((tmp_path / "cut" / FILE).read_text())
 
 
-@pytest.mark.parametrize("stop", [1, 4, 6, 13, 17, 30, 45])
+@pytest.mark.parametrize("stop", [1, 6, 17, 45])
 def test_what_is_judged_again_and_interrupted_goes_on_without_results_from_before(robust_run, digits, tmp_path, stop):
     """In the clean look, in attacks, in the second precision, and in a curve."""
     subject, texts = find_subject(str(robust_run)), ["pgd3x2", "pgd4"]

@@ -51,14 +51,13 @@ def course(kind, count):
     """(seconds, accuracy) of so many runs."""
     rng = np.random.default_rng(len(kind))
     return {
-        "spread": zip(rng.uniform(50, 200, count), rng.uniform(5, 50, count), strict=True),
         "crowded": zip(rng.uniform(150, 200, count), rng.uniform(44, 46, count), strict=True),
         "at the left": zip([100.0, *[1.0] * (count - 1)], np.linspace(45, 46, count), strict=True),
         "all the same": [(100.0, 45.0)] * count,
     }[kind]
 
 
-@pytest.mark.parametrize("kind", ["spread", "crowded", "at the left", "all the same"])
+@pytest.mark.parametrize("kind", ["crowded", "at the left", "all the same"])
 def test_every_method_of_the_plane_can_be_read(kind):
     rows = STUDIES["plane"].rows(SHORT)
     runs = [
@@ -129,7 +128,11 @@ def test_names_in_the_histogram_keep_off_each_other():
     batches = {name: batch for name, one in records.items() if (batch := one.as_run().batch) is not None}
     if not batches:
         pytest.skip("results/ is not here")
-    for name, batch in batches.items():
+    few = [name for name in batches if not name.startswith("mnist")] + [name for name in batches if "mnist" in name][
+        ::8
+    ]
+    for name in few:
+        batch = batches[name]
         with printed():
             figure = report.draw_histogram(batch)
             figure.draw_without_rendering()
