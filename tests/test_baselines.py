@@ -20,7 +20,7 @@ from bullettrain.attacks import pgd
 from bullettrain.baselines import FirstLayer, Free, GradAlign
 from bullettrain.engine import BulletTrain
 from bullettrain.engine.group import GroupEngine
-from bullettrain.engine.parts import why_not
+from bullettrain.engine.parts import why_not_grouped
 from conftest import assert_same, batch, norm_net, snapshot, tiny_net
 
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
@@ -533,6 +533,6 @@ def test_what_is_a_setting_runs_in_the_group_engine(name):
     [("yopo", "first layer alone"), ("grad-align", "a gradient of the network"), ("free", "backward")],
 )
 def test_what_is_not_captured_says_why(name, reason):
-    assert reason in why_not(makers()[name]())
+    assert reason in why_not_grouped(makers()[name]())
     with pytest.raises(ValueError, match=reason):
         GroupEngine(makers()[name](), norm_net(), lambda: None)

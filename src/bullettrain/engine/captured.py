@@ -14,9 +14,9 @@ from bullettrain.attacks.state import bare
 from bullettrain.augmix import ViewMaker
 from bullettrain.checks import check_batch, check_count, check_labels, check_logits, check_module, check_range
 from bullettrain.engine.graphed import Graphs
-from bullettrain.engine.group import GroupEngine, GroupSettings, at_once
+from bullettrain.engine.group import GroupEngine, GroupSettings, Runner, at_once
 from bullettrain.engine.learner import in_any_size
-from bullettrain.engine.parts import why_not, why_not_replayed, why_not_whole
+from bullettrain.engine.parts import why_not_grouped, why_not_replayed, why_not_whole
 from bullettrain.engine.step import BulletTrain, StepOutput
 from bullettrain.engine.whole import WholeEngine
 from bullettrain.objectives import AugMix
@@ -77,7 +77,7 @@ class Captured:
             if check_count(value, name) == 0:
                 raise ValueError(f"{name} is 0; give 1 or more")
         self.train, self.model, self.half, self.compile = train, model, half, compile
-        self.settings = GroupSettings(group=group, fresh=fresh, bucket=bucket, half=half, compile=compile)
+        self.settings = GroupSettings(group=group, fresh=fresh, bucket=bucket, half=half, compile=compile, joint=True)
         self.say = say or (lambda text: warnings.warn(text, stacklevel=7))  # the line that takes a step
         self.reason: str | None = None
         """Why steps are not captured, if so; known after the first one."""
@@ -121,7 +121,7 @@ class Captured:
         if looks:
             for x, _, _ in batches:
                 check_range(x, objective.bounds)
-        groups = engine.updates([(x, y, objective.opening(x) if s is None else s) for x, y, s in batches])
+        groups = engine.updates([(x, y, self._opening(x) if start is None else start) for x, y, start in batches])
         for (_, y, _), out in zip(batches, groups, strict=True):
             if looks:
                 check_logits(out.z_prime, self.train.steps_taken)
@@ -146,6 +146,11 @@ class Captured:
             raise ValueError(
                 f"start has the shape {tuple(start.shape)}; captured steps want {shape}, as opening(x) gives"
             )
+
+    def _opening(self, x: Tensor) -> Tensor:
+        start = self.train.objective.opening(x)
+        assert start is not None  # what starts from nothing is not captured
+        return start
 
     def _is_due(self, count: int) -> bool:
         """Whether one of the next ``count`` steps is one at which values are looked at, which waits for the device."""
@@ -173,7 +178,7 @@ class Captured:
         return self._engine
 
     def _make(self, x: Tensor) -> GroupEngine | WholeEngine | None:
-        apart, reason = why_not(self.train), self._why_not_captured(x)
+        apart, reason = why_not_grouped(self.train), self._why_not_captured(x)
         captured, grouped = reason is None, apart is None and self.settings.group > 1
         self._leave(reason, at_once=grouped)
         if captured and apart and self.settings.group > 1:
@@ -181,15 +186,15 @@ class Captured:
         if not captured and not grouped:
             return None
         self._gradients = _Gradients(self.model)
-        runner = Graphs(self._state, self._given_up) if captured else at_once
-        if captured:
-            torch.backends.cudnn.benchmark = True  # sizes repeat: tuning each once pays
-        if apart:
-            return WholeEngine(self.train, self._plain, self._gradients.hold, half=self.half, runner=runner)
-        bucket = self.settings.bucket if captured else 1
-        joint = captured and self.compile
-        settings = dataclasses.replace(self.settings, captured=captured, bucket=bucket, joint=joint)
-        return GroupEngine(self.train, self.model, self._gradients.hold, settings=settings, runner=runner, say=self.say)
+        return static_engine(
+            self.train,
+            self.model,
+            self._gradients.hold,
+            dataclasses.replace(self.settings, captured=captured),
+            whole=apart is not None,
+            runner=Graphs(self._state, self._given_up) if captured else at_once,
+            say=self.say,
+        )
 
     def _why_not_captured(self, x: Tensor) -> str | None:
         if self._hasty >= PATIENCE:
@@ -198,7 +203,7 @@ class Captured:
             return "there is no CUDA device"
         if x.is_cuda and x.device.index != torch.cuda.current_device():
             return f"{x.device} is not the current device; call torch.cuda.set_device first"
-        return why_not_replayed(self.train) or (why_not_whole(self.train) if why_not(self.train) else None)
+        return why_not_replayed(self.train) or (why_not_whole(self.train) if why_not_grouped(self.train) else None)
 
     def _given_up(self, line: str) -> None:
         """A capture failed; the engine goes on without."""
@@ -225,6 +230,32 @@ class Captured:
         tensors = [*model.parameters(), *model.buffers()]
         places = [(t.data_ptr(), t.requires_grad) for t in tensors]
         return [_mark(value) for value in settings], (x.shape[1:], x.dtype, x.device), modes, places
+
+
+def static_engine(
+    train: BulletTrain,
+    network: nn.Module,
+    update: Callable[[], None],
+    settings: GroupSettings,
+    *,
+    whole: bool,
+    runner: Runner,
+    observe: Callable[[StepOutput, Tensor], None] | None = None,
+    say: Callable[[str], None] = print,
+) -> GroupEngine | WholeEngine:
+    """The engine on static buffers for these steps: in groups, or each as a whole.
+
+    Sizes are rounded, and batches joined, where that pays: captured, and for the latter compiled.
+    """
+    captured, compile, half = settings.captured, settings.compile, settings.half
+    if captured:
+        torch.backends.cudnn.benchmark = True  # sizes repeat: tuning each once pays
+    if whole:
+        model = in_any_size(network) if compile else network
+        return WholeEngine(train, model, update, observe=observe, half=half, runner=runner)
+    joint = settings.joint and captured and compile
+    settings = dataclasses.replace(settings, bucket=settings.bucket if captured else 1, joint=joint)
+    return GroupEngine(train, network, update, observe=observe, settings=settings, runner=runner, say=say)
 
 
 class _Same:

@@ -30,7 +30,7 @@ from bullettrain.engine.corruption import AttackPieces, CorruptionPieces, ViewPi
 from bullettrain.engine.joint import Joint
 from bullettrain.engine.learner import Learner, dynamic
 from bullettrain.engine.memory import Memory, take
-from bullettrain.engine.parts import why_not
+from bullettrain.engine.parts import why_not_grouped
 from bullettrain.engine.plan import Plan, allot, arrange
 from bullettrain.engine.step import BulletTrain, StepOutput
 from bullettrain.engine.still import Still
@@ -98,7 +98,7 @@ class GroupEngine:
         runner: Runner = at_once,
         say: Callable[[str], None] = print,
     ) -> None:
-        if reason := why_not(train):
+        if reason := why_not_grouped(train):
             raise ValueError(f"the group engine cannot be used: {reason}")
         assert isinstance(train.budget, StepBudget)
         self.train, self.objective, self.budget = train, train.objective, train.budget

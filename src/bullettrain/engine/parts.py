@@ -83,14 +83,14 @@ def why_not_whole(train: BulletTrain) -> str | None:
     """Why a step cannot be captured as it is, if so: what Python does in it is done once, and then never again."""
     objective = train.objective
     if type(train.budget) is not StepBudget or train.budget.uniform_steps is None or isinstance(objective, AugMix):
-        return why_not(train)
+        return why_not_grouped(train)
     for part in (objective, objective.attack.climb if isinstance(objective, AdversarialObjective) else objective):
         if not type(part).__module__.startswith("bullettrain."):
             return f"{type(part).__name__} may do something in Python at every step"
     return None
 
 
-def why_not(train: BulletTrain) -> str | None:
+def why_not_grouped(train: BulletTrain) -> str | None:
     """Why the group engine cannot take this engine's steps, if so: rows take turns, and N_B has to be the most."""
     objective, budget = train.objective, train.budget
     if isinstance(objective, AugMix):

@@ -71,12 +71,9 @@ class AugMix(Objective):
             return None
         return self.views.draw(m, self.copies, generator=generator, device=device)
 
-    def opening(self, x: Tensor) -> Tensor:
-        """Draws of the views of ``x`` (m, …)."""
-        draws = self.draw(len(x), x.device, self.generator)
-        if draws is None:
-            raise ValueError("views that a function makes start from nothing that could be drawn")
-        return draws
+    def opening(self, x: Tensor) -> Tensor | None:
+        """Draws of the views of ``x`` (m, …); None where a function makes them."""
+        return self.draw(len(x), x.device, self.generator)
 
     def corrupt(
         self,
@@ -98,7 +95,7 @@ class AugMix(Objective):
                 f"AugMix was given {int(steps.max())} steps; a step is both views, so 1 or 0, as in StepBudget(1, 0)"
             )
         if start is None:
-            start = self.draw(len(x), x.device, self.generator)
+            start = self.opening(x)
         shape = (2, *x.shape) if self.jsd else tuple(x.shape)
         rows = steps.nonzero()[:, 0].to(x.device, non_blocking=True)
         x_prime = x.detach().expand(self.copies, *x.shape).clone()

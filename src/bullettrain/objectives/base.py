@@ -125,9 +125,9 @@ class Objective(ABC):
         """
         return None
 
-    def opening(self, x: Tensor) -> Tensor:
-        """What the corruption of ``x`` (m, …) starts from, drawn anew: what :meth:`corrupt` takes as ``start``."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it starts from")
+    def opening(self, x: Tensor) -> Tensor | None:
+        """What the corruption of ``x`` (m, …) starts from, drawn anew, as :meth:`corrupt` takes it; None: nothing."""
+        return None
 
     def carried(self, x: Tensor) -> list[Tensor]:
         """The tensors that steps on batches of up to ``x`` (m, …) change in place; most carry nothing."""

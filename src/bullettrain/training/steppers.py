@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.engine import BulletTrain, StepOutput
+from bullettrain.engine.captured import static_engine
 from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
-from bullettrain.engine.group import Batch, GroupEngine, GroupSettings, Runner, at_once
+from bullettrain.engine.group import Batch, GroupEngine, GroupSettings, at_once
 from bullettrain.engine.learner import in_any_size
-from bullettrain.engine.parts import why_not
-from bullettrain.engine.whole import WholeEngine
+from bullettrain.engine.parts import why_not_grouped
 from bullettrain.training.average import MovingAverage
 from bullettrain.training.config import Config, TrainingConfig
 from bullettrain.training.optim import make_optimizer, set_rate
@@ -143,26 +143,20 @@ class StaticStepper:
         self.unit = 1 if whole else training.attack_group
         self.network, self.optimizer, self.average, self.tally, self.config = network, optimizer, average, tally, config
         self.graphs = Graphs(self._state, say) if captured else None
-        runner: Runner = self.graphs or at_once
-        self.engine: GroupEngine | WholeEngine
-        if whole:
-            model = in_any_size(network) if training.compile else network
-            self.engine = WholeEngine(engine, model, self._move, observe=self._observe, half=half, runner=runner)
-        else:
-            settings = GroupSettings(
-                group=training.attack_group,
-                bucket=training.bucket if captured else 1,
-                fresh=training.fresh,
-                half=half,
-                compile=training.compile,
-                captured=captured,
-                joint=captured and training.compile and training.joint,
-            )
-            self.engine = GroupEngine(
-                engine, network, self._move, observe=self._observe, settings=settings, runner=runner, say=say
-            )
+        settings = GroupSettings(
+            group=training.attack_group,
+            bucket=training.bucket,
+            fresh=training.fresh,
+            half=half,
+            compile=training.compile,
+            captured=captured,
+            joint=training.joint,
+        )
+        runner = self.graphs or at_once
+        self.engine = static_engine(
+            engine, network, self._move, settings, whole=whole, runner=runner, observe=self._observe, say=say
+        )
         if captured:
-            torch.backends.cudnn.benchmark = True  # sizes repeat: tuning each once pays
             materialize(optimizer)
 
     @property
@@ -218,7 +212,7 @@ def choose(
     training = config.training
     wanted = training.engine == "graphs" or (training.engine == "auto" and place.device.type == "cuda")
     plain = _why_plain(config, place)
-    apart = plain or why_not(engine)
+    apart = plain or why_not_grouped(engine)
     whole = engine.budget.uniform_steps is not None  # the host need not know what the device finds
     obstacle = plain or (None if place.device.type == "cuda" else "there is no CUDA device")
     obstacle = obstacle or (None if whole else apart)
