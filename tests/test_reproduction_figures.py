@@ -98,6 +98,27 @@ def test_a_method_judged_on_some_images_is_placed_beside_one_judged_on_all():
     assert "placed by" not in picture.caption
 
 
+def test_a_method_far_below_does_not_press_the_others_together():
+    rows = STUDIES["plane"].rows(SHORT)[:5]
+    runs = [
+        record(row, seconds=100.0 * n, autoattack=accuracy)
+        for n, row, accuracy in zip(range(1, 6), rows, (46.0, 45.0, 1.5, 30.0, 44.0), strict=True)
+    ]
+    axes, boxes = draw("plane", runs)
+    readable(axes, boxes)
+    low, high = axes.get_ylim()
+    assert high - low < 20
+    heights = {float(bars[0].get_ydata()[0]) for bars in axes.containers}
+    assert {46.0, 45.0, 44.0} < heights
+    assert low < min(heights)
+    said = " ".join(word.get_text() for word in axes.texts)
+    assert "1.5 %" in said
+    assert "30.0 %" in said
+    assert "46.0 %" not in said
+    near, _ = draw("plane", runs[:2])
+    assert "far below" not in [text.get_text() for text in near.get_legend().get_texts()]
+
+
 def test_seeds_of_the_plane_do_not_hide_words():
     rows = list(enumerate(STUDIES["plane"].rows(SHORT)[:7], 1))
     runs = [record(row, seed=s, seconds=100.0 * n, autoattack=40 + 4 * s) for s in (0, 1) for n, row in rows]

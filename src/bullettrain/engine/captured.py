@@ -39,8 +39,7 @@ class Captured:
     same memory: there is nothing to zero, and nothing can be accumulated. The first steps compile and capture, some
     seconds to minutes; then sizes repeat. What Python does in the network, or in hooks of it, is done once a size and
     not again. ``train`` keeps F_R and its ``state_dict()``, and looks at values every ``check_every`` steps, as ever.
-    Without a GPU, and for what cannot be captured, steps are the plain ones, and a warning says why. On a GPU
-    ``torch.backends.cudnn.benchmark`` is switched on.
+    Without a GPU, and for what cannot be captured, steps are the plain ones, and a warning says why.
 
     Args:
         train: what is to be trained by.
@@ -248,8 +247,6 @@ def static_engine(
     Sizes are rounded, and batches joined, where that pays: captured, and for the latter compiled.
     """
     captured, compile, half = settings.captured, settings.compile, settings.half
-    if captured:
-        torch.backends.cudnn.benchmark = True  # sizes repeat: tuning each once pays
     if whole:
         model = in_any_size(network) if compile else network
         return WholeEngine(train, model, update, observe=observe, half=half, runner=runner)

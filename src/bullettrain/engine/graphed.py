@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -38,7 +39,8 @@ class Graphs:
         if key not in self.graphs:
             began = time.perf_counter()
             try:
-                self.graphs[key] = self._capture(function, warm_ups=1 if self._seen(key) else 2)
+                with tuned():
+                    self.graphs[key] = self._capture(function, warm_ups=1 if self._seen(key) else 2)
             except Exception as error:
                 self.reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 _free_generator()
@@ -78,6 +80,21 @@ class Graphs:
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             function()
         return graph
+
+
+@contextmanager
+def tuned() -> Iterator[None]:
+    """cuDNN tries its convolutions and takes the fastest.
+
+    That pays for a size that is captured and comes again, and for nothing else: images that are judged in between come
+    in ever new sizes.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _kind(key: Hashable) -> Hashable:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bullettrain.corruptions.table import SEVERITIES
-from bullettrain.extras import extra
 from bullettrain.reporting import figures as report
 from bullettrain.reporting.run import Floats
-from bullettrain.reporting.svg import COLOURS, HEIGHT, WIDTH, printed
-from bullettrain.reporting.words import attack_name
+from bullettrain.reporting.svg import COLOURS, printed
+from bullettrain.reproduction.canvas import NAMES, Picture, attack_of, canvas, legend
 from bullettrain.reproduction.labels import Line, Word, label
 from bullettrain.reproduction.paper_figures import ROLES, panel_rows
-from bullettrain.reproduction.results import Measured, Results
+from bullettrain.reproduction.plane import plane
+from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.study import Row
 from bullettrain.training.folder import RunFolder
 
@@ -34,18 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 300
-LEAST_SPAN = 6.0
-"""Points of accuracy that the plane shows at least."""
-NAMES = {"N_B": "$N_B$", "N_O": "$N_O$", "N_R": "$N_R$"}
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure, what is added to the study's name for its file, and what it shows."""
-
-    suffix: str
-    caption: str
-    figure: Figure
 
 
 def draw(results: Results) -> list[Picture]:
@@ -71,14 +57,6 @@ def write(results: Results, folder: Path) -> list[tuple[str, str, str]]:
             address = "data:image/svg+xml;base64," + base64.b64encode(content["svg"]).decode("ascii")
             saved.append((name, picture.caption, address))
     return saved
-
-
-def _canvas(width: float = 1.0, height: float = 1.0, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure of panels side by side, in units of the report's."""
-    with extra("a figure"):
-        from matplotlib.figure import Figure
-    figure = Figure(figsize=(width * WIDTH / 72, height * HEIGHT / 72), layout="constrained")
-    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
 
 
 # --------------------------------------------------------------------------------------- of single runs
@@ -132,7 +110,7 @@ def _sweep(results: Results, symbol: str, stem: str) -> list[Picture]:
     if len(found) < 2:
         return []
     found.sort(key=lambda point: point[1][0].mean)
-    figure, (axes,) = _canvas()
+    figure, (axes,) = canvas()
     x = [speed.mean for _, (speed, *_) in found]
     dashed, dotted = (0, (4, 2)), (0, (1, 2))
     drawn: dict[str, Any] = {}
@@ -143,7 +121,7 @@ def _sweep(results: Results, symbol: str, stem: str) -> list[Picture]:
         y = [values[index].mean for _, values in found]
         spread = [values[index].std or 0.0 for _, values in found]
         look: dict[str, Any] = {"linestyle": style, "color": COLOURS[colour], "marker": "o", "markersize": 4}
-        by = "clean" if metric == "clean" else _attack(results, metric)
+        by = "clean" if metric == "clean" else attack_of(results, metric)
         bars = spread if any(spread) else None
         drawn[f"TRADES + BT, {by}"] = axes.errorbar(x, y, bars, capsize=2, linewidth=1.5, **look)
         base = results.value("trades", metric)
@@ -158,7 +136,7 @@ def _sweep(results: Results, symbol: str, stem: str) -> list[Picture]:
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.margins(x=0.08, y=0.2)
-    _legend(axes, drawn)
+    legend(axes, drawn)
     left, right = axes.get_xlim()
     label(axes, words, [*lines, *(((left, level), (right, level)) for level in levels)])
     text = f"Accuracy against the theoretical speed-up over {symbol}, which stands at each point; dotted: TRADES"
@@ -185,7 +163,7 @@ def oracle(results: Results) -> list[Picture]:
         maps[zero] = np.array(means).reshape(len(grid), len(grid))
     if not any(np.isfinite(cells).any() for cells in maps.values()):
         return []
-    figure, panels = _canvas(2.0, 0.95, columns=3)
+    figure, panels = canvas(2.0, 0.95, columns=3)
     for axes, (zero, cells) in zip(panels, maps.items(), strict=True):
         first, second = (NAMES[role] for role in ROLES if role != zero)
         image = axes.imshow(cells, origin="lower", cmap="viridis", vmin=0, vmax=100)
@@ -200,7 +178,7 @@ def oracle(results: Results) -> list[Picture]:
                 column, row, text, ha="center", va="center", fontsize=8, color="white" if dark else COLOURS["ink"]
             )
     bar = figure.colorbar(image, ax=panels, shrink=0.85, pad=0.02)
-    bar.set_label(f"{_attack(results, 'pgd100x20')} accuracy, %")
+    bar.set_label(f"{attack_of(results, 'pgd100x20')} accuracy, %")
     bar.outline.set_visible(False)
     base = results.value("baseline", "pgd100x20")
     said = f"; the baseline, seven steps for all, has {base.mean:.1f} %" if base is not None else ""
@@ -216,7 +194,7 @@ def ranks(results: Results) -> list[Picture]:
     ]
     if not found:
         return []
-    figure, (left, right) = _canvas(1.5, 0.9, columns=2)
+    figure, (left, right) = canvas(1.5, 0.9, columns=2)
     at = np.arange(len(found))[::-1]
     drawn = {
         "all": left.barh(at + 0.18, [means[0] for _, means in found], 0.32, color=COLOURS["robust"]),
@@ -225,12 +203,12 @@ def ranks(results: Results) -> list[Picture]:
     left.set_yticks(at, [name for name, _ in found])
     left.axvline(0, color=COLOURS["soft"], linewidth=0.8)
     left.set(xlabel="rank correlation with the oracle")
-    _legend(left, drawn)
+    legend(left, drawn)
     right.barh(at, [means[2] for _, means in found], 0.5, color=COLOURS["accent"])
     right.set_yticks(at, [""] * len(found))
     for place, (_, (*_, accuracy)) in zip(at, found, strict=True):
         right.annotate(f"{accuracy:.1f}", (accuracy, place), xytext=(3, 0), textcoords="offset points", va="center")
-    right.set(xlabel=f"{_attack(results, 'pgd20')} accuracy, %")
+    right.set(xlabel=f"{attack_of(results, 'pgd20')} accuracy, %")
     right.margins(x=0.16)
     _upright(left, right)
     return [Picture("", "Scores in the place of SVar: order of examples, and accuracy that comes of it.", figure)]
@@ -254,7 +232,7 @@ def corrupted(results: Results) -> list[Picture]:
 
 def _draw_corrupted(results: Results, names: list[str], grid: dict[str, Floats]) -> Figure:
     """``grid``: of each row, accuracy by corruption (``names``) and severity."""
-    figure, (left, right) = _canvas(2.0, 1.25, columns=2)
+    figure, (left, right) = canvas(2.0, 1.25, columns=2)
     kinds = itertools.cycle((("s", "soft"), ("^", "boundary"), ("o", "accent"), ("D", "robust")))
     drawn: dict[str, Any] = {}
     at, means = np.arange(len(names)), np.array([shares.mean(axis=1) for shares in grid.values()])
@@ -273,7 +251,7 @@ def _draw_corrupted(results: Results, names: list[str], grid: dict[str, Floats])
     _upright(left)
     right.set(xlabel="severity (0: clean)", ylabel=f"accuracy, mean of {len(names)} corruptions, %")
     right.set_xticks(range(SEVERITIES + 1))
-    _legend(right, drawn, columns=3)
+    legend(right, drawn, columns=3)
     return figure
 
 
@@ -285,114 +263,11 @@ def _by_corruption(results: Results, row: str) -> dict[str, Floats]:
     return {name: 100 * np.mean([seed[name] for seed in seeds], axis=0) for name in names}
 
 
-def plane(results: Results) -> list[Picture]:
-    """Accuracy over what training costs, a point a method; AutoAttack over minutes where they are known.
-
-    Runs that shared a device have no minutes; where one has none, the axis is counted passes an example. Where fewer
-    than two methods can be shown by AutoAttack, it is PGD-20; where not by that either, there is no plane. The axes
-    say which.
-    """
-    for attack in ("autoattack", "pgd20"):
-        by = {cost: _points(results, attack, cost) for cost in ("minutes", "passes")}
-        cost = "minutes" if len(by["minutes"]) >= len(by["passes"]) else "passes"
-        points = by[cost]
-        if len(points) > 1:
-            break
-    else:
-        return []
-    figure, (axes,) = _canvas(1.45, 1.25)
-    kinds = {"full attack for all": ("s", "soft"), "BulletTrain": ("o", "accent"), "other": ("^", "boundary")}
-    drawn: dict[str, Any] = {}
-    words: list[Word] = []
-    lines: list[Line] = []
-    placed, beside = _placed(points)
-    for at, judged, row in points:
-        height, bar = placed[row.name]
-        kind = "other" if row.method is not None else "full attack for all" if row.plain else "BulletTrain"
-        marker, colour = kinds[kind]
-        look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 6, "linestyle": "none"}
-        if hollow := _is_part(judged):
-            look |= {"markerfacecolor": "white"}
-        shown = axes.errorbar(at, height, bar, capsize=2, elinewidth=0.9, **look)
-        drawn["judged on some images" if hollow else kind] = shown
-        text = row.title.replace("N_R", NAMES["N_R"])
-        words.append(Word(at, height, text, COLOURS["boundary-ink" if kind == "other" else colour]))
-        lines.append(((at, height - bar), (at, height + bar)))
-    base = {row.name: (at, placed[row.name][0]) for at, _, row in points}
-    for _, _, row in points:
-        if row.baseline in base and row.method is None:
-            lines.append((base[row.baseline], base[row.name]))
-            dashes: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 2)), "zorder": 0}
-            (drawn["from its baseline"],) = axes.plot(*zip(*lines[-1], strict=True), color=COLOURS["accent"], **dashes)
-    unit = "training, minutes" if cost == "minutes" else "training, counted passes an example"
-    axes.set(xlabel=unit, ylabel=f"{_attack(results, attack)} accuracy, %")
-    axes.margins(x=0.1, y=0.2)
-    axes.set_xlim(left=0)
-    low, high = axes.get_ylim()
-    wider = max(0.0, LEAST_SPAN - (high - low)) / 2  # half a point must not look like a cliff
-    axes.set_ylim(low - wider, high + wider)
-    _legend(axes, drawn, columns=4 if len(drawn) < 5 else 3)
-    label(axes, words, lines)
-    text = "What each method reaches, over what its training costs; dashes lead from a baseline to BulletTrain on it"
-    text += ", bars are two standard errors, of the images that were judged and of seeds where there are several"
-    if "judged on some images" in drawn:
-        text += "; hollow: judged on a part of the test images"
-        text += f", and placed by how far it is from {beside} on these" if beside else ""
-    return [Picture("", f"{text}.", figure)]
-
-
-def _placed(points: list[tuple[float, Measured, Row]]) -> tuple[dict[str, tuple[float, float]], str]:
-    """Where rows stand, and two standard errors; and the row that those judged on a part of the images stand beside.
-
-    Another part is harder or easier than the whole, for all methods alike: so such a row's place is that of one that
-    was judged on all images, and the difference between the two on the images that both have.
-    """
-    whole = next(((judged, row) for _, judged, row in points if judged.figures and not _is_part(judged)), None)
-    placed, beside = {}, ""
-    for _, judged, row in points:
-        place = judged.mean, 2 * judged.above(Measured((0.0,))).error
-        if whole is not None and _is_part(judged) and (apart := judged.above(whole[0])).paired:
-            error = math.hypot(apart.error, whole[0].above(Measured((0.0,))).error)
-            place, beside = (whole[0].mean + apart.value, 2 * error), whole[1].title
-        placed[row.name] = place
-    return placed, beside
-
-
-def _is_part(judged: Measured) -> bool:
-    """Whether it is of some of the images alone."""
-    return any(figure.get("among") for figure in judged.figures)
-
-
-def _points(results: Results, attack: str, cost: str) -> list[tuple[float, Measured, Row]]:
-    """Cost and accuracy of the rows that have both."""
-    points = []
-    for row in results.rows.values():
-        runs, minutes, judged = (
-            results.runs[row.name],
-            results.value(row.name, "minutes"),
-            results.value(row.name, attack),
-        )
-        at = float(np.mean([run.work for run in runs])) if cost == "passes" and runs else minutes and minutes.mean
-        if judged is not None and at:
-            points.append((at, judged, row))
-    return points
-
-
-def _attack(results: Results, metric: str) -> str:
-    return attack_name(results.metric(metric))
-
-
 def _upright(*panels: Axes) -> None:
     """Grid lines for values that lie along the bottom."""
     for axes in panels:
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x")
-
-
-def _legend(axes: Axes, drawn: dict[str, Any], columns: int = 2) -> None:
-    """Above the axes, where it covers nothing."""
-    place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": columns}
-    axes.legend(list(drawn.values()), list(drawn), frameon=False, fontsize=9, handlelength=3, **place)
 
 
 DRAWN: dict[str, Callable[[Results], list[Picture]]] = {
