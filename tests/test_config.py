@@ -22,6 +22,7 @@ WANTED = {
     "cifar10-mart",
     "cifar10-pgd",
     "cifar10-trades-short",
+    "cifar10-pgd-short",
     "cifar10-mart-short",
     "cifar10-augmix",
     "cifar100-augmix",
@@ -40,6 +41,13 @@ def test_recipes_survive_yaml(name):
     config = recipe(name)
     assert config.recipe == name
     assert Config.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
+
+
+def test_the_short_recipes_differ_in_their_objective_alone():
+    """What is measured of PGD-AT was trained by the TRADES recipe with another objective."""
+    trades, pgd = recipe("cifar10-trades-short"), recipe("cifar10-pgd-short")
+    changed = trades.replace_section("method", objective="pgd-at", beta=None)
+    assert {**changed.to_dict(), "recipe": "cifar10-pgd-short"} == pgd.to_dict()
 
 
 def test_the_papers_settings():

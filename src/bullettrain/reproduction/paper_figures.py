@@ -175,6 +175,7 @@ def uncertainty_claims(scale: Scale) -> tuple[Claim, ...]:
 def plane(scale: Scale) -> tuple[Row, ...]:
     """All methods that a user may choose from."""
     pgd_at = ("objective=pgd-at", "beta=null")
+    fewer = ("boundary=4", "scale=1.7")  # a step as multi-step FAST has it
     return (
         Row("trades", "TRADES", "trades", plain=True),
         Row("bt-nr2", "TRADES + BT", "trades", baseline="trades"),
@@ -183,6 +184,7 @@ def plane(scale: Scale) -> tuple[Row, ...]:
         Row("mart-bt", "MART + BT", "mart", baseline="mart"),
         Row("pgd-at", "PGD-AT", "trades", pgd_at, plain=True),
         Row("pgd-at-bt", "PGD-AT + BT", "trades", pgd_at, baseline="pgd-at"),
+        Row("pgd-at-bt-nb4", "PGD-AT + BT, N_B=4", "trades", (*pgd_at, *fewer), baseline="pgd-at"),
         Row("fast", "FAST", "trades", pgd_at, baseline="pgd-at", method="fast"),
         Row("n-fgsm", "N-FGSM", "trades", pgd_at, baseline="pgd-at", method="n-fgsm"),
         Row("free", "Free", "trades", pgd_at, baseline="pgd-at", method="free-8"),

@@ -48,14 +48,16 @@ def plane(results: Results) -> list[Picture]:
         kind = "other" if row.method is not None else "full attack for all" if row.plain else "BulletTrain"
         marker, colour = KINDS[kind]
         look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 6, "linestyle": "none"}
-        text = row.title.replace("N_R", NAMES["N_R"])
+        text = row.title
+        for symbol, name in NAMES.items():
+            text = text.replace(symbol, name)
         if below := height < edge:
             look |= {"marker": "v"}
             text, height, bar = f"{text}: {height:.1f} %", edge, 0.0
         elif _is_part(judged):
             look |= {"markerfacecolor": "white"}
-        name = BELOW if below else PART if _is_part(judged) else kind
-        drawn[name] = axes.errorbar(at, height, bar or None, capsize=2, elinewidth=0.9, **look)
+        entry = BELOW if below else PART if _is_part(judged) else kind
+        drawn[entry] = axes.errorbar(at, height, bar or None, capsize=2, elinewidth=0.9, **look)
         words.append(Word(at, height, text, COLOURS["boundary-ink" if kind == "other" else colour]))
         lines.append(((at, height - bar), (at, height + bar)))
     for _, _, row in points:

@@ -108,6 +108,11 @@ def cifar10_trades_short() -> Config:
     return _cifar10_short("cifar10-trades-short", MethodConfig("trades", beta=6.0))
 
 
+def cifar10_pgd_short() -> Config:
+    """PGD adversarial training in minutes on a GPU: PreActResNet-18, 30 epochs, one cycle."""
+    return _cifar10_short("cifar10-pgd-short", MethodConfig("pgd-at"))
+
+
 def cifar10_mart_short() -> Config:
     """MART in minutes on a GPU: PreActResNet-18, 30 epochs, one cycle."""
     return _cifar10_short("cifar10-mart-short", MethodConfig("mart", beta=5.0))
@@ -156,6 +161,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
         cifar10_mart,
         cifar10_pgd,
         cifar10_trades_short,
+        cifar10_pgd_short,
         cifar10_mart_short,
         cifar10_augmix,
         cifar100_augmix,
