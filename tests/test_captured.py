@@ -1,6 +1,7 @@
 """`Captured` in a loop of one's own: the gradients of the plain step, by recorded and replayed pieces, or plainly."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -131,8 +132,19 @@ def test_groups_are_attacked_at_once_and_updated_one_by_one(request, gpu):
     assert all(torch.isfinite(p).all() for p in found[1])
     apart = max((a - b).abs().max().item() for a, b in zip(*found, strict=True))
     assert 0 < apart < 0.1  # attacked with weights of two updates ago
-    with pytest.raises(ValueError, match="3 mini-batches were given at once; Captured has group=1"):
+    with pytest.raises(ValueError, match="more mini-batches were given at once than group=1"):
         Captured(makers()["trades"](), start, say=print).steps(batches)
+    endless = itertools.cycle(batches)
+    with pytest.raises(ValueError, match=r"give so many at a time, e.g. list\(itertools.islice\(batches, 2\)\)"):
+        Captured(makers()["trades"](), start, group=2, say=print).steps(endless)
+    one_by_one = Captured(makers()["trades"](), start, group=2, say=lambda text: None).steps(iter(batches[:2]))
+    assert len(list(one_by_one)) == 2
+
+
+def test_a_step_without_gradients_is_refused():
+    x, y = next(data(1))
+    with torch.no_grad(), pytest.raises(ValueError, match="gradients are off around a step"):
+        Captured(makers()["trades"](), norm_net().double(), say=print).step(x, y)
 
 
 def test_gradients_are_set_anew_and_those_of_frozen_and_unused_weights_are_none(on_gpu):

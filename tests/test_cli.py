@@ -335,6 +335,13 @@ def test_after_a_collapse_the_printed_command_goes_on(invoke, tmp_path, monkeypa
     assert Path("kg/report.html").is_file()
 
 
+def test_a_run_in_the_place_of_a_recipe_is_known_for_one(invoke, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert invoke("train", *TINY, "--out", "runs/x").exit_code == 0
+    refused = invoke("train", "--resume", "runs/x").exception
+    assert str(refused) == "runs/x is a run; to go on with it, give its recipe and --out runs/x --resume"
+
+
 @pytest.mark.parametrize(("words", "name"), [([], "digits"), (["--compare"], "digits-compare")], ids=["one", "both"])
 def test_an_unfinished_run_of_other_settings_is_passed_over(invoke, tmp_path, monkeypatch, words, name):
     monkeypatch.chdir(tmp_path)

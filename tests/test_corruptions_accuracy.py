@@ -265,6 +265,12 @@ def test_a_baseline_that_does_not_fit_is_named(baseline, match):
         mean_corruption_error(CorruptionResult({"fog": (0.5,) * 5}, (), 10), baseline)
 
 
+def test_a_network_for_other_images_is_told_so(tmp_path):
+    folder = write(tmp_path, ["fog"])
+    with pytest.raises(DataError, match=r"the network does not take the images of .*, 3×32×32: .*channels"):
+        corruption_accuracy(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten()), folder, device=CPU)
+
+
 def test_float32_judges_in_whatever_precision_a_network_attacks(tmp_path):
     net = nn.Sequential(nn.Flatten(), nn.Linear(3072, 4, bias=False)).requires_grad_(False)
     net[1].weight.copy_(torch.tensor([1.0, 1.001, 0.0, 0.0])[:, None].expand(4, 3072))  # two of them equal in bf16

@@ -112,7 +112,7 @@ def test_another_seed_other_images_and_foreign_files_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"seeds\.json is damaged"):
         make(data, tmp_path, ["fog"])
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file cannot be written"):
+    with pytest.raises(DataError, match="file is in the way, and no folder: choose another one"):
         make(data, tmp_path / "file", ["fog"])
 
 

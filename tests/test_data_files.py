@@ -104,6 +104,9 @@ def test_wrong_folders_are_named(tmp_path):
     complains("x is not a folder", name, tmp_path)
     (tmp_path / "x").mkdir()
     complains("x has no class folders", name, tmp_path)
+    (tmp_path / "x" / "dog").mkdir()
+    complains("x has one class folder, dog: there have to be two classes to tell apart", name, tmp_path)
+    (tmp_path / "x" / "dog").rmdir()
     write_folder(tmp_path / "x")
     victim = tmp_path / "x" / "dog" / "3.png"
     whole = victim.read_bytes()

@@ -258,7 +258,7 @@ def test_archives_without_the_files_are_refused(tmp_path, server, damage):
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, published):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match=r"file.* cannot be written"):
+    with pytest.raises(DataError, match=r"file is in the way, and no folder: choose another one with --data-dir"):
         prepare("cifar10", tmp_path / "file", sources=published.sources)
 
 

@@ -21,6 +21,9 @@ def make():
 
 def number():
     return 7
+
+def sized(num_classes):
+    return make()
 """
 
 
@@ -63,7 +66,8 @@ def test_what_a_file_names_is_not_called_unasked(tmp_path, mine):
     ("name", "said"),
     [
         ("my_networks:number", "returned int; it has to return a torch.nn.Module"),
-        ("my_networks:other", "has no function 'other'; it has make, number"),
+        ("my_networks:other", "has no function 'other'; it has make, number, sized"),
+        ("my_networks:sized", "is called without arguments, but: missing a required argument: 'num_classes'"),
         ("no_such_module:make", "there is no module 'no_such_module'"),
         ("a b:c", "is no network; give package.module:function or timm:NAME"),
     ],

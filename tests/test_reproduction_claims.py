@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 from bullettrain.evaluation.paper import paper_figure
 from bullettrain.evaluation.results import pack
 from bullettrain.reproduction import STUDIES, Check, Claim, tables
-from bullettrain.reproduction.estimate import Estimator, passes
+from bullettrain.reproduction.estimate import Estimator, Speed, passes
 from bullettrain.reproduction.measures import rank_correlation
 from bullettrain.reproduction.paper_figures import panel_rows
 from bullettrain.reproduction.records import Record, identity, run_name
@@ -398,6 +398,16 @@ def test_expected_passes_are_counted_ones():
     assert passes(oracle["baseline"].config(SHORT)) == 2 * 7 + 3
     assert passes(oracle["b0-o0-r0"].config(SHORT)) == 3  # nobody is attacked: plain training
     assert passes(oracle["b1-o0-r0"].config(SHORT)) == pytest.approx(1 + 2 * 0.28 + 3 + 21)  # the oracle's ten steps
+
+
+def test_replays_are_part_of_an_estimate(tmp_path):
+    plane = {row.name: row for row in STUDIES["plane"].rows(SHORT)}
+    free, once = (plane[name].config(SHORT) for name in ("free", "n-fgsm"))
+    estimator = Estimator(CPU, known={}, measured={("preact-resnet-18", "cifar10"): Speed(1000.0, "made up")})
+    training, _ = estimator.seconds(Task(free, tmp_path, ("clean",)))
+    assert training == pytest.approx(free.training.epochs * 8 * 50000 * 3 / 1000)
+    training, _ = estimator.seconds(Task(once, tmp_path, ("clean",)))
+    assert training == pytest.approx(30 * 50000 * 5 / 1000)
 
 
 def test_estimates_come_from_runs_here_then_from_records_then_from_a_measurement(tmp_path, monkeypatch):

@@ -87,6 +87,8 @@ def train(
     if list_recipes:
         _list(console)
         return
+    if recipe not in RECIPES and RunFolder(Path(recipe)).exists:
+        raise ConfigError(f"{recipe} is a run; to go on with it, give its recipe and --out {recipe} --resume")
     config = find_recipe(recipe)
     if method is not None:
         if baseline or compare_both:
@@ -153,7 +155,11 @@ def _train(
                 for path in (folder, folder / "baseline", folder / "bullettrain")
                 if RunFolder(path).has_checkpoint()
             ]
-            where = f"The last good checkpoint is in {kept[-1]}." if kept else "No epoch was finished before."
+            where = (
+                f"What was saved before is in {kept[-1]}; judge it before you use it."
+                if kept
+                else "No epoch was finished before."
+            )
             command = resume_command(config, folder, data_dir, [*options, "--keep-going"])
             advice = "" if keep_going else f" To go on all the same:\n  {command}"
             console.print(f"{where}{advice}", soft_wrap=True)

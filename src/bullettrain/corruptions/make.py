@@ -20,7 +20,7 @@ from torch import Tensor
 from bullettrain.corruptions.files import LABELS, Array, image_file, open_images, read_labels, write_array
 from bullettrain.corruptions.filters import SIDE
 from bullettrain.corruptions.table import CORRUPTIONS, SEVERITIES, corrupt
-from bullettrain.data.base import DataError, ImageSet
+from bullettrain.data.base import DataError, ImageSet, unwritable
 from bullettrain.lock import alone
 
 Progress = Callable[[str, int, int], None]
@@ -78,10 +78,7 @@ def make(
                     pieces = (_made(*task, seed, overlays) for task in _tasks(images, name, batch))
                 _write(folder, name, pieces, len(data), seed, progress)
     except OSError as error:
-        raise DataError(
-            f"{error.filename or folder} cannot be written ({error.strerror}):"
-            " free some room, or choose another folder."
-        ) from error
+        raise unwritable(error, folder) from error
     except BrokenProcessPool as error:
         raise DataError("a process was killed, perhaps for want of memory: run it again with fewer --jobs.") from error
     return tuple(todo)

@@ -24,6 +24,14 @@ class DataError(ValueError):
     """A dataset that cannot be read: one sentence with the file, what is wrong with it, and what to do."""
 
 
+def unwritable(error: OSError, folder: Path, how: str = "") -> DataError:
+    """What to say where nothing can be written into ``folder``; ``how`` another one is chosen."""
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        return DataError(f"{error.filename or folder} is in the way, and no folder: choose another one{how}.")
+    what = f"{error.filename or folder} cannot be written ({error.strerror})"
+    return DataError(f"{what}: free some room, or choose another folder{how}.")
+
+
 @dataclass(frozen=True, eq=False)
 class ImageSet:
     """Labelled images of one size, as they lie in memory.

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bullettrain.data.base import DataError, prepare_command
+from bullettrain.data.base import DataError, prepare_command, unwritable
 from bullettrain.data.base import root as find_root
 from bullettrain.data.sources import SOURCES, Archive, FileCheck, Source, check, md5_of, source, verify
 from bullettrain.extras import extra
@@ -56,10 +56,7 @@ def prepare(
             elif reason := _fetch(base, archive, progress):
                 failed[archive] = reason
     except OSError as error:
-        raise DataError(
-            f"{error.filename or base} cannot be written ({error.strerror}):"
-            " free some room, or choose another folder with --data-dir or BULLETTRAIN_DATA."
-        ) from error
+        raise unwritable(error, base, " with --data-dir or BULLETTRAIN_DATA") from error
     if failed:
         raise DataError(_by_hand(name, base, failed))
     return verify(name, base, sources=sources)

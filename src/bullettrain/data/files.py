@@ -27,6 +27,8 @@ def read_folder(
     """
     found = class_names(path)
     if classes is None:
+        if len(found) == 1:
+            raise DataError(f"{path} has one class folder, {found[0]}: there have to be two classes to tell apart.")
         classes = found
     if unknown := sorted(set(found) - set(classes)):
         raise DataError(f"{path / unknown[0]} is a class that the training folder does not have: add it there.")

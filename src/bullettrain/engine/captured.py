@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +92,7 @@ class Captured:
         (out,) = self._steps([(x, y, start)])
         return out
 
-    def steps(self, batches: Sequence[tuple[Tensor, Tensor]]) -> Iterator[StepOutput]:
+    def steps(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[StepOutput]:
         """The same of up to ``group`` mini-batches, attacked at once with the same weights.
 
             for out in fast.steps(batches):
@@ -99,11 +100,14 @@ class Captured:
 
         A loop that does not update in between would train on the last one alone.
         """
-        if len(batches) > self.settings.group:
+        group = self.settings.group
+        some = list(itertools.islice(batches, group + 1))  # a whole loader would be read for nothing
+        if len(some) > group:
             raise ValueError(
-                f"{len(batches)} mini-batches were given at once; Captured has group={self.settings.group}"
+                f"more mini-batches were given at once than group={group}; give so many at a time, e.g."
+                f" list(itertools.islice(batches, {group})) of batches = iter(loader)"
             )
-        return self._steps([(x, y, None) for x, y in batches])
+        return self._steps([(x, y, None) for x, y in some])
 
     # --------------------------------------------------------------------------------------------- the way
 
@@ -135,6 +139,8 @@ class Captured:
         check_batch(x, y)
         if torch.is_autocast_enabled(x.device.type):
             raise ValueError("autocast is on around a captured step; leave it off, and give half=True instead")
+        if not torch.is_grad_enabled():
+            raise ValueError("gradients are off around a step (no_grad or inference_mode); a step is to make them")
         objective = self.train.objective
         if start is None:
             return

@@ -165,7 +165,13 @@ def _right(
     right = []
     for at in range(0, len(rows), batch_size):
         pixels = torch.from_numpy(images[rows[at : at + batch_size].numpy()]).to(device)  # a copy: the map is read-only
-        logits = verdict(net, to_unit(pixels.permute(0, 3, 1, 2).contiguous()))
+        try:
+            logits = verdict(net, to_unit(pixels.permute(0, 3, 1, 2).contiguous()))
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            line = (str(error) or type(error).__name__).splitlines()[0]
+            raise DataError(f"the network does not take the images of {folder}, 3×32×32: {line}") from error
         check_logits_shape(logits, len(pixels))
         if at == 0 and int(labels.max()) >= logits.shape[1]:
             raise DataError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import types
@@ -46,6 +47,12 @@ def called(
     function = getattr(module, name, None)
     if not callable(function):
         raise ValueError(f"{text}: {where} has no function {name!r}{_offered(_functions(module))}")
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ValueError(f"{text} is called without arguments, but: {error}") from None
+    except ValueError:  # of a builtin: nobody knows before
+        pass
     made = function()
     if not isinstance(made, nn.Module):
         raise ValueError(f"{text} returned {type(made).__name__}; it has to return a torch.nn.Module")

@@ -21,7 +21,7 @@ from bullettrain.training.setup import Place, Shape, make_network
 
 BENCH = Path(__file__).resolve().parents[3] / "results" / "bench"
 """Speeds on record, in a checkout."""
-IMAGES = {"digits": (1437, 359), "mnist": (60000, 10000), "cifar10": (50000, 10000), "cifar100": (50000, 10000)}
+IMAGES = {"digits": (1438, 359), "mnist": (60000, 10000), "cifar10": (50000, 10000), "cifar100": (50000, 10000)}
 SHAPES = {
     "digits": Shape(10, 1, 8),
     "mnist": Shape(10, 1, 28),
@@ -66,7 +66,7 @@ class Estimator:
         train, test = IMAGES.get(config.data.name, (50000, 10000))
         train = config.data.train_size or train - config.data.validation
         epochs = config.training.epochs - task.epochs_done
-        training = epochs * train * passes(config) / speed.passes
+        training = epochs * train * config.training.replays * passes(config) / speed.passes
         images = min(task.size or test, test)
         record = task.record()
         judging = sum(_judging(attack, config) for attack in task.missing(record)) * images

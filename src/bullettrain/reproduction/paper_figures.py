@@ -175,7 +175,7 @@ def uncertainty_claims(scale: Scale) -> tuple[Claim, ...]:
 def plane(scale: Scale) -> tuple[Row, ...]:
     """All methods that a user may choose from."""
     pgd_at = ("objective=pgd-at", "beta=null")
-    fewer = ("boundary=4", "scale=1.7")  # a step as multi-step FAST has it
+    fewer = ("boundary=4", "gamma=0.75", "scale=1.7")  # as in the table of multi-step FAST
     return (
         Row("trades", "TRADES", "trades", plain=True),
         Row("bt-nr2", "TRADES + BT", "trades", baseline="trades"),

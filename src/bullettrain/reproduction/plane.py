@@ -18,7 +18,7 @@ LEAST_SPAN = 6.0
 FAR = 12.0
 """A method so many points below the best stands at the edge: it would press the others together."""
 KINDS = {"full attack for all": ("s", "soft"), "BulletTrain": ("o", "accent"), "other": ("^", "boundary")}
-PART, BELOW = "judged on some images", "far below"
+PART, BELOW, LED = "judged on some images", "far below", "from its baseline"
 
 
 def plane(results: Results) -> list[Picture]:
@@ -56,15 +56,17 @@ def plane(results: Results) -> list[Picture]:
             text, height, bar = f"{text}: {height:.1f} %", edge, 0.0
         elif _is_part(judged):
             look |= {"markerfacecolor": "white"}
-        entry = BELOW if below else PART if _is_part(judged) else kind
-        drawn[entry] = axes.errorbar(at, height, bar or None, capsize=2, elinewidth=0.9, **look)
+        axes.errorbar(at, height, bar or None, capsize=2, elinewidth=0.9, **look)
+        drawn |= {kind: _sign(marker, colour)}
+        drawn |= {BELOW: _sign("v", "soft")} if below else {}
+        drawn |= {PART: _sign("o", "soft", hollow=True)} if _is_part(judged) and not below else {}
         words.append(Word(at, height, text, COLOURS["boundary-ink" if kind == "other" else colour]))
         lines.append(((at, height - bar), (at, height + bar)))
     for _, _, row in points:
         if row.baseline in shown and row.method is None:
             lines.append((shown[row.baseline], shown[row.name]))
             dashes: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 2)), "zorder": 0}
-            (drawn["from its baseline"],) = axes.plot(*zip(*lines[-1], strict=True), color=COLOURS["accent"], **dashes)
+            (drawn[LED],) = axes.plot(*zip(*lines[-1], strict=True), color=COLOURS["accent"], **dashes)
     unit = "training, minutes" if cost == "minutes" else "training, counted passes an example"
     axes.set(xlabel=unit, ylabel=f"{attack_of(results, attack)} accuracy, %")
     axes.margins(x=0.1, y=0.2)
@@ -72,9 +74,18 @@ def plane(results: Results) -> list[Picture]:
     low, high = axes.get_ylim()
     wider = max(0.0, LEAST_SPAN - (high - low)) / 2  # half a point must not look like a cliff
     axes.set_ylim(low - wider, high + wider)
-    legend(axes, drawn, columns=4 if len(drawn) < 5 else 3)
+    order = [name for name in (*KINDS, PART, BELOW, LED) if name in drawn]
+    legend(axes, {name: drawn[name] for name in order}, columns=4 if len(drawn) < 5 else 3)
     label(axes, words, lines)
     return [Picture("", _caption(drawn, beside), figure)]
+
+
+def _sign(marker: str, colour: str, *, hollow: bool = False) -> Any:
+    """What a legend shows."""
+    from matplotlib.lines import Line2D
+
+    face = "white" if hollow else COLOURS[colour]
+    return Line2D([], [], color=COLOURS[colour], marker=marker, markersize=6, markerfacecolor=face, linestyle="none")
 
 
 def _edge(placed: list[tuple[float, float]]) -> float:

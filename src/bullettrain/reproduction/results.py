@@ -21,10 +21,11 @@ from bullettrain.training.settings import ConfigError
 
 RANKS = ("rank", "rank_correct")
 SLACK = {"points": 0.5, "ratio": 0.05, "rank": 0.02}
+"""By how much a figure may fall short of the paper's claim and still meet it: points, a share of it, a ρ."""
 BLIND = 1.0
 """Standard error, in points, from which on a figure says little of claims about a point or two."""
 HOW_FAST = ("engine", "compile", "joint", "bucket", "channels_last", "precision", "threads")
-"""By how much a figure may fall short of the paper's claim and still meet it: points, a share of it, a ρ."""
+"""Settings of training that change how long it takes, and nothing else."""
 
 
 class Verdict(Enum):
@@ -237,7 +238,7 @@ class Results:
             if "precision" in figure:
                 said.append(f"{attack_title(name)} searched in {figure['precision']}")
         if run.pace and {"minutes", "wall"} & set(self.columns()):
-            said.append("seconds are those of its steps, timed afterwards with the device to itself")
+            said.append("seconds are of steps that were timed afterwards, with the device to themselves")
         return said
 
 

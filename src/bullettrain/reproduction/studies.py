@@ -126,7 +126,8 @@ STUDIES = {
             ROBUST,
             columns=("clean", "pgd20", "autoattack", "minutes", "work"),
             figure="plane",
-            about="Not of the paper. Minutes are of training with the device to itself, without compilation.",
+            about="Not of the paper. Minutes are of training with the device to itself, without compilation. Methods on"
+            " TRADES or MART are compared with these, the others with PGD-AT.",
         ),
     )
 }

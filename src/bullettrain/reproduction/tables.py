@@ -125,7 +125,8 @@ def signed(value: float) -> str:
 
 
 def _number(value: float, metric: str) -> str:
-    return number(value, 1 if metric in ("boundary", "robust", "outlier", "minutes") else 2)
+    few = metric in ("boundary", "robust", "outlier") or (metric == "minutes" and value >= 1)
+    return number(value, 1 if few else 2)
 
 
 def _figure(value: Measured | None, metric: str) -> str:
@@ -200,7 +201,7 @@ def table(results: Results) -> str:
         heads.append(column.heading)
         heads += ["paper"] if column.paper else []
         heads += ["Δ"] if column.difference else []
-        heads += ["against baseline (paper)"] if column.baseline else []
+        heads += ["against baseline" + " (paper)" * column.paper] if column.baseline else []
     heads.append("")
     sides += ["---:"] * (len(heads) - 2) + ["---"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "|".join(sides) + "|"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -55,8 +54,6 @@ class Display:
         self.live: Live | None = None
         self.stop: StopRequest | None = None
         self.step, self.detail = done, Text(overflow="fold")
-        self.began = time.monotonic()
-        self.at_start = done
 
     def __enter__(self) -> Display:
         if self.console is not None and self.console.is_terminal:
@@ -96,7 +93,6 @@ class Display:
         """An epoch is over: on a terminal the bar says enough, elsewhere one line."""
         if self.console is None or self.progress is not None:
             return
-        done, to_come = self.step - self.at_start, self.epochs * self.steps_per_epoch - self.step
         parts = [
             f"epoch {record['epoch']}/{self.epochs}",
             f"step {record['step']}",
@@ -109,8 +105,8 @@ class Display:
         if record.get("validation_robust") is not None:
             clean, robust = (percent(record[f"validation_{kind}"]) for kind in ("clean", "robust"))
             parts.append(f"validation {clean}, {self.corruption} {robust}")
-        if done >= min(self.steps_per_epoch, 20):  # resumed a few steps ago, nobody knows yet
-            parts.append(f"{duration((time.monotonic() - self.began) / done * to_come)} left")
+        left = (record["seconds"] + record["judging_seconds"]) * (self.epochs - record["epoch"])
+        parts.append(f"{duration(left)} left")
         self.console.print("  ".join(parts), soft_wrap=True)
 
     def message(self, text: str | Text) -> None:

@@ -110,7 +110,7 @@ class Trainer:
 
         A collapse raises :class:`CollapseError`, with the last good checkpoint kept.
         """
-        self.display.step = self.display.at_start = self.at.step
+        self.display.step = self.at.step
         with StopRequest() as stop, self.display, self.recorder, self.writer:
             self.display.stop = None if self.place.together else stop
             try:
