@@ -1,6 +1,8 @@
 """What `bullettrain` can do: train, evaluate, report, bench, reproduce, data."""
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -20,11 +22,16 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(train)
-app.command()(evaluate)
-app.command()(report)
-app.command()(bench)
-app.command()(reproduce)
+
+
+def _flowing(command: Callable[..., Any]) -> str:
+    """Its docstring with each paragraph on one line, for the terminal to break."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    return "\n\n".join(text if text.startswith(" ") else " ".join(text.split("\n")) for text in paragraphs)
+
+
+for _command in (train, evaluate, report, bench, reproduce):
+    app.command(help=_flowing(_command))(_command)
 app.add_typer(data_app, name="data")
 
 
