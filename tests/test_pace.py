@@ -33,7 +33,7 @@ def test_runs_that_shared_a_device_are_timed_afterwards(tmp_path):
         assert found["environment"]["device"]
         assert found["spread_ms"] >= 0
     again = invoke(*words, "--tables", columns=300)  # what is taken up from a run's folder leaves the pace
-    assert again.count("Seconds are those of its steps, timed afterwards") == 1
+    assert again.count("Seconds are of steps that were timed afterwards") == 1
     assert {name: one.pace for name, one in read_records(tmp_path / "records").items()} == {
         name: one.pace for name, one in records.items()
     }
