@@ -1,9 +1,14 @@
-"""Objects in one line, for a prompt or a log: the class and its settings."""
+"""Objects in one line, for a prompt or a log: the class and its settings; and errors, for a message."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, as far as a message can repeat it: its first line, or its kind where it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def one_line(thing: object) -> str:

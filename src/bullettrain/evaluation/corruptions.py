@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks import bare, frozen
+from bullettrain.brief import first_line
 from bullettrain.checks import check_logits_shape
 from bullettrain.corruptions.files import LABELS, Array, image_file, open_images, read_labels
 from bullettrain.corruptions.table import AVERAGED, CORRUPTIONS, SEVERITIES
@@ -170,7 +171,7 @@ def _right(
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            line = (str(error) or type(error).__name__).splitlines()[0]
+            line = first_line(error)
             raise DataError(f"the network does not take the images of {folder}, 3×32×32: {line}") from error
         check_logits_shape(logits, len(pixels))
         if at == 0 and int(labels.max()) >= logits.shape[1]:

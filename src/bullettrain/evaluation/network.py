@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bullettrain.attacks import frozen
 from bullettrain.attacks.state import uncompiled
+from bullettrain.brief import first_line
 from bullettrain.checks import check_logits_shape
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.precision import arithmetic, wide
@@ -73,7 +74,7 @@ def ready(network: nn.Module, images: ImageSet, *, device: torch.device, data: s
         with frozen(network), torch.no_grad():
             logits = network(x)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        line = (str(error) or type(error).__name__).splitlines()[0]
+        line = first_line(error)
         raise ConfigError(f"the network does not take the images of {data}, {shape}: {line}") from None
     try:
         check_logits_shape(logits, len(x))

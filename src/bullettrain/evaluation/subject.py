@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bullettrain.brief import first_line
 from bullettrain.loading import load, misfit
 from bullettrain.models import Normalize, build
 from bullettrain.models.called import Normalisation, called, is_foreign
@@ -139,7 +140,7 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with path.open("rb") as opened:  # given a path, torch goes by its ending
             content = torch.load(opened, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a foreign file makes of the unpickler
-        line = (str(error) or type(error).__name__).splitlines()[0]
+        line = first_line(error)
         why = "it holds more than tensors" if "weights_only" in str(error) else line
         raise RunError(f"{path} cannot be read as weights: {why}; save its state_dict() with torch.save") from None
     for key in WRAPPERS:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from bullettrain.brief import first_line
 from bullettrain.data import DataError
 from bullettrain.reproduction.records import WHERE, Record
 from bullettrain.training.bench import Timed
@@ -149,4 +150,4 @@ def _serve(pipe: Connection, record: Record, how: How) -> None:
                 }
             )
     except (ConfigError, DataError, RuntimeError, ValueError) as error:
-        pipe.send({"problem": (str(error) or type(error).__name__).splitlines()[0]})
+        pipe.send({"problem": first_line(error)})

@@ -18,7 +18,7 @@ LEAST_SPAN = 6.0
 FAR = 12.0
 """A method so many points below the best stands at the edge: it would press the others together."""
 KINDS = {"full attack for all": ("s", "soft"), "BulletTrain": ("o", "accent"), "other": ("^", "boundary")}
-PART, BELOW, LED = "judged on some images", "far below", "from its baseline"
+PART, BELOW, FROM_BASELINE = "judged on some images", "far below", "from its baseline"
 
 
 def plane(results: Results) -> list[Picture]:
@@ -66,7 +66,7 @@ def plane(results: Results) -> list[Picture]:
         if row.baseline in shown and row.method is None:
             lines.append((shown[row.baseline], shown[row.name]))
             dashes: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 2)), "zorder": 0}
-            (drawn[LED],) = axes.plot(*zip(*lines[-1], strict=True), color=COLOURS["accent"], **dashes)
+            (drawn[FROM_BASELINE],) = axes.plot(*zip(*lines[-1], strict=True), color=COLOURS["accent"], **dashes)
     unit = "training, minutes" if cost == "minutes" else "training, counted passes an example"
     axes.set(xlabel=unit, ylabel=f"{attack_of(results, attack)} accuracy, %")
     axes.margins(x=0.1, y=0.2)
@@ -74,7 +74,7 @@ def plane(results: Results) -> list[Picture]:
     low, high = axes.get_ylim()
     wider = max(0.0, LEAST_SPAN - (high - low)) / 2  # half a point must not look like a cliff
     axes.set_ylim(low - wider, high + wider)
-    order = [name for name in (*KINDS, PART, BELOW, LED) if name in drawn]
+    order = [name for name in (*KINDS, PART, BELOW, FROM_BASELINE) if name in drawn]
     legend(axes, {name: drawn[name] for name in order}, columns=4 if len(drawn) < 5 else 3)
     label(axes, words, lines)
     return [Picture("", _caption(drawn, beside), figure)]

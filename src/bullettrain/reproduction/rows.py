@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bullettrain.brief import first_line
 from bullettrain.data import load
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.results import Store
@@ -145,7 +146,7 @@ def perform(task: Task, console: Console | None = None) -> Outcome:
             except ConfigError as error:  # of this network: it has learnt NaN, for one
                 return Outcome(task.name, problem=str(error))
     except (CollapseError, RunError, RuntimeError) as error:
-        return Outcome(task.name, problem=(str(error) or type(error).__name__).splitlines()[0])
+        return Outcome(task.name, problem=first_line(error))
     return Outcome(task.name)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bullettrain.brief import first_line
 from bullettrain.training.folder import Checkpoint, RunError
 from bullettrain.training.optim import load_optimizer
 from bullettrain.training.tally import Counts
@@ -93,5 +94,6 @@ def restore(trainer: Trainer, weights: Mapping[str, Tensor], state: Mapping[str,
         if trainer.place.first:
             trainer.folder.cut_metrics(state["metrics_size"])
     except (KeyError, TypeError, RuntimeError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunError(f"{trainer.folder.path} cannot be resumed, its checkpoint does not fit: {reason}") from None
+        raise RunError(
+            f"{trainer.folder.path} cannot be resumed, its checkpoint does not fit: {first_line(error)}"
+        ) from None

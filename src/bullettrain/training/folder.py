@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import bullettrain
+from bullettrain.brief import first_line
 from bullettrain.extras import extra
 from bullettrain.lock import alone
 from bullettrain.training.config import Config
@@ -96,7 +97,7 @@ class RunFolder:
         except FileNotFoundError:
             raise RunError(f"{self.path} is no run: it has no config.yaml") from None
         except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-            raise RunError(f"{path} cannot be read: {_one_line(error)}") from None
+            raise RunError(f"{path} cannot be read: {first_line(error)}") from None
         return as_config(values, path)
 
     @contextlib.contextmanager
@@ -183,7 +184,7 @@ class RunFolder:
             state = torch.load(file, weights_only=True, map_location="cpu")
             step = state["step"]
         except Exception as error:  # whatever a damaged file makes of the unpickler
-            raise RunError(f"{file} is damaged and cannot be resumed from: {_one_line(error)}") from None
+            raise RunError(f"{file} is damaged and cannot be resumed from: {first_line(error)}") from None
         problems = []
         for name in ("last", "previous"):
             try:
@@ -233,7 +234,7 @@ class RunFolder:
         except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
             if isinstance(error, RuntimeError) and "write" not in str(error):
                 raise
-            reason = getattr(error, "strerror", None) or _one_line(error)
+            reason = getattr(error, "strerror", None) or first_line(error)
             kept = "; the checkpoint before it is intact" if self.has_checkpoint() else ""
             raise RunError(f"{what} could not be written to {self.path}: {reason}{kept}") from None
 
@@ -249,7 +250,7 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (no mapping)
             about = json.loads((opened.metadata() or {}).get("bullettrain", "{}"))
     except Exception as error:  # safetensors' own error type derives from Exception
-        raise RunError(f"{file} is damaged: {_one_line(error)}") from None
+        raise RunError(f"{file} is damaged: {first_line(error)}") from None
     return tensors, about
 
 
@@ -296,8 +297,4 @@ def as_config(values: Any, path: Path) -> Config:
     try:
         return Config.from_dict({name: value for name, value in values.items() if name != "environment"})
     except (AttributeError, ConfigError, TypeError) as error:
-        raise RunError(f"{path} cannot be read: {_one_line(error)}") from None
-
-
-def _one_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+        raise RunError(f"{path} cannot be read: {first_line(error)}") from None
