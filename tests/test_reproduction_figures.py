@@ -13,7 +13,7 @@ from matplotlib.transforms import Bbox
 from bullettrain.evaluation.results import pack
 from bullettrain.reporting import figures as report
 from bullettrain.reporting.svg import printed
-from bullettrain.reproduction import STUDIES, figures, tables
+from bullettrain.reproduction import STUDIES, figures, labels, tables
 from bullettrain.reproduction.records import read_records
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.scales import SHORT, SMOKE
@@ -30,10 +30,11 @@ def draw(name, records):
 
 
 def readable(axes, boxes):
-    """Every word inside the axes, on no other word, no point and no line."""
+    """Every word inside the axes, on no other word nor close behind one, on no point and no line."""
     assert boxes
+    space = labels.SPACE * axes.figure.dpi / 72
     for one, other in itertools.combinations(boxes, 2):
-        assert not one.overlaps(other)
+        assert not Bbox.from_extents(one.x0 - space, one.y0, one.x1 + space, one.y1).overlaps(other)
     for box in boxes:
         assert axes.bbox.containsx(box.x0)
         assert axes.bbox.containsx(box.x1)
@@ -43,8 +44,9 @@ def readable(axes, boxes):
         x, y = (np.atleast_1d(values) for values in line.get_data())
         path = line.get_transform().transform(np.column_stack([x, y]))
         fine = [path[:1], *(np.linspace(a, b, 200) for a, b in itertools.pairwise(path))]
-        for dot in np.concatenate(fine):
-            assert not any(box.overlaps(Bbox([dot - 1, dot + 1])) for box in boxes), line
+        dots = np.concatenate(fine)
+        for box in boxes:
+            assert not np.all((dots > box.min - 1) & (dots < box.max + 1), axis=1).any(), line
 
 
 def course(kind, count):
@@ -181,6 +183,16 @@ def corrupted(name, by, seed=0, **accuracy):
     made = record(row, seed=seed, corruptions=float(np.mean([*by.values()])), **accuracy)
     made.figures["corruptions"]["corruptions"] = {key: [v / 100 for v in values] for key, values in by.items()}
     return made
+
+
+def test_one_score_alone_is_no_picture():
+    rows = STUDIES["uncertainty"].rows(SHORT)[1:3]
+    runs = [record(row, pgd20=45.0) for row in rows]
+    for run in runs:
+        run.measures.update(rank=0.5, rank_correct=0.4)
+    found = [Results(STUDIES["uncertainty"], SHORT, {run.name: run for run in some}) for some in (runs[:1], runs)]
+    with printed():
+        assert [len(figures.draw(results)) for results in found] == [0, 1]
 
 
 def test_corruptions_are_shown_by_kind_and_by_severity():

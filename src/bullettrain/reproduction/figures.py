@@ -186,13 +186,13 @@ def oracle(results: Results) -> list[Picture]:
 
 
 def ranks(results: Results) -> list[Picture]:
-    """How well each score orders examples, beside the accuracy that it trains to."""
+    """How well each score orders examples, beside the accuracy that it trains to; nothing where one alone has both."""
     found = [
         (row.title.rpartition(" by ")[2], [value.mean for value in values])
         for row in results.rows.values()
         if not row.plain and (values := results.values(row.name, ("rank", "rank_correct", "pgd20"))) is not None
     ]
-    if not found:
+    if len(found) < 2:
         return []
     figure, (left, right) = canvas(1.5, 0.9, columns=2)
     at = np.arange(len(found))[::-1]

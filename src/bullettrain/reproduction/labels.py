@@ -24,6 +24,8 @@ MARK = 4.0
 """Half a side of the square around a point that stays free."""
 MARGIN = 1.5
 """What stays free around a word."""
+SPACE = 7.0
+"""What stays free between two words on a line beside that, so that they do not read as one."""
 NEAR = 9.0
 """A word that is further from its point, or nearly as close to another, is tied to its own by a thin line."""
 STEP = 3.0
@@ -70,7 +72,8 @@ def label(axes: Axes, words: Sequence[Word], lines: Sequence[Line]) -> None:
         clear = (way for way in ways if not _meet(way[1], others, written).any())
         above = (point + np.array([0, MARK + half[1]]), thin[:0])
         centre, tie = next(chain(clear, ways), above)
-        written, thin = np.concatenate([written, _box(centre[None], half)]), np.concatenate([thin, tie])
+        written = np.concatenate([written, _box(centre[None], half + np.array([SPACE, 0]))])
+        thin = np.concatenate([thin, tie])
         found.append((index, centre - point, len(tie) > 0))
     for index, offset, has_tie in reversed(found):  # a line that had to cross a word is below it
         _write(axes, words[index], offset, halves[index], tied=has_tie)
@@ -131,7 +134,7 @@ def _along(start: Floats, stop: Floats) -> Floats:
 
 def _meet(boxes: Floats, *others: Floats) -> NDArray[np.bool_]:
     """Which of ``boxes`` overlap any of ``others``."""
-    there = np.concatenate(others)
-    overlap = (boxes[:, None, :2] < there[:, 2:]) & (boxes[:, None, 2:] > there[:, :2])
-    met: NDArray[np.bool_] = np.any(np.all(overlap, axis=2), axis=1)
+    left, bottom, right, top = np.concatenate(others).T
+    across = (boxes[:, :1] < right) & (boxes[:, 2:3] > left)
+    met: NDArray[np.bool_] = (across & (boxes[:, 1:2] < top) & (boxes[:, 3:] > bottom)).any(axis=1)
     return met

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,12 +14,46 @@ from bullettrain.reproduction.labels import Line, Word, label
 from bullettrain.reproduction.results import Measured, Results
 from bullettrain.reproduction.study import Row
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 LEAST_SPAN = 6.0
 """Points of accuracy that the plane shows at least."""
 FAR = 12.0
 """A method so many points below the best stands at the edge: it would press the others together."""
 KINDS = {"full attack for all": ("s", "soft"), "BulletTrain": ("o", "accent"), "other": ("^", "boundary")}
 PART, BELOW, FROM_BASELINE = "judged on some images", "far below", "from its baseline"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method's place in the plane."""
+
+    row: Row
+    at: float
+    """What its training costs."""
+    height: float
+    bar: float
+    is_part: bool
+    """Judged on some of the images alone."""
+    below: bool = False
+    """Far below the best: its figure is given, and it stands at the edge."""
+
+    @property
+    def kind(self) -> str:
+        """A key of ``KINDS``."""
+        if self.row.method is not None:
+            return "other"
+        return "full attack for all" if self.row.plain else "BulletTrain"
+
+    def word(self, edge: float) -> Word:
+        """Its name, for humans."""
+        text = self.row.title
+        for symbol, name in NAMES.items():
+            text = text.replace(symbol, name)
+        colour = COLOURS["boundary-ink" if self.kind == "other" else KINDS[self.kind][1]]
+        at = edge if self.below else self.height
+        return Word(self.at, at, f"{text}: {self.height:.1f} %" if self.below else text, colour)
 
 
 def plane(results: Results) -> list[Picture]:
@@ -29,42 +64,24 @@ def plane(results: Results) -> list[Picture]:
     say which.
     """
     for attack in ("autoattack", "pgd20"):
-        by = {cost: _points(results, attack, cost) for cost in ("minutes", "passes")}
+        by = {cost: _judged(results, attack, cost) for cost in ("minutes", "passes")}
         cost = "minutes" if len(by["minutes"]) >= len(by["passes"]) else "passes"
-        points = by[cost]
-        if len(points) > 1:
+        if len(by[cost]) > 1:
             break
     else:
         return []
+    points, edge, beside = _points(by[cost])
     figure, (axes,) = canvas(1.45, 1.25)
     drawn: dict[str, Any] = {}
-    words: list[Word] = []
+    words = [point.word(edge) for point in points]
     lines: list[Line] = []
-    placed, beside = _placed(points)
-    edge = _edge(list(placed.values()))
-    shown = {row.name: (at, max(placed[row.name][0], edge)) for at, _, row in points}
-    for at, judged, row in points:
-        height, bar = placed[row.name]
-        kind = "other" if row.method is not None else "full attack for all" if row.plain else "BulletTrain"
-        marker, colour = KINDS[kind]
-        look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 6, "linestyle": "none"}
-        text = row.title
-        for symbol, name in NAMES.items():
-            text = text.replace(symbol, name)
-        if below := height < edge:
-            look |= {"marker": "v"}
-            text, height, bar = f"{text}: {height:.1f} %", edge, 0.0
-        elif _is_part(judged):
-            look |= {"markerfacecolor": "white"}
-        axes.errorbar(at, height, bar or None, capsize=2, elinewidth=0.9, **look)
-        drawn |= {kind: _sign(marker, colour)}
-        drawn |= {BELOW: _sign("v", "soft")} if below else {}
-        drawn |= {PART: _sign("o", "soft", hollow=True)} if _is_part(judged) and not below else {}
-        words.append(Word(at, height, text, COLOURS["boundary-ink" if kind == "other" else colour]))
-        lines.append(((at, height - bar), (at, height + bar)))
-    for _, _, row in points:
-        if row.baseline in shown and row.method is None:
-            lines.append((shown[row.baseline], shown[row.name]))
+    for point, word in zip(points, words, strict=True):
+        drawn |= _draw(axes, point, word.y)
+        lines.append(((point.at, word.y - point.bar), (point.at, word.y + point.bar)))
+    shown = {point.row.name: (word.x, word.y) for point, word in zip(points, words, strict=True)}
+    for point in points:
+        if point.row.baseline in shown and point.row.method is None:
+            lines.append((shown[point.row.baseline], shown[point.row.name]))
             dashes: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 2)), "zorder": 0}
             (drawn[FROM_BASELINE],) = axes.plot(*zip(*lines[-1], strict=True), color=COLOURS["accent"], **dashes)
     unit = "training, minutes" if cost == "minutes" else "training, counted passes an example"
@@ -80,19 +97,27 @@ def plane(results: Results) -> list[Picture]:
     return [Picture("", _caption(drawn, beside), figure)]
 
 
+def _draw(axes: Axes, point: Point, height: float) -> dict[str, Any]:
+    """The point with its bar, and what the legend has to say about it."""
+    marker, colour = KINDS[point.kind]
+    signs = {point.kind: _sign(marker, colour)}
+    look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 6, "linestyle": "none"}
+    if point.below:
+        look |= {"marker": "v"}
+        signs[BELOW] = _sign("v", "soft")
+    elif point.is_part:
+        look |= {"markerfacecolor": "white"}
+        signs[PART] = _sign("o", "soft", hollow=True)
+    axes.errorbar(point.at, height, point.bar or None, capsize=2, elinewidth=0.9, **look)
+    return signs
+
+
 def _sign(marker: str, colour: str, *, hollow: bool = False) -> Any:
     """What a legend shows."""
     from matplotlib.lines import Line2D
 
     face = "white" if hollow else COLOURS[colour]
     return Line2D([], [], color=COLOURS[colour], marker=marker, markersize=6, markerfacecolor=face, linestyle="none")
-
-
-def _edge(placed: list[tuple[float, float]]) -> float:
-    """Where methods far below the best stand, so that others can be told apart; minus infinity where none has to."""
-    best = max(height for height, _ in placed)
-    kept = [height - bar for height, bar in placed if height >= best - FAR]
-    return min(kept) - 2 if 1 < len(kept) < len(placed) else -math.inf
 
 
 def _caption(drawn: dict[str, Any], beside: str) -> str:
@@ -106,21 +131,28 @@ def _caption(drawn: dict[str, Any], beside: str) -> str:
     return f"{text}."
 
 
-def _placed(points: list[tuple[float, Measured, Row]]) -> tuple[dict[str, tuple[float, float]], str]:
-    """Where rows stand, and two standard errors; and the row that those judged on a part of the images stand beside.
+def _points(found: list[tuple[float, Measured, Row]]) -> tuple[list[Point], float, str]:
+    """Where methods stand; the height of those far below the best, so that the others can be told apart; and the row
+    that those judged on a part of the images stand beside.
 
     Another part is harder or easier than the whole, for all methods alike: so such a row's place is that of one that
-    was judged on all images, and the difference between the two on the images that both have.
+    was judged on all images, and the difference between the two on the images that both have. Bars are two standard
+    errors.
     """
-    whole = next(((judged, row) for _, judged, row in points if judged.figures and not _is_part(judged)), None)
-    placed, beside = {}, ""
-    for _, judged, row in points:
-        place = judged.mean, 2 * judged.above(Measured((0.0,))).error
+    whole = next(((judged, row) for _, judged, row in found if judged.figures and not _is_part(judged)), None)
+    points, beside = [], ""
+    for at, judged, row in found:
+        height, error = judged.mean, judged.above(Measured((0.0,))).error
         if whole is not None and _is_part(judged) and (apart := judged.above(whole[0])).paired:
+            height, beside = whole[0].mean + apart.value, whole[1].title
             error = math.hypot(apart.error, whole[0].above(Measured((0.0,))).error)
-            place, beside = (whole[0].mean + apart.value, 2 * error), whole[1].title
-        placed[row.name] = place
-    return placed, beside
+        points.append(Point(row, at, height, 2 * error, _is_part(judged)))
+    best = max(point.height for point in points)
+    kept = [point for point in points if point.height >= best - FAR]
+    if not 1 < len(kept) < len(points):
+        return points, -math.inf, beside
+    edge = min(point.height - point.bar for point in kept) - 2
+    return [p if p.height >= edge else replace(p, bar=0.0, below=True) for p in points], edge, beside
 
 
 def _is_part(judged: Measured) -> bool:
@@ -128,7 +160,7 @@ def _is_part(judged: Measured) -> bool:
     return any(figure.get("among") for figure in judged.figures)
 
 
-def _points(results: Results, attack: str, cost: str) -> list[tuple[float, Measured, Row]]:
+def _judged(results: Results, attack: str, cost: str) -> list[tuple[float, Measured, Row]]:
     """Cost and accuracy of the rows that have both."""
     points = []
     for row in results.rows.values():
