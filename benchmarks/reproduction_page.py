@@ -16,7 +16,7 @@ from bullettrain.reproduction.results import Results, Verdict
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RECORDS = ROOT / "docs" / "reproduction.md", ROOT / "results" / "reproduce"
 README = ROOT / "README.md"
-CHOICE = {"plane": ("bt-nr0", "mart", "mart-bt"), "table-fast": ()}
+CHOICE = {"plane": ("bt-nr0",), "table-fast": ()}
 """Studies whose rows the README shows, without these: TRADES is what they are set beside."""
 
 
