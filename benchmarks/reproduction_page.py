@@ -1,9 +1,12 @@
 """Write docs/reproduction.md, its pictures and the README's table of methods from the runs in results/reproduce.
 
 python benchmarks/reproduction_page.py [--check]
+
+What people wrote about a study stands on the page below its claims, between the marks of its remarks, and is kept.
 """
 
 import argparse
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -22,7 +25,7 @@ CHOICE = {"plane": ("bt-nr0",), "table-fast": ()}
 
 def written(scale: str, *, pictures: bool) -> str:
     """Everything that the records of one scale say, as Markdown; with ``pictures`` they are drawn anew."""
-    folder = RECORDS / scale
+    folder, page = RECORDS / scale, PAGE.read_text(encoding="utf-8")
     records = read_records(folder / "records")
     found = [Results(study, SCALES[scale], records) for study in STUDIES.values()]
     lines = [f"## Scale `{scale}`", "", f"{SCALES[scale].about}.", "", *overview(found)]
@@ -36,11 +39,17 @@ def written(scale: str, *, pictures: bool) -> str:
             lines += [f"{len(run)} of {len(results.rows)} rows have been run.", ""]
         lines.append(tables.table(results))
         lines += [text for note in (results.study.about, *results.notes()) if note for text in ("", note)]
-        lines += tables.claims(results)
+        lines += tables.claims(results) + remarks(page, f"{scale} {results.study.name}")
         for name, caption in drawn(results, folder, pictures=pictures):
             address = f"../results/reproduce/{scale}/{name}.png"
             lines += tables.shown_in_markdown(results, address, caption)
     return "\n".join(lines)
+
+
+def remarks(page: str, about: str) -> list[str]:
+    """The lines of ``page`` that people wrote ``about`` a study, with the marks around them, if there are any."""
+    found = re.search(rf"<!-- remarks: {about} -->\n.*?\n<!-- /remarks -->", page, re.DOTALL)
+    return ["", "#### Remarks", "", *found[0].splitlines()] if found else []
 
 
 def overview(found: list[Results]) -> list[str]:

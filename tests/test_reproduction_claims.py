@@ -185,6 +185,12 @@ def test_the_small_print_is_shown():
     assert results(*runs).notes() == ["TRADES λ=1/6 + BT, N_R=2: AutoAttack on 1000 of 10000 test images."]
     runs[0].figures["autoattack"]["examples"] = 1000
     assert results(*runs).notes() == ["AutoAttack on 1000 of 10000 test images."]
+    more = [record(ROWS[name], clean=80, pgd20=50) for name in ("fast", "bt-nr0", "yopo")]
+    assert results(*runs, *more).notes() == ["AutoAttack on 1000 of 10000 test images."]  # of all that have it
+    for run in (*runs, *more[1:]):
+        run.figures["pgd20"]["precision"] = "bf16"
+    said = "All but TRADES λ=1/6 + FAST: PGD-20 searched in bf16."
+    assert said in results(*runs, *more).notes()
     study = STUDIES["table-augmix"]
     one = record(study.rows(SHORT)[0], clean=90, corruptions=80)
     one.figures["corruptions"]["over"] = 2

@@ -214,31 +214,40 @@ class Results:
         return "; ".join(dict.fromkeys(said))
 
     def notes(self) -> list[str]:
-        """What a reader has to know of figures, each once, with the rows that it is about where it is not about all."""
-        about: dict[str, list[str]] = {}
+        """What a reader has to know of figures, each once, with the rows that it is about or the few that it is not."""
+        about: dict[tuple[str, str], list[str]] = {}
         for name, runs in self.runs.items():
-            for note in dict.fromkeys(note for run in runs for note in (run.note, *self._small_print(run)) if note):
-                about.setdefault(note, []).append(self.rows[name].title)
-        run_at_all = sum(bool(runs) for runs in self.runs.values())
-        return [
-            f"{note[0].upper()}{note[1:]}." if len(titles) == run_at_all > 1 else f"{listed(titles)}: {note}."
-            for note, titles in about.items()
-        ]
+            for said in dict.fromkeys(said for run in runs for said in self._small_print(run)):
+                about.setdefault(said, []).append(name)
+        return [self._note(note, metric, rows) for (metric, note), rows in about.items()]
 
-    def _small_print(self, run: Record) -> list[str]:
-        """Figures that are of fewer images, of other corruptions or less exact than one would think."""
-        whole, said = run.figures.get("clean", {}).get("examples", 0), []
+    def _note(self, note: str, metric: str, rows: list[str]) -> str:
+        """``note`` as a sentence: of all rows that have the figure, of all but some, or of those ``rows`` alone."""
+        have = [
+            name for name, runs in self.runs.items() if any(not metric or run.value(metric) is not None for run in runs)
+        ]
+        others = [name for name in have if name not in rows]
+        if not others and len(rows) > 1:
+            return f"{note[0].upper()}{note[1:]}."
+        exempt = 0 < len(others) < len(rows) / 2
+        titles = [self.rows[name].title for name in (others if exempt else rows)]
+        named = listed(titles) if len(titles) < 3 or not any("," in title for title in titles) else "; ".join(titles)
+        return f"{'All but ' if exempt else ''}{named}: {note}."
+
+    def _small_print(self, run: Record) -> list[tuple[str, str]]:
+        """By metric: figures that are of fewer images, of other corruptions or less exact than one would think."""
+        whole, said = run.figures.get("clean", {}).get("examples", 0), [("", run.note)] if run.note else []
         for name in dict.fromkeys(self.metric(attack) for attack in self.study.attacks):
             figure = run.figures.get(name, {})
             if figure.get("over", 15) != 15:
-                said.append(f"corruptions: the mean of {figure['over']:.0f}, not of 15")
+                said.append((name, f"corruptions: the mean of {figure['over']:.0f}, not of 15"))
             elif figure.get("examples", whole) < whole:
-                compared = ", and compared on these" if figure.get("among") else ""
-                said.append(f"{attack_title(name)} on {figure['examples']:.0f} of {whole:.0f} test images{compared}")
+                part = f"{attack_title(name)} on {figure['examples']:.0f} of {whole:.0f} test images"
+                said.append((name, part + (", and compared on these" if figure.get("among") else "")))
             if "precision" in figure:
-                said.append(f"{attack_title(name)} searched in {figure['precision']}")
+                said.append((name, f"{attack_title(name)} searched in {figure['precision']}"))
         if run.pace and {"minutes", "wall"} & set(self.columns()):
-            said.append("seconds are of steps that were timed afterwards, with the device to themselves")
+            said.append(("minutes", "seconds are of steps that were timed afterwards, with the device to themselves"))
         return said
 
 
