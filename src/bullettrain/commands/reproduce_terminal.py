@@ -11,7 +11,7 @@ from rich.text import Text
 
 from bullettrain.reproduction import tables
 from bullettrain.reproduction.estimate import Estimator
-from bullettrain.reproduction.results import Results, Verdict
+from bullettrain.reproduction.results import OPEN, Results, Verdict
 from bullettrain.reproduction.rows import Task
 from bullettrain.reproduction.scales import SCALES
 from bullettrain.reproduction.studies import STUDIES
@@ -19,7 +19,10 @@ from bullettrain.terminal import fits, say, say_rows
 from bullettrain.training.display import duration
 
 STYLES = dict(zip(Verdict, ("green", "yellow", "yellow", "red", "dim"), strict=True))
-SHORT = {"theoretical": "theor. ×", "wall": "wall ×", "corruptions": "corr. %", "rank_correct": "ρ, correct"}
+SHORT = {
+    **{"shares": "B / R / O %", "corruptions": "corr. %", "rank_correct": "ρ, correct"},
+    **{"theoretical": "theor. ×", "wall": "wall ×"},
+}
 MANY = 30
 """Rows of which only those that were run are listed."""
 
@@ -41,10 +44,12 @@ def show(console: Console, results: Results) -> None:
     if not (look.paper and look.titles):
         said = "to base: points against its baseline; the files have more columns, and whole names"
         console.print(said, style="dim")
+    statuses: dict[str, list[str]] = {}
     for row in results.rows.values():
-        status = results.status(row)
-        if status and status != "not run yet":
-            say(console, f"{row.title}: {status}", style="dim")
+        if (status := results.status(row)) and (status != OPEN or len(results.rows) <= MANY):
+            statuses.setdefault(status, []).append(row.title if look.titles else row.name)
+    for status, rows in statuses.items():
+        say(console, f"{status}: {'; '.join(rows)}", style="dim")
     for note in results.notes():
         say(console, note, style="dim")
     if results.claims():
@@ -57,8 +62,9 @@ def _show_claims(console: Console, results: Results) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     for claim in results.claims():
-        verdict, _ = results.verdict(claim)
-        table.add_row(Text(f"{tables.MARKS[verdict]} {verdict.value}", STYLES[verdict]), claim.text)
+        verdict, judged = results.verdict(claim)
+        near = " (near enough)" if tables.allowed(verdict, judged) else ""
+        table.add_row(Text(f"{tables.MARKS[verdict]} {verdict.value}", STYLES[verdict]), claim.text + near)
     console.print(table)
 
 
@@ -75,8 +81,8 @@ def _looks(results: Results) -> Iterator[_Look]:
     """From everything down to what matters most."""
     columns = tables.columns(results)
     yield _Look(columns, paper=True, titles=True)
-    yield _Look(columns, paper=True)
-    yield _Look(columns, titles=True)
+    for kept in range(len(columns), 1, -1):
+        yield _Look(columns[:kept], paper=True)
     for kept in range(len(columns), 0, -1):
         yield _Look(columns[:kept])
 
@@ -96,8 +102,7 @@ def _table(results: Results, look: _Look) -> Table:
             continue
         cells: list[str | Text] = []
         for column in look.columns:
-            mine = tables.ours(results, row, column.metric)
-            cells.append(mine.text if column.baseline else _coloured(mine))
+            cells.append(_coloured(tables.ours(results, row, column.metric, beside=column.baseline)))
             cells += [tables.paper(row, column.metric)] if column.paper and look.paper else []
             gained = tables.gain(results, row, column.metric, paper=look.paper)
             cells += [_coloured(gained)] if column.baseline else []
@@ -106,13 +111,15 @@ def _table(results: Results, look: _Look) -> Table:
 
 
 def _coloured(cell: tables.Cell) -> str | Text:
-    return cell.text if cell.verdict in (None, Verdict.OPEN) else Text(cell.text, STYLES[cell.verdict])
+    if cell.verdict in (None, Verdict.OPEN):
+        return cell.text
+    return Text(f"{cell.text} {tables.MARKS[cell.verdict]}", STYLES[cell.verdict])
 
 
 def forecast(console: Console, title: str, tasks: Sequence[Task], estimator: Estimator, jobs: int) -> None:
     """What would run, and for how long."""
-    table = Table(title=f"{title}, on {estimator.place.device}", title_justify="left", box=None, pad_edge=False)
-    table.title_style = "bold"
+    say(console, f"{title}, on {estimator.place.device}", style="bold")
+    table = Table(box=None, pad_edge=False)
     for heading in ("row", "state", "training", "judging"):
         table.add_column(heading, justify="left" if heading in ("row", "state") else "right", overflow="fold")
     total = 0.0

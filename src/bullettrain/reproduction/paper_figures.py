@@ -172,6 +172,12 @@ def uncertainty_claims(scale: Scale) -> tuple[Claim, ...]:
     )
 
 
+def plane_claims(scale: Scale) -> tuple[Claim, ...]:
+    """What the paper says of a method that its tables do not have."""
+    text = "With GradAlign, FAST is not more robust (the paper does not say on which objective; here on PGD-AT)"
+    return (Claim(text, (Check(("grad-align",), "pgd20", "≤", 0, "fast"),)),)
+
+
 def plane(scale: Scale) -> tuple[Row, ...]:
     """All methods that a user may choose from."""
     pgd_at = ("objective=pgd-at", "beta=null")

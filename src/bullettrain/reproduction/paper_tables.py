@@ -135,6 +135,10 @@ def mart_claims(scale: Scale) -> tuple[Claim, ...]:
         ),
         Claim("… 2.5 times less computation, 2.1 times less time", _speed("bt-nr1", 2.5, 2.1)),
         Claim("FAST fails against PGD-20 (0.2 % left)", (Check(("fast",), "pgd20", "≤", 10),)),
+        Claim(
+            "Under AutoAttack, which the paper did not run, robust accuracy is above MART's, too",
+            (gain("bt-nr2", "autoattack", 0, "mart"),),
+        ),
     )
 
 
@@ -181,9 +185,8 @@ def augmix_claims(scale: Scale) -> tuple[Claim, ...]:
             ),
         ),
         Claim(
-            "No more than about a third of the examples get views",
-            # The paper's 35 and 36 %, and one for sizes that captured steps round up.
-            (Check(("bt-10",), "boundary", "≤", 36), Check(("bt-100",), "boundary", "≤", 37)),
+            "Views are made for 35 and 36 % of the examples",
+            (Check(("bt-10",), "boundary", "≤", 35), Check(("bt-100",), "boundary", "≤", 36)),
         ),
         Claim(
             "1.8 times less computation, 1.7 times less time",
@@ -247,4 +250,12 @@ def fast_claims(scale: Scale) -> tuple[Claim, ...]:
         ),
         Claim("… as is clean accuracy", tuple(gain(mined, "clean", 0, fast) for mined, fast in pairs)),
         Claim("… and the theoretical speed-up", tuple(gain(mined, "theoretical", 0, fast) for mined, fast in pairs)),
+        Claim(
+            "At 3 times less computation, N_B = 5 beside N = 3, it is 1.4 points cleaner and 2.2 more robust",
+            (gain("bt-nb5", "clean", 1.4, "fast-3"), gain("bt-nb5", "pgd20", 2.2, "fast-3")),
+        ),
+        Claim(
+            "Its wall-clock speed-up is that of multi-step FAST where the theoretical ones are close",
+            (gain("bt-nb3", "wall", 0, "fast-2"), gain("bt-nb6", "wall", 0, "fast-3")),
+        ),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from bullettrain.evaluation.compared import Difference, difference
 from bullettrain.evaluation.statistics import CHANCE
+from bullettrain.reporting.run import SHARES
 from bullettrain.reporting.words import attack_name as attack_title
 from bullettrain.reporting.words import listed
 from bullettrain.reproduction.records import WHERE, Record, run_name
@@ -20,8 +21,11 @@ from bullettrain.reproduction.study import RATIOS, Check, Claim, Row, Study
 from bullettrain.training.settings import ConfigError
 
 RANKS = ("rank", "rank_correct")
-SLACK = {"points": 0.5, "ratio": 0.05, "rank": 0.02}
-"""By how much a figure may fall short of the paper's claim and still meet it: points, a share of it, a ρ."""
+SLACK = {"points": 0.5, "shares": 1.0, "ratio": 0.05, "rank": 0.02}
+"""By how much a figure may fall short of the paper's claim and still meet it: points, those of a class's share of the
+examples (captured steps round sizes up), a part of a ratio, a ρ."""
+OPEN = "not run yet"
+"""Of a row."""
 BLIND = 1.0
 """Standard error, in points, from which on a figure says little of claims about a point or two."""
 HOW_FAST = ("engine", "compile", "joint", "bucket", "channels_last", "precision", "threads")
@@ -177,7 +181,10 @@ class Results:
         """What does not count."""
         if check.metric in RATIOS:
             return SLACK["ratio"] * max(check.offset, 1)
-        return 0.0 if check.relation == "≈" else SLACK["rank" if check.metric in RANKS else "points"]
+        if check.relation == "≈":
+            return 0.0
+        slack = SLACK["rank" if check.metric in RANKS else "shares" if check.metric in SHARES else "points"]
+        return slack if check.against is None else min(slack, abs(check.offset))  # no more than what is claimed
 
     def verdict(self, claim: Claim) -> tuple[Verdict, list[Judged]]:
         """Of a claim: it holds where all its checks do, and in part where only some do."""
@@ -202,14 +209,14 @@ class Results:
             for check in about
             if gained is None or gained == (check.against is not None and check.against == base)
         ]
-        order = (Verdict.FAILS, Verdict.CHANCE, Verdict.PART, Verdict.OPEN, Verdict.HOLDS)
+        order = (Verdict.FAILS, Verdict.CHANCE, Verdict.PART, Verdict.HOLDS, Verdict.OPEN)
         return min(found, key=order.index) if found else None
 
     def status(self, row: Row) -> str:
         """What is to be said of a row beside its figures: that there are none, or that it collapsed."""
         runs = self.runs[row.name]
         if not runs:
-            return "does not take these settings" if row.name in self.refusing else "not run yet"
+            return "does not take these settings" if row.name in self.refusing else OPEN
         said = (warning.partition(":")[0].partition(";")[0] for run in runs for warning in run.warnings)
         return "; ".join(dict.fromkeys(said))
 

@@ -18,7 +18,7 @@ STUDIES = {
             tables.trades,
             ROBUST,
             tables.trades_claims,
-            columns=(*ROBUST, "boundary", *RATIOS),
+            columns=(*ROBUST, "shares", *RATIOS),
         ),
         Study(
             "table-mart",
@@ -26,7 +26,7 @@ STUDIES = {
             tables.mart,
             ROBUST,
             tables.mart_claims,
-            columns=(*ROBUST, "boundary", *RATIOS),
+            columns=(*ROBUST, "shares", *RATIOS),
         ),
         Study(
             "table-augmix",
@@ -79,8 +79,9 @@ STUDIES = {
             "One mini-batch by SVar, and the steps it is given",
             lambda scale: (tables.TRADES_NR2,),
             ("clean",),
-            columns=("boundary", "robust", "outlier"),
+            columns=("shares",),
             figure="allocation",
+            about="The table has the shares of the whole training, the pictures one mini-batch at its end.",
         ),
         Study(
             "fig-gamma",
@@ -124,10 +125,11 @@ STUDIES = {
             "Accuracy under AutoAttack over training time: what a user chooses from",
             figures.plane,
             ROBUST,
+            figures.plane_claims,
             columns=("clean", "pgd20", "autoattack", "minutes", "work"),
             figure="plane",
-            about="Not of the paper. Minutes are of training with the device to itself, without compilation. Methods on"
-            " TRADES or MART are compared with these, the others with PGD-AT.",
+            about="Not of the paper, but for what it says of GradAlign. Minutes are of training with the device to "
+            "itself, without compilation. Methods on TRADES or MART are compared with these, the others with PGD-AT.",
         ),
     )
 }

@@ -15,11 +15,14 @@ from bullettrain.reproduction.study import RATIOS, Check, Row
 HEADINGS = {
     **{"clean": "clean %", "corruptions": "corruptions %", "minutes": "minutes"},
     **{"boundary": "boundary %", "robust": "robust %", "outlier": "outlier %"},
+    "shares": "boundary / robust / outlier %",
     **{"theoretical": "theoretical ×", "work": "work ×", "wall": "wall-clock ×"},
     **{"rank": "rank ρ", "rank_correct": "rank ρ, correct only"},
     **{"robust_rise": "robust, rise", "outlier_fall": "outlier, fall", "boundary_least": "boundary below next"},
     "svar_order": "in order %",
 }
+CLASSES_OF_EXAMPLES = ("boundary", "robust", "outlier")
+"""In the order in which the paper has their shares."""
 CHANGES = ("robust_rise", "outlier_fall", "boundary_least")
 MARKS = {Verdict.HOLDS: "✓", Verdict.PART: "½", Verdict.CHANCE: "≈", Verdict.FAILS: "✗", Verdict.OPEN: "·"}
 CLASSES = dict(zip(Verdict, ("holds", "part", "part", "fails", "open"), strict=True))
@@ -33,9 +36,11 @@ LEGEND = (
     "✓ holds, ≈ falls short by no more than chance could (two standard errors), ✗ does not hold here, · not measured "
     "yet. A ± behind a difference is one standard error: paired where it is on record which images each network "
     "keeps, and the difference then of the images that both were judged on, else unpaired; of a single seed it is of "
-    "the images alone, and how much another would differ is not in it. Accuracy is compared with our own baseline row, "
-    "not only with the paper's figures."
+    "the images alone, and how much another would differ is not in it. A mark is the worst of the claims about that "
+    "figure; what a row gains on our own baseline has a column, and marks, of its own. Δ: ours less the paper's."
 )
+FORM = "The paper's figures stand beside these for the form alone."
+"""Of scales that are not like the paper."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,7 @@ class Column:
     metric: str
     heading: str
     paper: bool
-    """Whether the paper has it for any row."""
-    difference: bool
-    """Whether ours less the paper's is shown too."""
+    """Whether the paper has it for any row: then its figure is shown, and ours less it."""
     baseline: bool
     """Whether what a row gains on its own baseline is shown beside it."""
 
@@ -70,17 +73,12 @@ def heading(results: Results, metric: str) -> str:
 def columns(results: Results) -> list[Column]:
     """All that the study shows."""
     found = []
+    rows = results.rows.values()
     for metric in results.columns():
         accuracy = metric in results.study.attacks and metric != "clean"
-        found.append(
-            Column(
-                metric,
-                heading(results, metric),
-                any(metric in row.paper for row in results.rows.values()),
-                metric not in RATIOS and any(metric in row.paper for row in results.rows.values()),
-                accuracy and any(row.baseline in results.rows for row in results.rows.values()),
-            )
-        )
+        there = any(paper(row, metric) != DASH for row in rows)
+        compared = accuracy and any(row.baseline in results.rows for row in rows)
+        found.append(Column(metric, heading(results, metric), there, compared))
     return found
 
 
@@ -88,8 +86,9 @@ def ours(results: Results, row: Row, metric: str, *, beside: bool = False) -> Ce
     """Our figure, mean ± std over seeds; ``beside``: what it gains on its baseline has a cell of its own."""
     if metric == "theoretical" and row.paper and "theoretical" not in row.paper:
         return Cell(DASH)  # the paper gives none for methods whose passes are not of one kind
-    value = results.value(row.name, metric)
-    return Cell(_figure(value, metric), results.cell(row.name, metric, gained=False if beside else None))
+    verdict = results.cell(row.name, metric, gained=False if beside else None)
+    figures = [_figure(results.value(row.name, part), part) for part in parts(metric)]
+    return Cell(DASH if DASH in figures else " / ".join(figures), verdict)
 
 
 def gain(results: Results, row: Row, metric: str, *, paper: bool = True) -> Cell:
@@ -106,27 +105,44 @@ def gain(results: Results, row: Row, metric: str, *, paper: bool = True) -> Cell
     return Cell(text, results.cell(row.name, metric, gained=True))
 
 
+def parts(metric: str) -> tuple[str, ...]:
+    """The figures that a column has in each of its cells."""
+    return CLASSES_OF_EXAMPLES if metric == "shares" else (metric,)
+
+
 def paper(row: Row, metric: str) -> str:
     """The paper's figure."""
-    return _number(row.paper[metric], metric) if metric in row.paper else DASH
+    if any(part not in row.paper for part in parts(metric)):
+        return DASH
+    return " / ".join(_number(row.paper[part], part) for part in parts(metric))
 
 
 def difference(results: Results, row: Row, metric: str) -> str:
     """Ours less the paper's."""
-    value = results.value(row.name, metric)
-    if value is None or metric not in row.paper:
+    if paper(row, metric) == DASH or ours(results, row, metric).text == DASH:
         return DASH
-    return signed(value.mean - row.paper[metric])
+    found = [(part, results.value(row.name, part)) for part in parts(metric)]
+    apart = [(part, value.mean - row.paper[part]) for part, value in found if value is not None]
+    return " / ".join(signed(value, _digits(value, part)) for part, value in apart)
 
 
-def signed(value: float) -> str:
+def both(results: Results, row: Row, metric: str) -> str:
+    """The paper's figure, and ours less it."""
+    theirs, apart = paper(row, metric), difference(results, row, metric)
+    return theirs if apart == DASH else f"{theirs}, {apart}"
+
+
+def signed(value: float, digits: int = 2) -> str:
     """With its sign: +0.97, −0.26."""
-    return f"{'+' if value >= 0 else '−'}{abs(value):.2f}"
+    return f"{'+' if value >= 0 else '−'}{abs(value):.{digits}f}"
+
+
+def _digits(value: float, metric: str) -> int:
+    return 1 if metric in CLASSES_OF_EXAMPLES or (metric == "minutes" and value >= 1) else 2
 
 
 def _number(value: float, metric: str) -> str:
-    few = metric in ("boundary", "robust", "outlier") or (metric == "minutes" and value >= 1)
-    return number(value, 1 if few else 2)
+    return number(value, _digits(value, metric))
 
 
 def _figure(value: Measured | None, metric: str) -> str:
@@ -166,7 +182,8 @@ def _is_near(judged: Judged) -> bool:
     return judged.verdict is Verdict.HOLDS and judged.found is not None and not _reached(judged.check, judged.found)
 
 
-def _allowed(verdict: Verdict, judged: Sequence[Judged]) -> str:
+def allowed(verdict: Verdict, judged: Sequence[Judged]) -> str:
+    """What is to be said of a claim that holds by the allowance alone."""
     return ", near enough" if verdict is Verdict.HOLDS and any(_is_near(part) for part in judged) else ""
 
 
@@ -187,6 +204,8 @@ def markdown(results: Results, figures: list[tuple[str, str]]) -> str:
     if results.settings:
         lines += [f"With {', '.join(f'`{setting}`' for setting in results.settings)} on top.", ""]
     lines += [table(results), *(["", LEGEND] if results.claims() else [])]
+    if not results.scale.like_paper and any(column.paper for column in columns(results)):
+        lines += ["", FORM]
     lines += [text for note in (study.about, *results.notes()) if note for text in ("", note)]
     lines += claims(results)
     lines += [line for name, caption in figures for line in shown_in_markdown(results, f"{name}.png", caption)]
@@ -199,8 +218,7 @@ def table(results: Results) -> str:
     heads, sides = ["row"], ["---"]
     for column in shown:
         heads.append(column.heading)
-        heads += ["paper"] if column.paper else []
-        heads += ["Δ"] if column.difference else []
+        heads += ["paper, Δ"] if column.paper else []
         heads += ["against baseline" + " (paper)" * column.paper] if column.baseline else []
     heads.append("")
     sides += ["---:"] * (len(heads) - 2) + ["---"]
@@ -209,8 +227,7 @@ def table(results: Results) -> str:
         cells = [row.title]
         for column in shown:
             cells.append(_marked(ours(results, row, column.metric, beside=column.baseline)))
-            cells += [paper(row, column.metric)] if column.paper else []
-            cells += [difference(results, row, column.metric)] if column.difference else []
+            cells += [both(results, row, column.metric)] if column.paper else []
             cells += [_marked(gain(results, row, column.metric))] if column.baseline else []
         cells.append(results.status(row))
         lines.append("| " + " | ".join(cells) + " |")
@@ -228,7 +245,7 @@ def claims(results: Results) -> list[str]:
     lines = [""] if results.claims() else []
     for claim in results.claims():
         verdict, judged = results.verdict(claim)
-        lines.append(f"* {MARKS[verdict]} **{verdict.value}**{_allowed(verdict, judged)}: {claim.text}")
+        lines.append(f"* {MARKS[verdict]} **{verdict.value}**{allowed(verdict, judged)}: {claim.text}")
         if _is_measured(judged):
             lines += [f"  * {MARKS[part.verdict]} {found_in_words(results, part)}" for part in judged]
     return lines
@@ -245,9 +262,7 @@ def html(results: Results, figures: list[tuple[str, str]]) -> str:
         for column in shown:
             mine = ours(results, row, column.metric, beside=column.baseline)
             cells.append(Cell(mine.text, mine.verdict, first=True))
-            theirs, apart = paper(row, column.metric), difference(results, row, column.metric)
-            both = f"{theirs} {apart}" if column.difference and apart != DASH else theirs
-            cells += [Cell(both)] if column.paper else []
+            cells += [Cell(both(results, row, column.metric).replace(", ", " "))] if column.paper else []
             cells += [gain(results, row, column.metric)] if column.baseline else []
         rows.append(
             {"title": row.title, "cells": cells, "status": results.status(row), "run": bool(results.runs[row.name])}
@@ -258,9 +273,10 @@ def html(results: Results, figures: list[tuple[str, str]]) -> str:
     for claim in results.claims():
         verdict, judged = results.verdict(claim)
         said = [(part.verdict, found_in_words(results, part)) for part in judged] if _is_measured(judged) else []
-        claims.append({"text": claim.text + _allowed(verdict, judged), "verdict": verdict, "judged": said})
+        claims.append({"text": claim.text + allowed(verdict, judged), "verdict": verdict, "judged": said})
     source = files("bullettrain.reproduction").joinpath("template.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(source).render(
-        results=results, columns=shown, rows=rows, claims=claims, figures=figures, classes=CLASSES, legend=legend
+        **{"results": results, "columns": shown, "rows": rows, "claims": claims, "figures": figures},
+        **{"classes": CLASSES, "legend": legend, "form": FORM},
     )
