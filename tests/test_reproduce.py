@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bullettrain.commands import app
+from bullettrain.data import DataError
 from bullettrain.evaluation.results import unpack
 from bullettrain.reproduction import STUDIES
 from bullettrain.reproduction import rows as rows_module
@@ -190,6 +192,21 @@ def test_a_record_is_left_alone_while_its_training_is_made_again(tmp_path):
     assert read_records(tmp_path / "records")[name] == before
 
 
+def test_a_record_without_its_run_is_never_trained_over(tmp_path, monkeypatch):
+    options = ("table-trades", "--rows", "trades", "--out", tmp_path, *FAST)
+    invoke(*options)
+    shutil.rmtree(tmp_path / "runs")
+    ((_, before),) = read_records(tmp_path / "records").items()
+    monkeypatch.setattr("bullettrain.training.loop.Trainer.run", lambda self: pytest.fail("trained again"))
+    assert "0 to train or judge, 1 from before" in invoke(*options)
+    more = ("strong-attacks", *options[1:])
+    assert re.search(r"trades +on record *\n", invoke(*more, "--dry-run"))
+    text = invoke(*more)
+    assert "0 to train or judge, 1 from before" in text
+    assert "trades: left as on record, without all that was asked for: their weights are not here" in text
+    assert list(read_records(tmp_path / "records").values()) == [before]
+
+
 def test_of_two_figures_the_better_is_kept():
     exact, half, few = {"examples": 9, "accuracy": 0.5}, {"examples": 9, "precision": "bf16"}, {"examples": 3}
     assert better({"a": exact, "b": few}, {"a": half, "c": few}) == {"a": exact, "b": few, "c": few}
@@ -220,6 +237,14 @@ def test_a_second_ctrl_c_says_how_to_go_on_too(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["bullettrain", "reproduce", "table-mart"])
     text = invoke("table-mart", "--out", tmp_path, fails=130)
     assert text.endswith("interrupted; the same command goes on:\n  bullettrain reproduce table-mart\n")
+
+
+def test_ctrl_c_while_tables_are_written_says_it_too(tmp_path, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("bullettrain.commands.reproduce"), "_write", interrupted)
+    assert "the same command goes on" in invoke("table-mart", "--tables", "--out", tmp_path, fails=130)
 
 
 def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
@@ -332,7 +357,11 @@ def test_wrong_names_say_what_there_is(tmp_path):
         invoke("table-trades", "--precision", "bf15", "--out", tmp_path)
     with pytest.raises(ConfigError, match=r"--train-only trains and --tables does not"):
         invoke("table-trades", "--train-only", "--tables", "--out", tmp_path)
+    with pytest.raises(ConfigError, match=r"--rows names no row"):
+        invoke("table-trades", "--rows", ",", "--out", tmp_path)
     (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"is in the way, and no folder: choose another one with --out"):
+        invoke("table-trades", "--rows", "trades", "--out", tmp_path / "file" / "out")
     with pytest.raises(ConfigError, match=r"is a file; give a folder"):
         invoke("table-trades", "--out", tmp_path / "file")
     corrupt = rf"bullettrain data corrupt --dataset cifar10 --out {tmp_path}/CIFAR-10-C --data-dir {tmp_path}`"
@@ -355,11 +384,12 @@ def test_a_dry_run_trains_nothing_and_says_where_its_times_come_from(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_record_is_named(tmp_path):
+def test_a_damaged_record_is_named(tmp_path, monkeypatch):
     from bullettrain.training.folder import RunError
 
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "x.json").write_text(json.dumps({"format": 99}))
+    monkeypatch.setattr("bullettrain.training.loop.Trainer.run", lambda self: pytest.fail("trained first"))
     with pytest.raises(RunError, match=r"x\.json is no record that this version can read \(format 99\)"):
         invoke("table-trades", "--rows", "trades", "--out", tmp_path, *FAST)
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from bullettrain.checks import instead
 from bullettrain.commands.reproduce_terminal import forecast, show, show_list
-from bullettrain.data.base import elsewhere, root
+from bullettrain.data.base import elsewhere, root, unwritable
 from bullettrain.evaluation import autoattack
 from bullettrain.precision import Precision
 from bullettrain.reproduction import figures, tables
@@ -119,6 +119,8 @@ def reproduce(
         return
     studies, size_of = [find_study(name) for name in dict.fromkeys(names)], find_scale(scale)
     patterns = [part for text in rows or [] for part in text.split(",") if part]
+    if rows and not patterns:
+        raise ConfigError("--rows names no row; leave it away for all of them")
     if patterns and len(studies) > 1:
         raise ConfigError(f"--rows {','.join(patterns)} goes with one name; there are {len(studies)}")
     place = find_place(device)
@@ -159,27 +161,29 @@ def reproduce(
             for row in study.chosen(size_of, patterns)
         ]
     )
+    records = read_records(out / RECORDS)  # one that is damaged is better found now than after all is trained
     if dry_run:
         title = f"{', '.join(study.name for study in studies)}, scale {scale}"
-        forecast(console, title, tasks, Estimator(place, read_records(out / RECORDS)), jobs)
+        forecast(console, title, tasks, Estimator(place, records), jobs)
         return
-    if pace:
-        signal, problems = None, _time(console, tasks, How(at_once=jobs, data_dir=data_dir, device=device))
-    elif only_tables:
-        signal, problems = None, [f"{one.name}: {one.problem}" for one in map(take_up, tasks) if one.problem]
-    else:
-        try:
+    written = []
+    try:
+        if pace:
+            signal, problems = None, _time(console, tasks, How(at_once=jobs, data_dir=data_dir, device=device))
+        elif only_tables:
+            signal, problems = None, [f"{one.name}: {one.problem}" for one in map(take_up, tasks) if one.problem]
+        else:
             signal, problems = _run(console, tasks, jobs)
-        except KeyboardInterrupt:  # a second Ctrl-C ends it at once, with what was saved before
-            _say_how_to_go_on(console)
-            raise
-    records, written = read_records(out / RECORDS), []
-    for study in studies:
-        if study is not studies[0]:
-            console.print()
-        results = Results(study, size_of, records, settings=changed)
-        written += _write(results, out)
-        show(console, results)
+        records = read_records(out / RECORDS)
+        for study in studies:
+            if study is not studies[0]:
+                console.print()
+            results = Results(study, size_of, records, settings=changed)
+            written += _write(results, out)
+            show(console, results)
+    except KeyboardInterrupt:  # a second Ctrl-C ends it at once, with what was saved before
+        _say_how_to_go_on(console)
+        raise
     for problem in problems:
         say(console, Text.assemble(("failed", "bold red"), f" {problem}"))
     for file in written:
@@ -220,12 +224,23 @@ def _check(tasks: list[Task]) -> None:
 def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, list[str]]:
     """All runs that are not done; the signal that stopped them, and what went wrong."""
     left = [task for task in tasks if not task.done]
+    unjudged = [task for task in left if task.without_weights]
+    left = [task for task in left if task not in unjudged]
     _check(left)
+    if left:
+        try:
+            left[0].out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(error, left[0].out, " with --out") from None
     kept = len(tasks) - len(left)
     jobs = min(jobs, max(len(left), 1))
     left = [dataclasses.replace(task, jobs=jobs) for task in left]
     said = f"{len(left)} to train or judge" + (f", {kept} from before" if kept else "")
     console.print(f"{len(tasks)} run{'s' * (len(tasks) != 1)}: {said}")
+    if unjudged:
+        rows = "; ".join(task.label for task in unjudged)
+        text = "left as on record, without all that was asked for: their weights are not here. To train one anew, move"
+        say(console, f"{rows}: {text} its file out of {unjudged[0].out / RECORDS}")
     problems, count = [], Counter[str]()
 
     def begun(task: Task) -> None:

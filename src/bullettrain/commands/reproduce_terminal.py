@@ -116,6 +116,14 @@ def _coloured(cell: tables.Cell) -> str | Text:
     return Text(f"{cell.text} {tables.MARKS[cell.verdict]}", STYLES[cell.verdict])
 
 
+def _state(task: Task) -> str:
+    """How far it is."""
+    if task.done or task.without_weights:
+        return "done" if task.done else "on record"
+    epochs, all_of_them = task.epochs_done, task.config.training.epochs
+    return "trained" if epochs == all_of_them else f"epoch {epochs} of {all_of_them}" if epochs else "new"
+
+
 def forecast(console: Console, title: str, tasks: Sequence[Task], estimator: Estimator, jobs: int) -> None:
     """What would run, and for how long."""
     say(console, f"{title}, on {estimator.place.device}", style="bold")
@@ -124,11 +132,11 @@ def forecast(console: Console, title: str, tasks: Sequence[Task], estimator: Est
         table.add_column(heading, justify="left" if heading in ("row", "state") else "right", overflow="fold")
     total = 0.0
     for task in tasks:
-        epochs = task.epochs_done
-        state = "done" if task.done else f"epoch {epochs} of {task.config.training.epochs}" if epochs else "new"
-        training, judging = (0.0, 0.0) if task.done else estimator.seconds(task)
-        total += training + judging
-        times = ["", ""] if task.done else [duration(training), duration(judging)]
+        state, times = _state(task), ["", ""]
+        if not (task.done or task.without_weights):
+            training, judging = estimator.seconds(task)
+            times = [duration(training), duration(judging)]
+            total += training + judging
         table.add_row(task.label, state, *times)
     console.print(table)
     lines = [f"altogether about {duration(total)}, one run after another"]

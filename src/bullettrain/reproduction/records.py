@@ -276,7 +276,7 @@ def read_record(file: Path) -> Record | None:
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}")
         return Record(**content)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{file} is no record that this version can read ({error}); move it away") from None

@@ -93,6 +93,15 @@ class Task:
         return not self.ranks or "ranked" in record.measures
 
     @property
+    def without_weights(self) -> bool:
+        """Whether it is on record and its run is not here: what the record lacks could be had by training anew alone.
+
+        A record is worth more than that: it may be of another device, and have figures that take hours.
+        """
+        record = self.record()
+        return record is not None and record.finished and not RunFolder(self.folder).exists
+
+    @property
     def epochs_done(self) -> int:
         """Epochs that are trained already, and can be gone on from."""
         records = RunFolder(self.folder).records()
