@@ -185,6 +185,20 @@ def corrupted(name, by, seed=0, **accuracy):
     return made
 
 
+def test_entries_of_a_few_steps_are_not_drawn():
+    """As older runs have them: one step at the end of an epoch, where a third of the examples seem to be outliers."""
+    run = record(STUDIES["fig-shares"].rows(SHORT)[0], clean=80)
+    run.curve = {
+        "step": [50.0, 100, 101, 150, 200],
+        "epoch": [0.5, 1, 1.01, 1.5, 2],
+        "outlier": [0.2, 0.2, 0.9, 0.2, 0.2],
+    }
+    run.curve |= {"boundary": [0.3, 0.3, 0.1, 0.3, 0.3], "robust": [0.5, 0.5, 0.0, 0.5, 0.5]}
+    run.curve |= {f"svar_{name}": [0.1] * 5 for name in ("outlier", "boundary", "robust")}
+    assert run.as_run().steps["outlier"].tolist() == [0.2] * 4
+    assert run.as_run().steps["step"].tolist() == [50, 100, 150, 200]
+
+
 def test_one_score_alone_is_no_picture():
     rows = STUDIES["uncertainty"].rows(SHORT)[1:3]
     runs = [record(row, pgd20=45.0) for row in rows]

@@ -57,9 +57,21 @@ def test_records_tell_the_run(whole):
     share = {key: end[key] for key in ("outlier", "boundary", "robust")}
     assert end["theoretical_speedup"] == pytest.approx(bt.theoretical_speedup(budget, **share))
     batch = kinds(whole, "batch")[-1]
-    assert len(batch["svar"]) == len(batch["steps"]) == len(batch["category"]) == 40
+    assert len(batch["svar"]) == len(batch["steps"]) == len(batch["category"]) == 50
     figures = {(e["weights"], e["attack"]) for e in kinds(whole, "evaluation")}
     assert figures == {(w, a) for w in ("last", "best", "averaged") for a in ("clean", "pgd5")}
+
+
+@pytest.mark.parametrize("settings", [(), ("attack_group=2",), ("attack_group=3", "training.batch_size=100")])
+def test_entries_are_of_many_steps_and_the_batch_that_is_shown_is_whole(tmp_path, settings):
+    """An epoch ends with a rest: 40 examples after 50 and 50, or after 100 and 100."""
+    config = small("epochs=2", "log_every=4", "validation=0", "data.train_size=240", *settings)
+    runs.train(config, tmp_path / "run", CPU)
+    size = config.training.batch_size
+    batches = math.ceil(240 / size)
+    assert [record["step"] for record in kinds(tmp_path / "run", "step")] == [batches, 2 * batches]  # no 4, then 1
+    shown = [len(record["svar"]) for record in kinds(tmp_path / "run", "batch")]
+    assert shown == ([size] * 2 if config.training.attack_group < batches else [240 % size] * 2)
 
 
 def test_load_gives_the_network_back(whole):

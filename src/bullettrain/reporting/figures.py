@@ -140,10 +140,10 @@ def svar(run: Run) -> Plate | None:
     return Plate("svar", "SVar of the three classes", f"{caption} their order and move apart as training goes on.", svg)
 
 
-def draw_svar(run: Run) -> Figure | None:
-    """The drawing of :func:`svar`, in the style that is set."""
+def draw_svar(run: Run, over: str = "epoch") -> Figure | None:
+    """The drawing of :func:`svar`, in the style that is set; ``over`` "epoch" or "step"."""
     curves = [
-        Curve(*thin(run.steps["epoch"], run.steps[f"svar_{name}"]), name, name)
+        Curve(*thin(run.steps[over], run.steps[f"svar_{name}"]), name, name)
         for name in SHARES
         if np.isfinite(run.steps[f"svar_{name}"]).any()
     ]
@@ -153,7 +153,7 @@ def draw_svar(run: Run) -> Figure | None:
     axes.axhline(0, color=COLOURS["soft"], linewidth=0.9, linestyle=(0, (3, 3)))
     for curve in curves:
         line(axes, curve)
-    axes.set(xlabel="epoch", ylabel="mean SVar", xlim=(0, None))
+    axes.set(xlabel="iteration" if over == "step" else over, ylabel="mean SVar", xlim=(0, None))
     end_labels(axes, [(last(curve.y), curve.label, ink(curve.colour)) for curve in curves])
     return figure
 

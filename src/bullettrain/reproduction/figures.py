@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bullettrain.corruptions.table import SEVERITIES
+from bullettrain.mining import Category
 from bullettrain.reporting import figures as report
 from bullettrain.reporting.run import Floats
 from bullettrain.reporting.svg import COLOURS, printed
@@ -75,9 +76,9 @@ def shares(results: Results) -> list[Picture]:
 
 
 def svar(results: Results) -> list[Picture]:
-    """Mean SVar of the classes over training (fig. 4)."""
-    drawn = [(row, report.draw_svar(record.as_run())) for row, record in _runs(results)]
-    text = "Mean signed prediction variance of outlier, boundary and robust examples"
+    """Mean SVar of the classes over iterations (fig. 4)."""
+    drawn = [(row, report.draw_svar(record.as_run(), "step")) for row, record in _runs(results)]
+    text = "Mean signed prediction variance of outlier, boundary and robust examples over iterations"
     return [Picture(f"-{row.name}", f"{text}. {row.title}.", figure) for row, figure in drawn if figure is not None]
 
 
@@ -88,10 +89,12 @@ def allocation(results: Results) -> list[Picture]:
         batch = record.as_run().batch
         if batch is None:
             continue
+        m, moved = len(batch.svar), int(((batch.svar < 0) & (batch.category != Category.OUTLIER)).sum())
+        text = f"A mini-batch by SVar, {m} examples of epoch {batch.epoch:.0f}; above, its steps"
+        if moved:  # captured steps round sizes up, towards more care
+            text += f"; {moved} that are misclassified were treated as robust, since sizes are rounded up"
         pictures += [
-            Picture(
-                "-histogram", f"A mini-batch by SVar; above, its steps. {row.title}.", report.draw_histogram(batch)
-            ),
+            Picture("-histogram", f"{text}. {row.title}.", report.draw_histogram(batch)),
             Picture("-rank", f"Its steps, by rank. {row.title}.", report.draw_allocation(batch)),
         ]
     return pictures

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bullettrain.corruptions.table import AVERAGED
 from bullettrain.evaluation.results import Entry, Result, Store, key_of
@@ -139,7 +140,7 @@ class Record:
 
     def _of_curve(self, metric: str) -> float | None:
         """What the course of training says of the classes."""
-        columns = {name: np.array([math.nan if v is None else v for v in c]) for name, c in self.curve.items()}
+        columns = {name: _floats(values) for name, values in self._course().items()}
         if not self.mined or not columns:
             return None
         first, last = ({name: columns[name][at] for name in SHARES} for at in (0, -1))
@@ -155,15 +156,19 @@ class Record:
         }.get(metric)
         return 100 * float(found) if found is not None and math.isfinite(found) else None
 
+    def _course(self) -> dict[str, list[float | None]]:
+        """Its curve without entries of a few steps, which older runs have where an epoch ends: chance moves them."""
+        steps = _floats(self.curve.get("step", []))
+        lengths = np.diff(steps, prepend=0.0)
+        kept = lengths >= np.median(lengths) / 4 if len(steps) > 2 else np.ones(len(steps), dtype=bool)
+        return {name: [v for v, keep in zip(values, kept, strict=True) if keep] for name, values in self.curve.items()}
+
     def as_run(self) -> Run:
         """As the report's figures take it, from what is kept of its course."""
 
         def table(columns: Sequence[str], rows: Mapping[str, list[float | None]]) -> dict[str, Any]:
             length = len(next(iter(rows.values()), []))
-            return {
-                name: np.array([math.nan if v is None else v for v in rows.get(name, [None] * length)], dtype=float)
-                for name in columns
-            }
+            return {name: _floats(rows.get(name, [None] * length)) for name in columns}
 
         batch = None
         if self.batch is not None:
@@ -172,7 +177,7 @@ class Record:
         return Run(
             folder=Path(self.name),
             config=self.config,
-            steps=table(STEP_COLUMNS, self.curve),
+            steps=table(STEP_COLUMNS, self._course()),
             epochs=table(EPOCH_COLUMNS, {}),
             batch=batch,
             evaluations=[],
@@ -286,6 +291,10 @@ def read_records(folder: Path) -> dict[str, Record]:
     """All records in ``folder``, by name."""
     found = (read_record(file) for file in sorted(folder.glob("*.json")))
     return {record.name: record for record in found if record is not None}
+
+
+def _floats(values: Sequence[float | None]) -> NDArray[np.float64]:
+    return np.array([math.nan if v is None else v for v in values], dtype=np.float64)
 
 
 def _short(value: float) -> float | None:

@@ -140,10 +140,11 @@ class Trainer:
             unit.append((x, y, self.starts(x, self.at.epoch, self.at.index + len(unit))))
             if len(unit) < self.stepper.unit and self.at.index + len(unit) < self.batches:
                 continue
-            before = self.at.step // training.log_every
+            before = self.at.index // training.log_every
             self._take(unit)
             unit = []
-            due = self.at.step // training.log_every > before
+            left = self.batches - self.at.index  # a few of them are no entry of their own, but part of the last one
+            due = self.at.index // training.log_every > before and 2 * left >= training.log_every
             if due:
                 self._interval()
             if self._should_stop(stop, due):
@@ -169,10 +170,18 @@ class Trainer:
         at, first = self.at, self.at.step
         joint = [self.loader.joint_size(at.index + i) for i in range(len(unit))]
         out = self.stepper.take(unit, lambda i: self._rate(first + i), joint)
-        self._last = (unit[-1][0], unit[-1][1], out)
         for _ in unit:
             at.step, at.index = at.step + 1, at.index + 1
             self.display.tick(at.epoch)
+        self._show(unit[-1][0], unit[-1][1], out)
+
+    def _show(self, x: Tensor, y: Tensor, out: StepOutput) -> None:
+        """Keep this mini-batch for the report if it is a whole one: an epoch's last may be a rest."""
+        size, at = self.loader.joint_size, self.at.index
+        if size(at - 1) < size(0) and self._last is not None:
+            return
+        ends_short = at < self.batches and size(min(at + self.stepper.unit, self.batches) - 1) < size(0)
+        self._last = x, y, out.clone() if ends_short else out  # captured steps write over what they gave
 
     def _rate(self, step: int) -> float:
         config = self.config
@@ -239,6 +248,7 @@ class Trainer:
         self.recorder.log(record)
         if self._last is not None:
             self.recorder.batch(*self._last, self.train_set.classes, step=self.at.step, epoch=self.at.epoch + 1)
+            self._last = None
         self.display.epoch(record)
         weak = self.engine.budget.uniform_steps == 0 or self.starts.part_of_eps(self.at.epoch) < 1
         if not weak:  # on purpose
