@@ -400,6 +400,13 @@ COUNTS = {
 }
 
 
+MORE = {
+    **{f"fast-{n}": lambda n=n: baselines.fast(bt.TRADES(eps=EPS), steps=n) for n in (2, 4, 5)},
+    "yopo-3-2": lambda: baselines.yopo(bt.TRADES(eps=EPS), passes=3, updates=2),
+}
+COUNTS |= {f"fast-{n}": (n + 3, n + 2, n + 3) for n in (2, 4, 5)} | {"yopo-3-2": (6, 5, 6 + 3 * 2)}
+
+
 @pytest.mark.parametrize("name", sorted(COUNTS))
 def test_passes_counted_by_hooks(name):
     net, (x, y) = tiny_net(), small_batch(8)
@@ -415,7 +422,7 @@ def test_passes_counted_by_hooks(name):
 
     net.register_forward_hook(forward)
     net[1].register_forward_hook(lambda module, args, out: seen.update(first=seen["first"] + len(out)))
-    train = makers()[name]()
+    train = (makers() | MORE)[name]()
     out = train.step(net, x, y)
     out.loss.backward()
     forwards, backwards, first = COUNTS[name]

@@ -23,6 +23,7 @@ SHORT = {
     **{"shares": "B / R / O %", "corruptions": "corr. %", "rank_correct": "ρ, correct"},
     **{"theoretical": "theor. ×", "wall": "wall ×"},
 }
+KINDS = {"first_layer": "YOPO", "align": "GradAlign", "carry": "Free"}
 MANY = 30
 """Rows of which only those that were run are listed."""
 
@@ -142,8 +143,8 @@ def forecast(console: Console, title: str, tasks: Sequence[Task], estimator: Est
     lines = [f"altogether about {duration(total)}, one run after another"]
     if jobs > 1:
         lines.append(f"{jobs} at once share the device: how much sooner they are done is not measured")
-    for (network, data, mined), speed in estimator.known.items():
-        what = f"{network} on {data}{', BulletTrain' if mined else ''}"
+    for (network, data, mined, kind), speed in estimator.known.items():
+        what = f"{network} on {data}{', BulletTrain' if mined else ''}{f', {KINDS[kind]}' if kind else ''}"
         lines.append(f"{what}: {speed.passes:,.0f} passes a second, from {speed.source}")
     lines.append("training: counted passes at the paper's shares, without compilation; judging: a rough guess")
     say(console, "\n".join(lines))

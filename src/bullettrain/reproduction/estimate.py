@@ -13,14 +13,14 @@ import torch
 
 from bullettrain.evaluation.specs import PGD, AutoAttack, Defaults, parse_attack
 from bullettrain.oracle import OracleSeparation
-from bullettrain.reproduction.records import Record
+from bullettrain.reproduction.records import Record, read_records
 from bullettrain.reproduction.rows import Task
 from bullettrain.training.config import Config
-from bullettrain.training.folder import environment
+from bullettrain.training.folder import RunError, environment
 from bullettrain.training.setup import Place, Shape, make_network
 
-BENCH = Path(__file__).resolve().parents[3] / "results" / "bench"
-"""Speeds on record, in a checkout."""
+RESULTS = Path(__file__).resolve().parents[3] / "results"
+"""Speeds on record, in a checkout: of steps alone, and of whole trainings."""
 IMAGES = {"digits": (1438, 359), "mnist": (60000, 10000), "cifar10": (50000, 10000), "cifar100": (50000, 10000)}
 SHAPES = {
     "digits": Shape(10, 1, 8),
@@ -38,8 +38,9 @@ SLOWER = {"float32": 7.0, "tf32": 2.0, "bf16": 1.0}
 """How much slower networks are judged than trained on a GPU, by precision. A guess, from what its units can do."""
 
 
-Key = tuple[str, str, bool]
-"""Network, dataset, and whether examples are told apart: with BulletTrain, passes are of smaller batches."""
+Key = tuple[str, str, bool, str]
+"""Network, dataset, whether examples are told apart (with BulletTrain, passes are of smaller batches), and which of the
+methods whose steps are captured as they are, if any: their passes cost more."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Estimator:
     place: Place
     records: Mapping[str, Record] = field(default_factory=dict)
     known: dict[Key, Speed] = field(default_factory=dict)
+    recorded: Mapping[str, Record] = field(default_factory=lambda: _recorded())
     measured: dict[tuple[str, str], Speed] = field(default_factory=dict)
 
     def seconds(self, task: Task) -> tuple[float, float]:
@@ -76,10 +78,17 @@ class Estimator:
 
     def speed(self, config: Config) -> Speed:
         """Of the config's network on its data: of runs here, else as recorded for this device, else measured now."""
-        key = config.network.name, config.data.name, config.method.budget().uniform_steps is None
+        mined = config.method.budget().uniform_steps is None
+        key = config.network.name, config.data.name, mined, _kind(config.to_dict()["method"])
         if key not in self.known:
             name = environment(self.place.device)["device"]
-            self.known[key] = _of_runs(self.records.values(), key, name) or _of_bench(key, name) or self._now(config)
+            self.known[key] = (
+                _of_runs(self.records.values(), key, name, "here")
+                or (None if key[-1] else _of_bench(key, name))  # which has no such methods
+                or _of_runs(self.recorded.values(), key, name, "on record")
+                or _of_bench(key, name)
+                or self._now(config)
+            )
         return self.known[key]
 
     def _now(self, config: Config) -> Speed:
@@ -131,22 +140,39 @@ def _judging(attack: str, config: Config) -> float:
     return 75.0 if attack == "corruptions" else 1.0
 
 
-def _of_runs(records: Iterable[Record], key: Key, device: str) -> Speed | None:
+def _kind(method: Mapping[str, Any]) -> str:
+    """Which of the methods that have a setting of their own it is; none: empty."""
+    return next((name for name in ("first_layer", "align", "carry") if method.get(name)), "")
+
+
+def _recorded() -> dict[str, Record]:
+    """Trainings on record in a checkout; a file that cannot be read is nobody's concern here."""
+    try:
+        return read_records(RESULTS / "reproduce" / "short" / "records")
+    except RunError:
+        return {}
+
+
+def _of_runs(records: Iterable[Record], key: Key, device: str, where: str) -> Speed | None:
+    def of(record: Record) -> Key:
+        config = record.config
+        return config["network"]["name"], config["data"]["name"], record.mined, _kind(config["method"])
+
     rates = [
         record.work * record.examples / record.alone
         for record in records
-        if (record.config["network"]["name"], record.config["data"]["name"], record.mined) == key
+        if of(record) == key
         and record.pace.get("environment", record.environment).get("device") == device
         and record.alone
     ]
-    source = f"{len(rates)} finished run{'s' * (len(rates) != 1)} here"
+    source = f"{len(rates)} finished run{'s' * (len(rates) != 1)} {where}"
     return Speed(sorted(rates)[len(rates) // 2], source) if rates else None
 
 
 def _of_bench(key: Key, device: str) -> Speed | None:
     """The last engine on record for the network on this device, which is the fastest."""
-    *what, mined = key
-    for file in sorted(BENCH.glob("*.json")):
+    *what, mined, _ = key
+    for file in sorted((RESULTS / "bench").glob("*.json")):
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         config = content["config"]
         there = config["network"]["name"], config["data"]["name"], content["environment"]["device"]

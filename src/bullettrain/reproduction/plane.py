@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 LEAST_SPAN = 6.0
 """Points of accuracy that the plane shows at least."""
+GAP = 3.0
+"""Of these, what lies between the lowest and those that are far below it."""
 FAR = 12.0
 """A method so many points below the best stands at the edge: it would press the others together."""
 KINDS = {"full attack for all": ("s", "soft"), "BulletTrain": ("o", "accent"), "other": ("^", "boundary")}
-PART, BELOW, FROM_BASELINE = "judged on some images", "far below", "from its baseline"
+PART, BELOW, FROM_BASELINE = "on some images", "far below, not to scale", "from its baseline"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def plane(results: Results) -> list[Picture]:
         lines.append(((point.at, word.y - point.bar), (point.at, word.y + point.bar)))
     shown = {point.row.name: (word.x, word.y) for point, word in zip(points, words, strict=True)}
     for point in points:
-        if point.row.baseline in shown and point.row.method is None:
+        if point.row.baseline in shown and point.row.method is None and not point.below:
             lines.append((shown[point.row.baseline], shown[point.row.name]))
             dashes: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 2)), "zorder": 0}
             (drawn[FROM_BASELINE],) = axes.plot(*zip(*lines[-1], strict=True), color=COLOURS["accent"], **dashes)
@@ -91,6 +93,8 @@ def plane(results: Results) -> list[Picture]:
     low, high = axes.get_ylim()
     wider = max(0.0, LEAST_SPAN - (high - low)) / 2  # half a point must not look like a cliff
     axes.set_ylim(low - wider, high + wider)
+    if BELOW in drawn:
+        lines.append(_broken(axes, edge + GAP / 2))
     order = [name for name in (*KINDS, PART, BELOW, FROM_BASELINE) if name in drawn]
     legend(axes, {name: drawn[name] for name in order}, columns=4 if len(drawn) < 5 else 3)
     label(axes, words, lines)
@@ -112,6 +116,16 @@ def _draw(axes: Axes, point: Point, height: float) -> dict[str, Any]:
     return signs
 
 
+def _broken(axes: Axes, height: float) -> Line:
+    """Break the axis: below ``height`` nothing is to scale, and no number stands beside it."""
+    low, high = axes.get_ylim()
+    axes.set_yticks([tick for tick in axes.get_yticks() if height < tick < high])
+    axes.axhline(height, color=COLOURS["soft"], linewidth=0.9, linestyle=(0, (1, 4)))
+    axes.set_ylim(low, high)
+    left, right = axes.get_xlim()
+    return (left, height), (right, height)
+
+
 def _sign(marker: str, colour: str, *, hollow: bool = False) -> Any:
     """What a legend shows."""
     from matplotlib.lines import Line2D
@@ -127,7 +141,7 @@ def _caption(drawn: dict[str, Any], beside: str) -> str:
         text += "; hollow: judged on a part of the test images"
         text += f", and placed by how far it is from {beside} on these" if beside else ""
     if BELOW in drawn:
-        text += f"; at the lower edge, with its figure: more than {FAR:.0f} points below the best"
+        text += f"; below the dots, not to scale, with its figure: more than {FAR:.0f} points below the best"
     return f"{text}."
 
 
@@ -151,8 +165,8 @@ def _points(found: list[tuple[float, Measured, Row]]) -> tuple[list[Point], floa
     kept = [point for point in points if point.height >= best - FAR]
     if not 1 < len(kept) < len(points):
         return points, -math.inf, beside
-    edge = min(point.height - point.bar for point in kept) - 2
-    return [p if p.height >= edge else replace(p, bar=0.0, below=True) for p in points], edge, beside
+    edge = min(point.height - point.bar for point in kept) - GAP
+    return [p if p in kept else replace(p, bar=0.0, below=True) for p in points], edge, beside
 
 
 def _is_part(judged: Measured) -> bool:

@@ -159,8 +159,10 @@ class Record:
     def _course(self) -> dict[str, list[float | None]]:
         """Its curve without entries of a few steps, which older runs have where an epoch ends: chance moves them."""
         steps = _floats(self.curve.get("step", []))
+        if len(steps) < 3:
+            return self.curve
         lengths = np.diff(steps, prepend=0.0)
-        kept = lengths >= np.median(lengths) / 4 if len(steps) > 2 else np.ones(len(steps), dtype=bool)
+        kept = lengths >= np.median(lengths) / 4
         return {name: [v for v, keep in zip(values, kept, strict=True) if keep] for name, values in self.curve.items()}
 
     def as_run(self) -> Run:

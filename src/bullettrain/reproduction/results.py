@@ -226,6 +226,10 @@ class Results:
         for name, runs in self.runs.items():
             for said in dict.fromkeys(said for run in runs for said in self._small_print(run)):
                 about.setdefault(said, []).append(name)
+        for row in self.rows.values():
+            if self.runs[row.name] and row.baseline in self.rows and not self.runs[row.baseline]:
+                lacks = f"nothing to compare it with, as long as {self.rows[row.baseline].title} has not been run"
+                about.setdefault(("", lacks), []).append(row.name)
         return [self._note(note, metric, rows) for (metric, note), rows in about.items()]
 
     def _note(self, note: str, metric: str, rows: list[str]) -> str:
@@ -253,8 +257,11 @@ class Results:
                 said.append((name, part + (", and compared on these" if figure.get("among") else "")))
             if "precision" in figure:
                 said.append((name, f"{attack_title(name)} searched in {figure['precision']}"))
-        if run.pace and {"minutes", "wall"} & set(self.columns()):
-            said.append(("minutes", "seconds are of steps that were timed afterwards, with the device to themselves"))
+        if {"minutes", "wall"} & set(self.columns()):
+            if run.pace:
+                said.append(("minutes", "seconds are of steps that were timed afterwards, the device to themselves"))
+            elif run.jobs > 1:
+                said.append(("", "no seconds, since it shared the device; `--pace` times such runs"))
         return said
 
 
