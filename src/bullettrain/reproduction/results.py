@@ -230,7 +230,10 @@ class Results:
             if self.runs[row.name] and row.baseline in self.rows and not self.runs[row.baseline]:
                 lacks = f"nothing to compare it with, as long as {self.rows[row.baseline].title} has not been run"
                 about.setdefault(("", lacks), []).append(row.name)
-        return [self._note(note, metric, rows) for (metric, note), rows in about.items()]
+        others = {attack_title(self.metric(name)): attack_title(name) for name in self.study.attacks}
+        weaker = [f"{ours} for {theirs}" for ours, theirs in others.items() if ours != theirs]
+        standing_in = [f"At this scale {listed(weaker)}."] if weaker and any(self.runs.values()) else []
+        return standing_in + [self._note(note, metric, rows) for (metric, note), rows in about.items()]
 
     def _note(self, note: str, metric: str, rows: list[str]) -> str:
         """``note`` as a sentence: of all rows that have the figure, of all but some, or of those ``rows`` alone."""
