@@ -36,6 +36,9 @@ METHODS = {
     "bullettrain": [],
     "bullettrain, views of outliers too": ["method.outlier=1", "method.ordered=false"],
     "bullettrain, views of robust examples too": ["method.robust=1"],
+    "bullettrain, selected in eval mode": ["selection=eval"],
+    "bullettrain, selected in eval mode, four at once": ["selection=eval", "attack_group=4"],
+    "bullettrain, by chance": ["score=random"],
 }
 CUTS = ["network.name=wrn-10-1", "data.train_size=8000", "data.test_size=2000", "epochs=20", "average=0", "threads=1"]
 REST = ["probe=0", "precision=float32", "channels_last=false"]
