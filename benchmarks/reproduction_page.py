@@ -46,9 +46,12 @@ def written(scale: str, *, pictures: bool) -> str:
     return "\n".join(lines)
 
 
+REMARKS = "<!-- remarks: {about} -->"
+
+
 def remarks(page: str, about: str) -> list[str]:
     """The lines of ``page`` that people wrote ``about`` a study, with the marks around them, if there are any."""
-    found = re.search(rf"<!-- remarks: {about} -->\n.*?\n<!-- /remarks -->", page, re.DOTALL)
+    found = re.search(rf"{REMARKS.format(about=about)}\n.*?\n<!-- /remarks -->", page, re.DOTALL)
     return ["", "#### Remarks", "", *found[0].splitlines()] if found else []
 
 
@@ -124,6 +127,9 @@ def main() -> None:
     check = parser.parse_args().check
     scales = [scale for scale in SCALES if (RECORDS / scale).is_dir()]
     body = "\n\n".join(written(scale, pictures=not check) for scale in scales)
+    written_about = re.findall(REMARKS.format(about="(.*?)"), PAGE.read_text(encoding="utf-8"))
+    if lost := [about for about in written_about if REMARKS.format(about=about) not in body]:
+        sys.exit(f"{PAGE.name} has remarks on what is not shown, and they would be lost: {', '.join(lost)}")
     for file, name, content in ((PAGE, "reproduction", body), (README, "methods", methods())):
         old, new = renewed(file, name, content)
         if not check:
