@@ -9,6 +9,7 @@ import argparse
 import re
 import statistics
 import sys
+from collections import Counter
 from pathlib import Path
 
 from bullettrain.reporting.svg import printed
@@ -32,7 +33,7 @@ def written(scale: str, *, pictures: bool) -> str:
     for results in found:
         lines += ["", f"### {results.study.title} (`{results.study.name}`)", ""]
         if not any(results.runs.values()):
-            lines.append("Not measured yet.")
+            lines += ["Not measured yet.", *remarks(page, f"{scale} {results.study.name}")]
             continue
         run = {name: runs for name, runs in results.runs.items() if runs}
         if len(results.rows) > 2 * len(run) and len(results.rows) > 10:
@@ -51,8 +52,8 @@ REMARKS = "<!-- remarks: {about} -->"
 
 def remarks(page: str, about: str) -> list[str]:
     """The lines of ``page`` that people wrote ``about`` a study, with the marks around them, if there are any."""
-    found = re.search(rf"{REMARKS.format(about=about)}\n.*?\n<!-- /remarks -->", page, re.DOTALL)
-    return ["", "#### Remarks", "", *found[0].splitlines()] if found else []
+    found = re.findall(rf"{REMARKS.format(about=about)}\n(?:(?!<!-- remarks:).)*?<!-- /remarks -->", page, re.DOTALL)
+    return ["", "#### Remarks", "", *"\n".join(found).splitlines()] if found else []
 
 
 def overview(found: list[Results]) -> list[str]:
@@ -127,9 +128,9 @@ def main() -> None:
     check = parser.parse_args().check
     scales = [scale for scale in SCALES if (RECORDS / scale).is_dir()]
     body = "\n\n".join(written(scale, pictures=not check) for scale in scales)
-    written_about = re.findall(REMARKS.format(about="(.*?)"), PAGE.read_text(encoding="utf-8"))
-    if lost := [about for about in written_about if REMARKS.format(about=about) not in body]:
-        sys.exit(f"{PAGE.name} has remarks on what is not shown, and they would be lost: {', '.join(lost)}")
+    marks = REMARKS.format(about="(.*?)")
+    if lost := Counter(re.findall(marks, PAGE.read_text(encoding="utf-8"))) - Counter(re.findall(marks, body)):
+        sys.exit(f"{PAGE.name}: remarks on {', '.join(lost)} would be lost; is that a study, and is their end marked?")
     for file, name, content in ((PAGE, "reproduction", body), (README, "methods", methods())):
         old, new = renewed(file, name, content)
         if not check:

@@ -70,8 +70,18 @@ def test_entries_are_of_many_steps_and_the_batch_that_is_shown_is_whole(tmp_path
     size = config.training.batch_size
     batches = math.ceil(240 / size)
     assert [record["step"] for record in kinds(tmp_path / "run", "step")] == [batches, 2 * batches]  # no 4, then 1
-    shown = [len(record["svar"]) for record in kinds(tmp_path / "run", "batch")]
-    assert shown == ([size] * 2 if config.training.attack_group < batches else [240 % size] * 2)
+    whole = config.training.attack_group < batches  # else the one unit of the epoch ends with the rest
+    shown = [(record["step"], len(record["svar"])) for record in kinds(tmp_path / "run", "batch")]
+    last = (batches - 1) // config.training.attack_group * config.training.attack_group if whole else batches
+    assert shown == [(end, size if whole else 240 % size) for end in (last, batches + last)]
+
+
+def test_processes_agree_on_a_stop_at_every_epochs_end_at_least(tmp_path, monkeypatch):
+    """They ask each other only where something is read anyway, also where epochs are shorter than `log_every`."""
+    asked, original = [], Trainer._should_stop
+    monkeypatch.setattr(Trainer, "_should_stop", lambda self, *a: asked.append(a[1]) or original(self, *a))
+    runs.train(small("epochs=2", "log_every=1000"), tmp_path / "run", CPU)
+    assert asked == 2 * [False, False, False, False, True]
 
 
 def test_load_gives_the_network_back(whole):

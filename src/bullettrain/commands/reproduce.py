@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
+import tempfile
 import typing
 from collections import Counter
 from pathlib import Path
@@ -25,7 +26,7 @@ from bullettrain.reproduction.jobs import run_all
 from bullettrain.reproduction.pace import How, is_timed, measure
 from bullettrain.reproduction.records import Record, read_records
 from bullettrain.reproduction.results import Results
-from bullettrain.reproduction.rows import FOLDERS, RECORDS, Outcome, Task, merged, take_up
+from bullettrain.reproduction.rows import FOLDERS, RECORDS, RUNS, Outcome, Task, attack_name, merged, take_up
 from bullettrain.reproduction.scales import SCALES, Scale, find_scale
 from bullettrain.reproduction.studies import find_study
 from bullettrain.reproduction.study import Row, Study
@@ -168,6 +169,8 @@ def reproduce(
         return
     written = []
     try:
+        if pace or only_tables:
+            _make_folders(out)
         if pace:
             signal, problems = None, _time(console, tasks, How(at_once=jobs, data_dir=data_dir, device=device))
         elif only_tables:
@@ -209,6 +212,17 @@ def _config(row: Row, scale: Scale, settings: tuple[str, ...], seed: int, place:
     return config
 
 
+def _make_folders(out: Path) -> None:
+    """Before anything is trained: what comes of it can be written."""
+    try:
+        for folder in (out, out / RECORDS, out / RUNS):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+    except OSError as error:
+        raise unwritable(error, out, " with --out") from None
+
+
 def _check(tasks: list[Task]) -> None:
     """Before anything is trained: what it will be judged by and on is there."""
     if any("autoattack" in task.attacks for task in tasks):
@@ -227,20 +241,16 @@ def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, li
     unjudged = [task for task in left if task.without_weights]
     left = [task for task in left if task not in unjudged]
     _check(left)
-    if left:
-        try:
-            left[0].out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise unwritable(error, left[0].out, " with --out") from None
+    _make_folders(tasks[0].out)
     kept = len(tasks) - len(left)
     jobs = min(jobs, max(len(left), 1))
     left = [dataclasses.replace(task, jobs=jobs) for task in left]
     said = f"{len(left)} to train or judge" + (f", {kept} from before" if kept else "")
     console.print(f"{len(tasks)} run{'s' * (len(tasks) != 1)}: {said}")
-    if unjudged:
-        rows = "; ".join(task.label for task in unjudged)
-        text = "left as on record, without all that was asked for: their weights are not here. To train one anew, move"
-        say(console, f"{rows}: {text} its file out of {unjudged[0].out / RECORDS}")
+    for task in unjudged:
+        lacks = ", ".join(attack_name(attack) for attack in task.missing(task.record())) or "the score's ranks"
+        text = f"left as on record, without {lacks} as asked for: its weights are not here; to train it anew, move"
+        say(console, f"{task.label}: {text} {task.out / RECORDS / f'{task.name}.json'} away")
     problems, count = [], Counter[str]()
 
     def begun(task: Task) -> None:
@@ -278,7 +288,6 @@ def _time(console: Console, tasks: list[Task], how: How) -> list[str]:
 
 def _write(results: Results, out: Path) -> list[Path]:
     """The study's table and pictures; the paths that a person opens."""
-    out.mkdir(parents=True, exist_ok=True)
     name = results.study.name
     pictures = figures.write(results, out)
     page = tables.html(results, [(caption, address) for _, caption, address in pictures])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +23,6 @@ SHORT = {
     **{"shares": "B / R / O %", "corruptions": "corr. %", "rank_correct": "ρ, correct"},
     **{"theoretical": "theor. ×", "wall": "wall ×"},
 }
-KINDS = {"first_layer": "YOPO", "align": "GradAlign", "carry": "Free"}
 MANY = 30
 """Rows of which only those that were run are listed."""
 
@@ -37,18 +36,19 @@ def show_list(console: Console) -> None:
 
 def show(console: Console, results: Results) -> None:
     """The table with as much as there is room for, what is to be said of rows, and the claims."""
-    for look in _looks(results):
-        table = _table(results, look)
-        if fits(console, table):
-            break
-    console.print(table)
-    if not (look.paper and look.titles):
-        said = "to base: points against its baseline; the files have more columns, and whole names"
-        console.print(said, style="dim")
+    console.print(results.study.title, style="bold")
+    columns = tables.columns(results)
+    titles = fits(console, _table(results, columns, titles=True))
+    for number, part in enumerate([columns] if titles else _parts(console, results, columns)):
+        if number:
+            console.print()
+        console.print(_table(results, part, titles=titles))
+    if any(column.baseline for column in columns):
+        console.print("to base: points against its baseline, and in brackets the paper's", style="dim")
     statuses: dict[str, list[str]] = {}
     for row in results.rows.values():
         if (status := results.status(row)) and (status != OPEN or len(results.rows) <= MANY):
-            statuses.setdefault(status, []).append(row.title if look.titles else row.name)
+            statuses.setdefault(status, []).append(row.title if titles else row.name)
     for status, rows in statuses.items():
         say(console, f"{status}: {'; '.join(rows)}", style="dim")
     for note in results.notes():
@@ -69,31 +69,26 @@ def _show_claims(console: Console, results: Results) -> None:
     console.print(table)
 
 
-@dataclass(frozen=True)
-class _Look:
-    """How much of the table is shown."""
-
-    columns: Sequence[tables.Column]
-    paper: bool = False
-    titles: bool = False
-
-
-def _looks(results: Results) -> Iterator[_Look]:
-    """From everything down to what matters most."""
-    columns = tables.columns(results)
-    yield _Look(columns, paper=True, titles=True)
-    for kept in range(len(columns), 1, -1):
-        yield _Look(columns[:kept], paper=True)
-    for kept in range(len(columns), 0, -1):
-        yield _Look(columns[:kept])
+def _parts(console: Console, results: Results, columns: Sequence[tables.Column]) -> Iterator[list[tables.Column]]:
+    """The columns, as many at a time as there is room for: a table each."""
+    part: list[tables.Column] = []
+    for column in columns:
+        if part and not fits(console, _table(results, [*part, column])):
+            yield part
+            part = []
+        part.append(column)
+        if len(part) == 1 and not fits(console, _table(results, part)):  # the paper's figure is in the files
+            part = [dataclasses.replace(column, paper=False)]
+    yield part
 
 
-def _table(results: Results, look: _Look) -> Table:
-    table = Table(title=results.study.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+def _table(results: Results, columns: Sequence[tables.Column], *, titles: bool = False) -> Table:
+    """The rows, by their names or by whole titles."""
+    table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
-    for column in look.columns:
+    for column in columns:
         table.add_column(SHORT.get(column.metric, column.heading), justify="right", no_wrap=True)
-        if column.paper and look.paper:
+        if column.paper:
             table.add_column("paper", justify="right", style="dim", no_wrap=True)
         if column.baseline:
             table.add_column("to base", justify="right", no_wrap=True)
@@ -102,12 +97,12 @@ def _table(results: Results, look: _Look) -> Table:
         if len(results.rows) > MANY and not run:
             continue
         cells: list[str | Text] = []
-        for column in look.columns:
+        for column in columns:
             cells.append(_coloured(tables.ours(results, row, column.metric, beside=column.baseline)))
-            cells += [tables.paper(row, column.metric)] if column.paper and look.paper else []
-            gained = tables.gain(results, row, column.metric, paper=look.paper)
+            cells += [tables.paper(row, column.metric)] if column.paper else []
+            gained = tables.gain(results, row, column.metric, paper=column.paper)
             cells += [_coloured(gained)] if column.baseline else []
-        table.add_row(row.title if look.titles else row.name, *cells, style=None if run else "dim")
+        table.add_row(row.title if titles else row.name, *cells, style=None if run else "dim")
     return table
 
 
@@ -144,7 +139,7 @@ def forecast(console: Console, title: str, tasks: Sequence[Task], estimator: Est
     if jobs > 1:
         lines.append(f"{jobs} at once share the device: how much sooner they are done is not measured")
     for (network, data, mined, kind), speed in estimator.known.items():
-        what = f"{network} on {data}{', BulletTrain' if mined else ''}{f', {KINDS[kind]}' if kind else ''}"
+        what = f"{network} on {data}{', BulletTrain' if mined else ''}{f', {kind}' if kind else ''}"
         lines.append(f"{what}: {speed.passes:,.0f} passes a second, from {speed.source}")
     lines.append("training: counted passes at the paper's shares, without compilation; judging: a rough guess")
     say(console, "\n".join(lines))

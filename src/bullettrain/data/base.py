@@ -26,9 +26,11 @@ class DataError(ValueError):
 
 def unwritable(error: OSError, folder: Path, how: str = "") -> DataError:
     """What to say where nothing can be written into ``folder``; ``how`` another one is chosen."""
+    path = Path(error.filename or folder)
     if isinstance(error, (FileExistsError, NotADirectoryError)):
-        return DataError(f"{error.filename or folder} is in the way, and no folder: choose another one{how}.")
-    what = f"{error.filename or folder} cannot be written ({error.strerror})"
+        blocking = next((part for part in (path, *path.parents) if part.is_file()), path)
+        return DataError(f"{blocking} is in the way, and no folder: choose another one{how}.")
+    what = f"{path} cannot be written ({error.strerror})"
     return DataError(f"{what}: free some room, or choose another folder{how}.")
 
 

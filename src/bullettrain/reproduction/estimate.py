@@ -38,6 +38,8 @@ SLOWER = {"float32": 7.0, "tf32": 2.0, "bf16": 1.0}
 """How much slower networks are judged than trained on a GPU, by precision. A guess, from what its units can do."""
 
 
+KINDS = {"first_layer": "YOPO", "align": "GradAlign", "carry": "Free"}
+"""Methods by the setting that makes them."""
 Key = tuple[str, str, bool, str]
 """Network, dataset, whether examples are told apart (with BulletTrain, passes are of smaller batches), and which of the
 methods whose steps are captured as they are, if any: their passes cost more."""
@@ -72,14 +74,18 @@ class Estimator:
         images = min(task.size or test, test)
         record = task.record()
         judging = sum(_judging(attack, config) for attack in task.missing(record)) * images
-        return training, judging / speed.passes * (
-            SLOWER[task.precision or "float32"] if self.place.device.type == "cuda" else 1.0
-        )
+        if not judging:
+            return training, 0.0
+        slower = SLOWER[task.precision or "float32"] if self.place.device.type == "cuda" else 1.0
+        return training, judging / self.speed(config, judged=True).passes * slower
 
-    def speed(self, config: Config) -> Speed:
-        """Of the config's network on its data: of runs here, else as recorded for this device, else measured now."""
-        mined = config.method.budget().uniform_steps is None
-        key = config.network.name, config.data.name, mined, _kind(config.to_dict()["method"])
+    def speed(self, config: Config, *, judged: bool = False) -> Speed:
+        """Of the config's network on its data: of runs here, else as recorded for this device, else measured now.
+
+        ``judged``: by plain attacks on everyone, however it was trained.
+        """
+        mined = config.method.budget().uniform_steps is None and not judged
+        key = config.network.name, config.data.name, mined, "" if judged else _kind(config.to_dict()["method"])
         if key not in self.known:
             name = environment(self.place.device)["device"]
             self.known[key] = (
@@ -142,7 +148,7 @@ def _judging(attack: str, config: Config) -> float:
 
 def _kind(method: Mapping[str, Any]) -> str:
     """Which of the methods that have a setting of their own it is; none: empty."""
-    return next((name for name in ("first_layer", "align", "carry") if method.get(name)), "")
+    return next((kind for setting, kind in KINDS.items() if method.get(setting)), "")
 
 
 def _recorded() -> dict[str, Record]:

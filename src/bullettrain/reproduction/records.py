@@ -157,7 +157,10 @@ class Record:
         return 100 * float(found) if found is not None and math.isfinite(found) else None
 
     def _course(self) -> dict[str, list[float | None]]:
-        """Its curve without entries of a few steps, which older runs have where an epoch ends: chance moves them."""
+        """Its curve without entries of a few steps, which chance moves: older runs have them where an epoch ends.
+
+        Where a long curve was thinned when it was recorded, they are part of their neighbours.
+        """
         steps = _floats(self.curve.get("step", []))
         if len(steps) < 3:
             return self.curve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -169,8 +169,6 @@ class Results:
         found = apart.value
         short = {"≥": check.offset - found, "≤": found - check.offset, "≈": abs(found) - check.offset}[check.relation]
         slack, noise = self._slack(check), CHANCE * apart.error
-        if _is_opposite(check, found):
-            slack = 0.0  # no reason to call less more
         verdict = Verdict.HOLDS if short <= slack else Verdict.CHANCE if short <= noise else Verdict.FAILS
         if verdict is Verdict.HOLDS and apart.error > BLIND and short > -noise:
             verdict = Verdict.CHANCE  # too few images to see what is claimed
@@ -178,13 +176,13 @@ class Results:
 
     @staticmethod
     def _slack(check: Check) -> float:
-        """What does not count."""
-        if check.metric in RATIOS:
-            return SLACK["ratio"] * max(check.offset, 1)
+        """What does not count; no more than what is claimed, so that less is never called more."""
         if check.relation == "≈":
             return 0.0
+        if check.metric in RATIOS:
+            return SLACK["ratio"] * abs(check.offset)
         slack = SLACK["rank" if check.metric in RANKS else "shares" if check.metric in SHARES else "points"]
-        return slack if check.against is None else min(slack, abs(check.offset))  # no more than what is claimed
+        return min(slack, abs(check.offset))
 
     def verdict(self, claim: Claim) -> tuple[Verdict, list[Judged]]:
         """Of a claim: it holds where all its checks do, and in part where only some do."""
@@ -209,8 +207,7 @@ class Results:
             for check in about
             if gained is None or gained == (check.against is not None and check.against == base)
         ]
-        order = (Verdict.FAILS, Verdict.CHANCE, Verdict.PART, Verdict.HOLDS, Verdict.OPEN)
-        return min(found, key=order.index) if found else None
+        return worst(found)
 
     def status(self, row: Row) -> str:
         """What is to be said of a row beside its figures: that there are none, or that it collapsed."""
@@ -228,7 +225,7 @@ class Results:
                 about.setdefault(said, []).append(name)
         for row in self.rows.values():
             if self.runs[row.name] and row.baseline in self.rows and not self.runs[row.baseline]:
-                lacks = f"nothing to compare it with, as long as {self.rows[row.baseline].title} has not been run"
+                lacks = f"no comparison, as long as {self.rows[row.baseline].title} has not been run"
                 about.setdefault(("", lacks), []).append(row.name)
         others = {attack_title(self.metric(name)): attack_title(name) for name in self.study.attacks}
         weaker = [f"{ours} for {theirs}" for ours, theirs in others.items() if ours != theirs]
@@ -264,8 +261,14 @@ class Results:
             if run.pace:
                 said.append(("minutes", "seconds are of steps that were timed afterwards, the device to themselves"))
             elif run.jobs > 1:
-                said.append(("", "no seconds, since it shared the device; `--pace` times such runs"))
+                said.append(("", "no seconds: the device was shared (`--pace` times such runs)"))
         return said
+
+
+def worst(verdicts: Iterable[Verdict | None]) -> Verdict | None:
+    """Of several; what is not measured does not hide what is."""
+    order = (Verdict.FAILS, Verdict.CHANCE, Verdict.PART, Verdict.HOLDS, Verdict.OPEN)
+    return min((verdict for verdict in verdicts if verdict is not None), key=order.index, default=None)
 
 
 def _stem(name: str) -> str:
@@ -286,9 +289,3 @@ def _circumstances(run: Record) -> list[Any]:
     where = run.pace.get("environment", run.environment)
     same = WHERE if run.pace else ("device", "torch")
     return [bool(run.pace), *(where.get(key) for key in same), *(training.get(key) for key in HOW_FAST)]
-
-
-def _is_opposite(check: Check, found: float) -> bool:
-    """Whether more was claimed, or no less, and less was found; or the other way round."""
-    above, below = check.relation == "≥" and check.offset >= 0, check.relation == "≤" and check.offset <= 0
-    return (above and found < 0) or (below and found > 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from bullettrain.extras import extra
 from bullettrain.reporting.words import DASH, attack_name, number
-from bullettrain.reproduction.results import RANKS, Judged, Measured, Results, Verdict
+from bullettrain.reproduction.results import RANKS, Judged, Measured, Results, Verdict, worst
 from bullettrain.reproduction.study import RATIOS, Check, Row
 
 HEADINGS = {
@@ -86,9 +86,9 @@ def ours(results: Results, row: Row, metric: str, *, beside: bool = False) -> Ce
     """Our figure, mean ± std over seeds; ``beside``: what it gains on its baseline has a cell of its own."""
     if metric == "theoretical" and row.paper and "theoretical" not in row.paper:
         return Cell(DASH)  # the paper gives none for methods whose passes are not of one kind
-    verdict = results.cell(row.name, metric, gained=False if beside else None)
+    verdicts = [results.cell(row.name, part, gained=False if beside else None) for part in parts(metric)]
     figures = [_figure(results.value(row.name, part), part) for part in parts(metric)]
-    return Cell(DASH if DASH in figures else " / ".join(figures), verdict)
+    return Cell(DASH if DASH in figures else " / ".join(figures), worst(verdicts))
 
 
 def gain(results: Results, row: Row, metric: str, *, paper: bool = True) -> Cell:
@@ -119,17 +119,17 @@ def paper(row: Row, metric: str) -> str:
 
 def difference(results: Results, row: Row, metric: str) -> str:
     """Ours less the paper's."""
-    if paper(row, metric) == DASH or ours(results, row, metric).text == DASH:
+    figures = [results.value(row.name, part) for part in parts(metric)]
+    if paper(row, metric) == DASH or None in figures:
         return DASH
-    found = [(part, results.value(row.name, part)) for part in parts(metric)]
-    apart = [(part, value.mean - row.paper[part]) for part, value in found if value is not None]
+    apart = [(part, value.mean - row.paper[part]) for part, value in zip(parts(metric), figures, strict=True) if value]
     return " / ".join(signed(value, _digits(value, part)) for part, value in apart)
 
 
-def both(results: Results, row: Row, metric: str) -> str:
+def both(results: Results, row: Row, metric: str, between: str = ", ") -> str:
     """The paper's figure, and ours less it."""
     theirs, apart = paper(row, metric), difference(results, row, metric)
-    return theirs if apart == DASH else f"{theirs}, {apart}"
+    return theirs if apart == DASH else f"{theirs}{between}{apart}"
 
 
 def signed(value: float, digits: int = 2) -> str:
@@ -262,7 +262,7 @@ def html(results: Results, figures: list[tuple[str, str]]) -> str:
         for column in shown:
             mine = ours(results, row, column.metric, beside=column.baseline)
             cells.append(Cell(mine.text, mine.verdict, first=True))
-            cells += [Cell(both(results, row, column.metric).replace(", ", " "))] if column.paper else []
+            cells += [Cell(both(results, row, column.metric, " "))] if column.paper else []
             cells += [gain(results, row, column.metric)] if column.baseline else []
         rows.append(
             {"title": row.title, "cells": cells, "status": results.status(row), "run": bool(results.runs[row.name])}

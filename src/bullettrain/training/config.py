@@ -107,7 +107,7 @@ class TrainingConfig:
     threads: int = 0
     """CPU threads of torch; 0: its own choice."""
     log_every: int = 50
-    """Steps between two records; values stay on the device until then."""
+    """Steps between two records of an epoch, the last of which has the rest; values stay on the device until then."""
     save_minutes: float = 10.0
     """Time between checkpoints within an epoch; one is written at every epoch's end."""
     probe: int = 256

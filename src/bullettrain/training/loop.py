@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.text import Text
-from torch import Tensor, nn
+from torch import nn
 
 from bullettrain.checks import DivergedError
 from bullettrain.data import ImageSet
-from bullettrain.engine import StepOutput
 from bullettrain.engine.group import Batch
 from bullettrain.models.called import is_foreign
 from bullettrain.objectives import AdversarialObjective, AugMix
@@ -101,7 +100,7 @@ class Trainer:
         self.streak = WrongStreak(selects=self.selects, has_clean=self.engine.objective.has_clean_term, attacks=attacks)
         self.fingerprint = fingerprint(data)
         self._saved, self._saving = time.monotonic(), 0.0
-        self._last: tuple[Tensor, Tensor, StepOutput] | None = None
+        self._shown_at = self._last_whole()
 
     # ------------------------------------------------------------------------------------------- the loop
 
@@ -147,7 +146,7 @@ class Trainer:
             due = self.at.index // training.log_every > before and 2 * left >= training.log_every
             if due:
                 self._interval()
-            if self._should_stop(stop, due):
+            if self._should_stop(stop, due or not left):
                 self._look_before_saving()
                 raise StoppedError
             if time.monotonic() - self._saved > 60 * training.save_minutes and not self.place.together:
@@ -173,15 +172,16 @@ class Trainer:
         for _ in unit:
             at.step, at.index = at.step + 1, at.index + 1
             self.display.tick(at.epoch)
-        self._show(unit[-1][0], unit[-1][1], out)
+        if at.index == self._shown_at:
+            self.clock.stop(at)
+            x, y, _ = unit[-1]
+            self.recorder.batch(x, y, out, self.train_set.classes, step=at.step, epoch=at.epoch + 1)
+            self.clock.start()
 
-    def _show(self, x: Tensor, y: Tensor, out: StepOutput) -> None:
-        """Keep this mini-batch for the report if it is a whole one: an epoch's last may be a rest."""
-        size, at = self.loader.joint_size, self.at.index
-        if size(at - 1) < size(0) and self._last is not None:
-            return
-        ends_short = at < self.batches and size(min(at + self.stepper.unit, self.batches) - 1) < size(0)
-        self._last = x, y, out.clone() if ends_short else out  # captured steps write over what they gave
+    def _last_whole(self) -> int:
+        """Mini-batches of an epoch up to the one that the report shows: the last that is whole, and ends its unit."""
+        ends, size = [*range(self.stepper.unit, self.batches, self.stepper.unit), self.batches], self.loader.joint_size
+        return max((end for end in ends if size(end - 1) == size(0)), default=self.batches)
 
     def _rate(self, step: int) -> float:
         config = self.config
@@ -246,9 +246,6 @@ class Trainer:
             "saving_seconds": self._saving,
         }
         self.recorder.log(record)
-        if self._last is not None:
-            self.recorder.batch(*self._last, self.train_set.classes, step=self.at.step, epoch=self.at.epoch + 1)
-            self._last = None
         self.display.epoch(record)
         weak = self.engine.budget.uniform_steps == 0 or self.starts.part_of_eps(self.at.epoch) < 1
         if not weak:  # on purpose
