@@ -96,6 +96,8 @@ def test_bad_batches(objective, budget, x, y, message):
         (lambda z: None, r"returned NoneType; it has to return logits, a tensor \(m, K\)$"),
         (lambda z: z * float("nan"), "NaN logits at step 1"),
         (lambda z: z.exp() * float("inf"), "infinite logits at step 1"),
+        (lambda z: z.softmax(dim=1), "returned probabilities: each row adds up to 1; .* leave out its last softmax"),
+        (lambda z: z.bfloat16().softmax(dim=1), "returned probabilities"),
     ],
 )
 def test_bad_networks(objective, budget, change, message):

@@ -40,6 +40,14 @@ def test_rows_belong_together():
         bench(config, CPU, data, engines=["eagre"], train_steps=1, steps=1, repeats=1)
 
 
+def test_what_takes_long_is_said_before_it_does(monkeypatch):
+    monkeypatch.setattr("bullettrain.training.bench.LONG", 0.0)
+    config = recipe("digits").with_settings(["data.train_size=200", "data.validation=0", "training.batch_size=40"])
+    said = []
+    bench(config, CPU, load_data(config, None), engines=["eager"], train_steps=3, steps=1, repeats=1, say=said.append)
+    assert re.match(r"that is some .* s, and the timing comes after it: --train-steps, --steps and --repeats", said[1])
+
+
 def test_a_checkpoint_that_does_not_fit(tmp_path, robust_run):
     config = recipe("digits").with_settings(["data.train_size=200", "data.validation=0"])
     settings = {"engines": ["eager"], "train_steps": 1, "steps": 1, "repeats": 1, "say": lambda text: None}

@@ -256,11 +256,12 @@ def test_a_second_ctrl_c_prints_the_command_that_goes_on(invoke, tmp_path, monke
     take, write = Trainer._take, run_module.write_report
 
     def interrupted(trainer, unit):
-        take(trainer, unit)
+        out = take(trainer, unit)
         if trainer.at.step == 3:
             signal.raise_signal(signal.SIGINT)
             if at == "in a step":
                 signal.raise_signal(signal.SIGINT)
+        return out
 
     def interrupted_report(folder):
         signal.raise_signal(signal.SIGINT)

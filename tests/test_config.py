@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bullettrain import models
 from bullettrain.evaluation.specs import threat_of
 from bullettrain.training import RECIPES, Config, ConfigError, recipe
+from bullettrain.training.methods import with_method
 from bullettrain.training.optim import make_optimizer, rate
 from bullettrain.training.recipes import one_line
 from bullettrain.training.settings import as_setting, number
@@ -34,6 +35,20 @@ WANTED = {
 def test_the_recipes_are_there():
     assert set(RECIPES) == WANTED
     assert all(20 < len(one_line(name)) < 120 for name in RECIPES)
+
+
+def test_steps_that_do_not_cross_the_ball_are_said():
+    """At the paper's eps its step of 0.007 is for ten of them."""
+    short = recipe("cifar10-trades-short")
+    found = short.with_settings(["boundary=4"]).method.falls_short()
+    assert found == (
+        "4 steps of 0.007 move an example by 0.028 at most, less than eps 0.031: "
+        "--set scale=1.7 makes each 1.7·eps over their number"
+    )
+    enough = [short.with_settings(["boundary=4", other]) for other in ("scale=1.7", "eps=8/255")]
+    enough += [chosen for name in WANTED for chosen in (recipe(name), recipe(name).baseline())]
+    enough += [with_method(short, name) for name in ("fast", "fast-3", "n-fgsm", "yopo-2-5", "grad-align", "free-8")]
+    assert [config.method.falls_short() for config in enough] == [None] * len(enough)
 
 
 @pytest.mark.parametrize("name", sorted(WANTED))

@@ -208,6 +208,16 @@ def check_logits(logits: Tensor, step: int) -> None:
     )
 
 
+def check_unnormalised(logits: Tensor) -> None:
+    """No probabilities in the place of logits; waits for the device."""
+    tolerance = 1e-4 if logits.element_size() > 2 else 1e-2
+    if len(logits) > 1 and bool((logits >= 0).all() & ((logits.sum(dim=1) - 1).abs() < tolerance).all()):
+        raise ValueError(
+            "the network returned probabilities: each row adds up to 1; losses and attacks take logits, "
+            "so leave out its last softmax"
+        )
+
+
 def check_labels(y: Tensor, classes: int) -> None:
     """Labels within [0, classes); waits for the device."""
     low, high = (int(v) for v in torch.aminmax(y))

@@ -28,6 +28,7 @@ from bullettrain.checks import (
     check_score,
     check_selection,
     check_steps,
+    check_unnormalised,
 )
 from bullettrain.engine.parts import check_parts, restore_fraction, restore_generators
 from bullettrain.engine.workers import Workers
@@ -236,6 +237,7 @@ class BulletTrain:
             check_logits_shape(logits, len(args[0]))
             check_labels(y, logits.shape[1])
             check_logits(logits, self.steps_taken + 1)
+            check_unnormalised(logits)
 
         # Not traced where net.compile() has hooks compiled too: it waits for the device, and a graph breaks there.
         hook = bare(model).register_forward_hook(torch.compiler.disable(look))  # type: ignore[no-untyped-call]

@@ -23,6 +23,7 @@ from bullettrain.engine.group import Batch, GroupEngine
 from bullettrain.loading import misfit
 from bullettrain.mining import Category
 from bullettrain.training.config import Config
+from bullettrain.training.display import duration
 from bullettrain.training.folder import RunFolder, environment, read_weights
 from bullettrain.training.loop import Trainer
 from bullettrain.training.named import weights_file
@@ -37,6 +38,8 @@ ENGINES = {
 }
 
 METHODS = ("baseline", "bullettrain")
+LONG = 60.0
+"""Seconds of training before the timing from which on it is said how long that will be."""
 PHASES = dict.fromkeys(("attack", "views", "return", "fresh"), "attack") | dict.fromkeys(
     ("update", "average"), "update"
 )
@@ -177,9 +180,14 @@ def _trained(
             name = trainer.config.network.name
             raise ConfigError(f"{file} does not fit {name}: {misfit(trainer.network, tensors)}") from None
     say(f"training for {steps} steps first")
-    units = _units(trainer)
-    for _ in range(-(-steps // trainer.stepper.unit)):
+    units, began = _units(trainer), time.perf_counter()
+    for taken in range(-(-steps // trainer.stepper.unit)):
         trainer._take(next(units))
+        if taken == 1:  # the first one compiles, or allocates
+            took = (time.perf_counter() - began) / (2 * trainer.stepper.unit)
+            if took * steps > LONG:
+                less = "--train-steps, --steps and --repeats make it shorter"
+                say(f"that is some {duration(took * steps)}, and the timing comes after it: {less}")
     weights = {key: value.clone() for key, value in trainer.network.state_dict().items()}
     return {"weights": weights, "robust_fraction": trainer.engine.robust_fraction.state_dict()}
 

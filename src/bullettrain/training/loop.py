@@ -14,6 +14,7 @@ from torch import nn
 
 from bullettrain.checks import DivergedError
 from bullettrain.data import ImageSet
+from bullettrain.engine import StepOutput
 from bullettrain.engine.group import Batch
 from bullettrain.models.called import is_foreign
 from bullettrain.objectives import AdversarialObjective, AugMix
@@ -91,6 +92,8 @@ class Trainer:
         self.stepper, self.optimizer = choose(
             self.engine, self.network, self.average, self.tally, config, place, say=self._say
         )
+        if note := config.method.falls_short():
+            self._say(note)
         self.clock = Clock(place.device, self.stepper)
         self.judge = Judge(config, place.device, self.display)
         self.recorder = Recorder(folder if place.first else None, self.notes)
@@ -140,7 +143,9 @@ class Trainer:
             if len(unit) < self.stepper.unit and self.at.index + len(unit) < self.batches:
                 continue
             before = self.at.index // training.log_every
-            self._take(unit)
+            out = self._take(unit)
+            if self.at.index == self._shown_at:
+                self._show(unit[-1], out)
             unit = []
             left = self.batches - self.at.index  # a few of them are no entry of their own, but part of the last one
             due = self.at.index // training.log_every > before and 2 * left >= training.log_every
@@ -164,19 +169,22 @@ class Trainer:
         self.clock.stop(self.at)
         self.alarm(look_at_loss(self.tally.peek()))
 
-    def _take(self, unit: list[Batch]) -> None:
-        """A unit of mini-batches, and the updates that come of it."""
+    def _take(self, unit: list[Batch]) -> StepOutput:
+        """A unit of mini-batches, and the updates that come of it; what the last one gave."""
         at, first = self.at, self.at.step
         joint = [self.loader.joint_size(at.index + i) for i in range(len(unit))]
         out = self.stepper.take(unit, lambda i: self._rate(first + i), joint)
         for _ in unit:
             at.step, at.index = at.step + 1, at.index + 1
             self.display.tick(at.epoch)
-        if at.index == self._shown_at:
-            self.clock.stop(at)
-            x, y, _ = unit[-1]
-            self.recorder.batch(x, y, out, self.train_set.classes, step=at.step, epoch=at.epoch + 1)
-            self.clock.start()
+        return out
+
+    def _show(self, batch: Batch, out: StepOutput) -> None:
+        """Keep a mini-batch for the report, off the clock."""
+        self.clock.stop(self.at)
+        x, y, _ = batch
+        self.recorder.batch(x, y, out, self.train_set.classes, step=self.at.step, epoch=self.at.epoch + 1)
+        self.clock.start()
 
     def _last_whole(self) -> int:
         """Mini-batches of an epoch up to the one that the report shows: the last that is whole, and ends its unit."""

@@ -86,6 +86,17 @@ class MethodConfig:
             scale=self.scale,
         )
 
+    def falls_short(self) -> str | None:
+        """What to say where all the steps of a boundary example do not take it across the ball; None where they do."""
+        budget = self.budget()
+        step, moves = budget.boundary_step(self.eps), budget.boundary * max(self.first_layer, 1)
+        if self.objective == "augmix" or not moves or moves * step > 0.999 * self.eps:
+            return None
+        return (
+            f"{moves} steps of {step:g} move an example by {moves * step:g} at most, less than eps {self.eps:g}: "
+            "--set scale=1.7 makes each 1.7·eps over their number"
+        )
+
     def make_objective(self) -> bt.Objective:
         """The objective with its settings."""
         if self.ramp and self.step_size is not None:
