@@ -164,7 +164,7 @@ def histogram(batch: Batch) -> Plate:
         label = "Histogram of the signed prediction variance of one batch, coloured by category, with the steps above."
         svg = inline(draw_histogram(batch), "histogram", label)
     when = f" in epoch {int(np.ceil(batch.epoch))}" if np.isfinite(batch.epoch) else ""
-    caption = f"The last logged batch{when}, {len(batch.svar)} examples. Below zero is misclassified; the line above is"
+    caption = f"The last whole batch{when}, {len(batch.svar)} examples. Below zero is misclassified; the line above is"
     return Plate("histogram", "One batch, by SVar", f"{caption} the steps given at each SVar.", svg)
 
 
