@@ -15,7 +15,7 @@ NETWORKS = {"preact-resnet-18": "PreActResNet-18", "wrn-34-10": "WRN-34-10", "sm
 NETWORKS |= {"wrn-40-2": "WRN-40-2"}
 DATA = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 OBJECTIVES = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
-ENGINES = {"eager": "plain", "graphs": "graphs", "compile": "compile + graphs"}
+ENGINES = {"eager": "plain (eager)", "graphs": "graphs", "compile": "compile + graphs"}
 
 
 def table() -> str:

@@ -281,6 +281,21 @@ def test_a_second_ctrl_c_prints_the_command_that_goes_on(invoke, tmp_path, monke
     assert f"digits on cpu: run, from step {2 if at == 'in a step' else 3}" in gone_on.output.splitlines()
 
 
+@pytest.mark.parametrize("interrupts", [True, False])
+def test_ctrl_c_that_ends_a_compiler_too_is_no_error(invoke, tmp_path, monkeypatch, interrupts):
+    def broken(trainer, unit):
+        if interrupts:
+            signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("CppCompileError: C++ compile error")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Trainer, "_take", broken)
+    done = invoke("train", *TINY, "--out", "run")
+    assert ("interrupted; go on with:" in done.output) == interrupts
+    assert (done.exit_code == 130) == interrupts
+    assert isinstance(done.exception, SystemExit if interrupts else RuntimeError)
+
+
 BEFORE = {
     "device": (sys.modules["bullettrain.commands.train"], "find_place"),
     "data": (run_module, "load_data"),

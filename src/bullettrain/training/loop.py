@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -130,6 +131,10 @@ class Trainer:
                 self.recorder.log({"kind": "warning", "step": self.at.step, "message": str(error)})
                 self._end(f"collapsed: {error}")
                 raise CollapseError(str(error)) from None
+            except Exception:
+                if stop.signal == signal.SIGINT:  # it ends a compiler that is at work, too: that is no error
+                    raise KeyboardInterrupt from None
+                raise
             self._end("finished")
         return "finished"
 
