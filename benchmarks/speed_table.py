@@ -25,7 +25,8 @@ def table() -> str:
         "| wall-clock ÷ work | device |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for file in sorted((ROOT / "results" / "bench").glob("*.json")):
+    files = sorted((ROOT / "results" / "bench").glob("*.json"))
+    for file in sorted(files, key=lambda file: file.name.startswith("cpu")):  # GPUs first
         result = json.loads(file.read_text())
         rows = {(row["engine"], row["method"]): row for row in result["rows"]}
         lines += [
