@@ -24,7 +24,7 @@ from bullettrain.training.folder import RunFolder
 from bullettrain.training.settings import ConfigError
 from short_runs import died
 
-SHORTER = ("--set", "epochs=1", "--set", "data.train_size=400", "--set", "log_every=1")
+SHORTER = ("--set", "epochs=1", "--set", "data.train_size=200", "--set", "log_every=1", "--size", "50")
 FAST = ("--set", "epochs=1", "--set", "data.train_size=150", "--set", "log_every=1", "--size", "50")
 
 
