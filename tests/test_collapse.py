@@ -57,6 +57,13 @@ def test_what_has_collapsed_is_not_saved(tmp_path):
     assert (tmp_path / "run" / "report.html").exists()
 
 
+@pytest.mark.usefixtures("nan_from_the_eighth_step")
+def test_what_has_collapsed_is_not_shown(tmp_path):
+    with pytest.raises(CollapseError, match="NaN"):  # noticed at the end of the epoch, after the batch that is shown
+        runs.train(small("log_every=50"), tmp_path / "run", CPU)
+    assert [record["epoch"] for record in kinds(tmp_path / "run", "batch")] == [1]
+
+
 def test_training_against_an_attack_that_is_too_weak_is_noticed(tmp_path):
     weak = ("method.boundary=1", "method.robust=1", "method.outlier=1", "method.step_size=0.001", "eps=0.3")
     settings = ("objective=trades", "epochs=40", "data.validation=0", "lr=5e-3", *weak)

@@ -68,8 +68,11 @@ class Recorder:
                 folder.log({"kind": "note", "message": note})
 
     def batch(self, x: Tensor, y: Tensor, out: StepOutput, classes: tuple[str, ...], *, step: int, epoch: int) -> None:
-        """One mini-batch for the report: scores and steps of all of it, and a few of its images."""
-        if self.folder is None:
+        """One mini-batch for the report: scores and steps of all of it, and a few of its images.
+
+        Of a network that has learnt NaN there is nothing to show.
+        """
+        if self.folder is None or not torch.isfinite(out.loss):
             return
         if out.svar is not None:
             figures = {"svar": out.svar.tolist(), "steps": out.steps.tolist(), "category": out.category.tolist()}
