@@ -172,7 +172,7 @@ def test_missing_rows_are_shown_as_such():
     found = results(record(ROWS["trades"], clean=80, pgd20=50))
     lines = {line.split("|")[1].strip(): line for line in tables.table(found).splitlines()}
     assert lines["TRADES λ=1/6 + BT, N_R=2"].rstrip().endswith("| not run yet |")
-    assert "| 80.00 | 84.92, −4.92 | 50.00 | 56.61, −6.61 |" in lines["TRADES λ=1/6"]
+    assert "| 80.00 | 84.92 (−4.92) | 50.00 | 56.61 (−6.61) |" in lines["TRADES λ=1/6"]
     assert {found.verdict(claim)[0] for claim in found.claims()} == {Verdict.OPEN}
     unfinished = dataclasses.replace(record(ROWS["trades"], clean=80), reason="unfinished")
     assert results(unfinished).value("trades", "clean") is None
@@ -358,7 +358,7 @@ def test_a_class_of_examples_has_its_share_beside_the_papers():
     run.shares = {"boundary": 0.3, "robust": 0.5, "outlier": 0.2}
     found = results(run)
     assert tables.ours(found, row, "shares").text == "30.0 / 50.0 / 20.0"
-    assert tables.both(found, row, "shares") == "28.0 / 54.0 / 18.0, +2.0 / −4.0 / +2.0"
+    assert tables.both(found, row, "shares") == "28.0 / 54.0 / 18.0 (+2.0 / −4.0 / +2.0)"
     assert tables.ours(found, ROWS["trades"], "shares").text == tables.both(found, ROWS["trades"], "shares") == "–"
 
 

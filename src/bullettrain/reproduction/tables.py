@@ -126,10 +126,10 @@ def difference(results: Results, row: Row, metric: str) -> str:
     return " / ".join(signed(value, _digits(value, part)) for part, value in apart)
 
 
-def both(results: Results, row: Row, metric: str, between: str = ", ") -> str:
+def both(results: Results, row: Row, metric: str, form: str = "{} ({})") -> str:
     """The paper's figure, and ours less it."""
     theirs, apart = paper(row, metric), difference(results, row, metric)
-    return theirs if apart == DASH else f"{theirs}{between}{apart}"
+    return theirs if apart == DASH else form.format(theirs, apart)
 
 
 def signed(value: float, digits: int = 2) -> str:
@@ -218,7 +218,7 @@ def table(results: Results) -> str:
     heads, sides = ["row"], ["---"]
     for column in shown:
         heads.append(column.heading)
-        heads += ["paper, Δ"] if column.paper else []
+        heads += ["paper (Δ)"] if column.paper else []
         heads += ["against baseline" + " (paper)" * column.paper] if column.baseline else []
     heads.append("")
     sides += ["---:"] * (len(heads) - 2) + ["---"]
@@ -262,7 +262,7 @@ def html(results: Results, figures: list[tuple[str, str]]) -> str:
         for column in shown:
             mine = ours(results, row, column.metric, beside=column.baseline)
             cells.append(Cell(mine.text, mine.verdict, first=True))
-            cells += [Cell(both(results, row, column.metric, " "))] if column.paper else []
+            cells += [Cell(both(results, row, column.metric, "{} {}"))] if column.paper else []
             cells += [gain(results, row, column.metric)] if column.baseline else []
         rows.append(
             {"title": row.title, "cells": cells, "status": results.status(row), "run": bool(results.runs[row.name])}
