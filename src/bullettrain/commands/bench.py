@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from rich.table import Table
 from bullettrain.terminal import terminal
 from bullettrain.training.bench import ENGINES, HEADINGS, cells, markdown
 from bullettrain.training.bench import bench as run_bench
-from bullettrain.training.folder import RunFolder
+from bullettrain.training.folder import RunFolder, try_folder
 from bullettrain.training.recipes import recipe as find_recipe
 from bullettrain.training.settings import ConfigError, number
 from bullettrain.training.setup import find_place, load_data
@@ -99,9 +98,7 @@ def _check(out: Path | None) -> None:
             f"--out {out}: the table goes there; give the file of the figures, {out.with_suffix('.json')}"
         )
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out.parent):
-            pass
+        try_folder(out.parent)
     except OSError as error:
         reason = f"{out.parent} is a file" if out.parent.is_file() else error.strerror
         raise ConfigError(f"--out {out} cannot be written: {reason}; choose another --out") from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-import tempfile
 import typing
 from collections import Counter
 from pathlib import Path
@@ -32,7 +31,7 @@ from bullettrain.reproduction.studies import find_study
 from bullettrain.reproduction.study import Row, Study
 from bullettrain.terminal import say, terminal
 from bullettrain.training.config import Config
-from bullettrain.training.folder import RunFolder
+from bullettrain.training.folder import RunFolder, try_folder
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, find_place
 
@@ -216,9 +215,7 @@ def _make_folders(out: Path) -> None:
     """Before anything is trained: what comes of it can be written."""
     try:
         for folder in (out, out / RECORDS, out / RUNS):
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
+            try_folder(folder)
     except OSError as error:
         raise unwritable(error, out, " with --out") from None
 
@@ -237,9 +234,8 @@ def _check(tasks: list[Task]) -> None:
 
 def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, list[str]]:
     """All runs that are not done; the signal that stopped them, and what went wrong."""
-    left = [task for task in tasks if not task.done]
-    unjudged = [task for task in left if task.without_weights]
-    left = [task for task in left if task not in unjudged]
+    left = [task for task in tasks if task.is_left]
+    unjudged = [task for task in tasks if not task.done and not task.is_left]
     _check(left)
     _make_folders(tasks[0].out)
     kept = len(tasks) - len(left)

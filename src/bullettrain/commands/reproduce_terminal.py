@@ -11,7 +11,7 @@ from rich.text import Text
 
 from bullettrain.reproduction import tables
 from bullettrain.reproduction.estimate import Estimator
-from bullettrain.reproduction.results import OPEN, Results, Verdict
+from bullettrain.reproduction.results import NOT_RUN, Results, Verdict
 from bullettrain.reproduction.rows import Task
 from bullettrain.reproduction.scales import SCALES
 from bullettrain.reproduction.studies import STUDIES
@@ -47,7 +47,7 @@ def show(console: Console, results: Results) -> None:
         console.print("to base: points against its baseline, and in brackets the paper's", style="dim")
     statuses: dict[str, list[str]] = {}
     for row in results.rows.values():
-        if (status := results.status(row)) and (status != OPEN or len(results.rows) <= MANY):
+        if (status := results.status(row)) and (status != NOT_RUN or len(results.rows) <= MANY):
             statuses.setdefault(status, []).append(row.title if titles else row.name)
     for status, rows in statuses.items():
         say(console, f"{status}: {'; '.join(rows)}", style="dim")
@@ -64,8 +64,8 @@ def _show_claims(console: Console, results: Results) -> None:
     table.add_column(no_wrap=True)
     for claim in results.claims():
         verdict, judged = results.verdict(claim)
-        near = " (near enough)" if tables.allowed(verdict, judged) else ""
-        table.add_row(Text(f"{tables.MARKS[verdict]} {verdict.value}", STYLES[verdict]), claim.text + near)
+        said = f"{tables.MARKS[verdict]} {verdict.value}"
+        table.add_row(Text(said, STYLES[verdict]), claim.text + tables.allowed(verdict, judged))
     console.print(table)
 
 
@@ -114,7 +114,7 @@ def _coloured(cell: tables.Cell) -> str | Text:
 
 def _state(task: Task) -> str:
     """How far it is."""
-    if task.done or task.without_weights:
+    if not task.is_left:
         return "done" if task.done else "on record"
     epochs, all_of_them = task.epochs_done, task.config.training.epochs
     return "trained" if epochs == all_of_them else f"epoch {epochs} of {all_of_them}" if epochs else "new"
@@ -129,7 +129,7 @@ def forecast(console: Console, title: str, tasks: Sequence[Task], estimator: Est
     total = 0.0
     for task in tasks:
         state, times = _state(task), ["", ""]
-        if not (task.done or task.without_weights):
+        if task.is_left:
             training, judging = estimator.seconds(task)
             times = [duration(training), duration(judging)]
             total += training + judging

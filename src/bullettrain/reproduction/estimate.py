@@ -53,6 +53,14 @@ class Speed:
     source: str
 
 
+def _recorded() -> dict[str, Record]:
+    """Trainings on record in a checkout; a file that cannot be read is nobody's concern here."""
+    try:
+        return read_records(RESULTS / "reproduce" / "short" / "records")
+    except RunError:
+        return {}
+
+
 @dataclass
 class Estimator:
     """Seconds of tasks on this device."""
@@ -60,7 +68,7 @@ class Estimator:
     place: Place
     records: Mapping[str, Record] = field(default_factory=dict)
     known: dict[Key, Speed] = field(default_factory=dict)
-    recorded: Mapping[str, Record] = field(default_factory=lambda: _recorded())
+    recorded: Mapping[str, Record] = field(default_factory=_recorded)
     measured: dict[tuple[str, str], Speed] = field(default_factory=dict)
 
     def seconds(self, task: Task) -> tuple[float, float]:
@@ -90,9 +98,8 @@ class Estimator:
             name = environment(self.place.device)["device"]
             self.known[key] = (
                 _of_runs(self.records.values(), key, name, "here")
-                or (None if key[-1] else _of_bench(key, name))  # which has no such methods
-                or _of_runs(self.recorded.values(), key, name, "on record")
                 or _of_bench(key, name)
+                or _of_runs(self.recorded.values(), key, name, "on record")
                 or self._now(config)
             )
         return self.known[key]
@@ -151,14 +158,6 @@ def _kind(method: Mapping[str, Any]) -> str:
     return next((kind for setting, kind in KINDS.items() if method.get(setting)), "")
 
 
-def _recorded() -> dict[str, Record]:
-    """Trainings on record in a checkout; a file that cannot be read is nobody's concern here."""
-    try:
-        return read_records(RESULTS / "reproduce" / "short" / "records")
-    except RunError:
-        return {}
-
-
 def _of_runs(records: Iterable[Record], key: Key, device: str, where: str) -> Speed | None:
     def of(record: Record) -> Key:
         config = record.config
@@ -176,8 +175,10 @@ def _of_runs(records: Iterable[Record], key: Key, device: str, where: str) -> Sp
 
 
 def _of_bench(key: Key, device: str) -> Speed | None:
-    """The last engine on record for the network on this device, which is the fastest."""
-    *what, mined, _ = key
+    """The last engine on record for the network on this device, which is the fastest; none of a method of a kind."""
+    *what, mined, kind = key
+    if kind:
+        return None
     for file in sorted((RESULTS / "bench").glob("*.json")):
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         config = content["config"]

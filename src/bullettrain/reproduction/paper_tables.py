@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from bullettrain.reproduction.scales import Scale
-from bullettrain.reproduction.study import Check, Claim, Row
-
-SHARES = ("boundary", "robust", "outlier")
+from bullettrain.reproduction.study import SHARES, Check, Claim, Row
 
 
 def _paper(clean: float, robust: float, theory: float | None, wall: float | None, *shares: float) -> dict[str, float]:

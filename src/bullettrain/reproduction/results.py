@@ -11,20 +11,19 @@ from typing import Any
 
 from bullettrain.evaluation.compared import Difference, difference
 from bullettrain.evaluation.statistics import CHANCE
-from bullettrain.reporting.run import SHARES
 from bullettrain.reporting.words import attack_name as attack_title
 from bullettrain.reporting.words import listed
 from bullettrain.reproduction.records import WHERE, Record, run_name
 from bullettrain.reproduction.rows import attack_name
 from bullettrain.reproduction.scales import Scale
-from bullettrain.reproduction.study import RATIOS, Check, Claim, Row, Study
+from bullettrain.reproduction.study import RATIOS, SHARES, Check, Claim, Row, Study
 from bullettrain.training.settings import ConfigError
 
 RANKS = ("rank", "rank_correct")
 SLACK = {"points": 0.5, "shares": 1.0, "ratio": 0.05, "rank": 0.02}
 """By how much a figure may fall short of the paper's claim and still meet it: points, those of a class's share of the
 examples (captured steps round sizes up), a part of a ratio, a ρ."""
-OPEN = "not run yet"
+NOT_RUN = "not run yet"
 """Of a row."""
 BLIND = 1.0
 """Standard error, in points, from which on a figure says little of claims about a point or two."""
@@ -213,7 +212,7 @@ class Results:
         """What is to be said of a row beside its figures: that there are none, or that it collapsed."""
         runs = self.runs[row.name]
         if not runs:
-            return "does not take these settings" if row.name in self.refusing else OPEN
+            return "does not take these settings" if row.name in self.refusing else NOT_RUN
         said = (warning.partition(":")[0].partition(";")[0] for run in runs for warning in run.warnings)
         return "; ".join(dict.fromkeys(said))
 

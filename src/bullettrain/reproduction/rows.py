@@ -102,6 +102,11 @@ class Task:
         return record is not None and record.finished and not RunFolder(self.folder).exists
 
     @property
+    def is_left(self) -> bool:
+        """Whether it is to be trained or judged."""
+        return not self.done and not self.without_weights
+
+    @property
     def epochs_done(self) -> int:
         """Epochs that are trained already, and can be gone on from."""
         records = RunFolder(self.folder).records()

@@ -13,6 +13,8 @@ from bullettrain.training.methods import with_method
 from bullettrain.training.recipes import recipe
 from bullettrain.training.settings import ConfigError
 
+SHARES = ("boundary", "robust", "outlier")
+"""The classes of examples, in the order in which the paper has their shares."""
 RATIOS = ("theoretical", "work", "wall")
 """Speed-ups, against a row's baseline."""
 

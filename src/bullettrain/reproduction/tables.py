@@ -10,7 +10,7 @@ from typing import Any
 from bullettrain.extras import extra
 from bullettrain.reporting.words import DASH, attack_name, number
 from bullettrain.reproduction.results import RANKS, Judged, Measured, Results, Verdict, worst
-from bullettrain.reproduction.study import RATIOS, Check, Row
+from bullettrain.reproduction.study import RATIOS, SHARES, Check, Row
 
 HEADINGS = {
     **{"clean": "clean %", "corruptions": "corruptions %", "minutes": "minutes"},
@@ -21,8 +21,6 @@ HEADINGS = {
     **{"robust_rise": "robust, rise", "outlier_fall": "outlier, fall", "boundary_least": "boundary below next"},
     "svar_order": "in order %",
 }
-CLASSES_OF_EXAMPLES = ("boundary", "robust", "outlier")
-"""In the order in which the paper has their shares."""
 CHANGES = ("robust_rise", "outlier_fall", "boundary_least")
 MARKS = {Verdict.HOLDS: "✓", Verdict.PART: "½", Verdict.CHANCE: "≈", Verdict.FAILS: "✗", Verdict.OPEN: "·"}
 CLASSES = dict(zip(Verdict, ("holds", "part", "part", "fails", "open"), strict=True))
@@ -107,7 +105,7 @@ def gain(results: Results, row: Row, metric: str, *, paper: bool = True) -> Cell
 
 def parts(metric: str) -> tuple[str, ...]:
     """The figures that a column has in each of its cells."""
-    return CLASSES_OF_EXAMPLES if metric == "shares" else (metric,)
+    return SHARES if metric == "shares" else (metric,)
 
 
 def paper(row: Row, metric: str) -> str:
@@ -138,7 +136,7 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def _digits(value: float, metric: str) -> int:
-    return 1 if metric in CLASSES_OF_EXAMPLES or (metric == "minutes" and value >= 1) else 2
+    return 1 if metric in SHARES or (metric == "minutes" and value >= 1) else 2
 
 
 def _number(value: float, metric: str) -> str:

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -252,6 +253,13 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except Exception as error:  # safetensors' own error type derives from Exception
         raise RunError(f"{file} is damaged: {first_line(error)}") from None
     return tensors, about
+
+
+def try_folder(folder: Path) -> None:
+    """Make ``folder`` where it is not there, and try to write into it; OSError where that cannot be done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def environment(device: torch.device) -> dict[str, Any]:
