@@ -63,12 +63,13 @@ def test_two_batches_in_one_forward_are_two_forwards(make, counts, compiled):
         assert torch.allclose(a.grad, b.grad, atol=1e-12), key
 
 
+@pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("make", [norm_net, Tied])
-def test_half_precision_is_autocast_and_leaves_the_weights_in_single(make):
+def test_half_precision_is_autocast_and_leaves_the_weights_in_single(make, folded):
     torch.manual_seed(0)
     net = make()
     x, _ = batch(9, size=4)
-    theirs, joint, shadow = copy.deepcopy(net), Joint(net, half=True), Shadow(net, half=True)
+    theirs, joint, shadow = copy.deepcopy(net), Joint(net, half=True), Shadow(net, half=True, folded=folded)
     with torch.no_grad():
         for p, q in zip(net.parameters(), theirs.parameters(), strict=True):
             p.mul_(1.1)
@@ -292,10 +293,10 @@ def test_wrong_gradients_of_norms_do_not_pass_for_rounding(monkeypatch, error, h
 
     def wrong(ctx, gradient, *rest):
         if error == "variance held":
-            x, weight, _, member, number, _, inverse = ctx.saved_tensors
+            x, weight, _, batch, member, number, _, inverse = ctx.saved_tensors
             g, scale = gradient.float(), inverse * weight
             total = joint_module._by_batch(member, joint_module._by_row(g))
-            dx = g * joint_module._spread(member, scale, x) - joint_module._spread(member, scale * total / number, x)
+            dx = g * joint_module._spread(batch, scale, x) - joint_module._spread(batch, scale * total / number, x)
             return dx.to(x.dtype), *right(ctx, gradient, *rest)[1:]
         dx, weight, bias, *others = right(ctx, gradient, *rest)
         weight, bias = (weight / 2, bias) if error == "weight's halved" else (bias, weight)

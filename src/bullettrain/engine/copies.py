@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class Shadow(nn.Module):
-    """A copy of a network for attacks: eval mode, no gradient for weights, convolutions in the attack's precision."""
+    """A copy of a network for attacks: eval mode, no gradient for weights, convolutions in the attack's precision.
 
-    def __init__(self, network: nn.Module, half: bool) -> None:
+    Args:
+        network: what is copied.
+        half: in bf16.
+        folded: batch norms as a scale and a shift: half as long a program for a compiler. See :meth:`folds`.
+    """
+
+    def __init__(self, network: nn.Module, half: bool, folded: bool = False) -> None:
         super().__init__()
-        self.copy = copy.deepcopy(network).eval().requires_grad_(False)
+        norms = [norm for norm in network.modules() if isinstance(norm, _FOLDED) and norm.running_mean is not None]
+        self._folds = {norm: _Affine(norm) for norm in norms} if folded else {}
+        memo: dict[int, object] = {id(norm): affine for norm, affine in self._folds.items()}
+        self.copy = copy.deepcopy(network, memo).eval().requires_grad_(False)
         self.half_precision = half
         if half:
             to_half(self.copy)
         theirs = _tensors(network)  # by name: in half precision a weight that a layer shares is no longer shared
-        pairs = [(mine, theirs[name]) for name, mine in _tensors(self.copy).items() if mine.is_floating_point()]
+        mine = {name: tensor for name, tensor in _tensors(self.copy).items() if name in theirs}
+        pairs = [(tensor, theirs[name]) for name, tensor in mine.items() if tensor.is_floating_point()]
         # By precision: a mixture would be copied one by one.
         self._alike = [[p for p in pairs if (p[0].dtype == p[1].dtype) == same] for same in (True, False)]
+        self.refresh()
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, K)."""
@@ -28,16 +41,76 @@ class Shadow(nn.Module):
             logits: Tensor = self.copy(x.to(torch.bfloat16) if self.half_precision else x)
         return logits
 
+    @torch.no_grad()
     def refresh(self) -> None:
         """The network's weights and statistics as they are now."""
-        with torch.no_grad():
-            for pairs in self._alike:
-                if pairs:
-                    torch._foreach_copy_([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
+        for pairs in self._alike:
+            if pairs:
+                torch._foreach_copy_([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
+        if self._folds:
+            _fold(list(self._folds), list(self._folds.values()))
 
     def train(self, mode: bool = True) -> Shadow:
         """Stays in eval mode."""
         return self
+
+    @staticmethod
+    def folds(network: nn.Module, x: Tensor) -> bool:
+        """Whether batch norms of this network can be folded: tried on two of the images ``x``, in double precision.
+
+        They cannot where it looks into its norms, or has norms that do something else.
+        """
+        exact, images = copy.deepcopy(network).double().eval(), x[:2].double()
+        cuda = [x.device] if x.is_cuda else []
+        try:
+            with torch.random.fork_rng(devices=cuda), torch.no_grad():
+                expected, folded = exact(images), Shadow(exact, half=False, folded=True)(images)
+        except (RuntimeError, AttributeError, TypeError):
+            return False
+        return bool((folded - expected).abs().max() <= 1e-8 * expected.abs().max().clamp_min(1))
+
+
+_FOLDED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class _Affine(nn.Module):
+    """What a batch norm is in eval mode: y = x·scale + shift, channel by channel."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__()
+        assert norm.running_mean is not None
+        self.register_buffer("scale", torch.ones_like(norm.running_mean))
+        self.register_buffer("shift", torch.zeros_like(norm.running_mean))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y like x (n, C, …)."""
+        shape = (-1, *(1,) * (x.ndim - 2))
+        y = x * self.scale.view(shape) + self.shift.view(shape)
+        return y if y.dtype == x.dtype else y.to(x.dtype)
+
+
+def _fold(norms: Sequence[_BatchNorm], folds: Sequence[_Affine]) -> None:
+    """scale = weight / √(variance + eps), shift = bias − mean·scale, of all norms at once."""
+    scales, shifts = [fold.scale for fold in folds], [fold.shift for fold in folds]
+    torch._foreach_copy_(scales, [_there(norm.running_var) for norm in norms])
+    torch._foreach_add_(scales, [norm.eps for norm in norms])
+    torch._foreach_rsqrt_(scales)
+    if weighted := [(scale, norm.weight) for scale, norm in zip(scales, norms, strict=True) if norm.affine]:
+        torch._foreach_mul_([scale for scale, _ in weighted], [weight for _, weight in weighted])
+    torch._foreach_copy_(shifts, [_there(norm.running_mean) for norm in norms])
+    torch._foreach_mul_(shifts, scales)
+    torch._foreach_neg_(shifts)
+    if shifted := [(shift, norm.bias) for shift, norm in zip(shifts, norms, strict=True) if norm.affine]:
+        torch._foreach_add_([shift for shift, _ in shifted], [bias for _, bias in shifted])
+
+
+def _there(tensor: Tensor | None) -> Tensor:
+    """What is known not to be None."""
+    assert tensor is not None
+    return tensor
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:

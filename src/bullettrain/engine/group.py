@@ -287,6 +287,8 @@ class GroupEngine:
         largest = max(len(y) for _, y, _ in batches)
         memory = self.memory
         if memory is None or memory.too_small(x, start, rows, largest, len(batches)):
+            if self.still is not None:
+                self.still.look_at(x)
             memory = Memory(
                 x,
                 start,

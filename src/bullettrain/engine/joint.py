@@ -154,10 +154,12 @@ _Outcome = tuple[Tensor, list[int], list[Tensor], list[Tensor]]
 class _Split:
     """What a network's norms share during a forward."""
 
+    batch: Tensor | None = None
+    """(n,): the batch that a row is in, 0 or 1."""
     member: Tensor | None = None
-    """(n, 2): which row is in which batch."""
+    """(n, 2, 1, 1): the same as ones and zeros."""
     number: Tensor | None = None
-    """(2,): how many rows each has."""
+    """(2, 1): how many rows each has, at least 1."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, Tensor, Tensor]] = []
@@ -175,14 +177,16 @@ class _Inner(nn.Module):
 
     def forward(self, x: Tensor, count: Tensor) -> _Outcome:
         split = self.split
-        first = torch.arange(len(x), device=x.device) < count
-        split.member = torch.stack([first, ~first], dim=1).to(wide(x[:1]).dtype)
-        split.number = torch.stack([count, len(x) - count])
+        later = torch.arange(len(x), device=x.device) >= count
+        precision = wide(x[:1]).dtype
+        split.batch = later.long()
+        split.member = torch.stack([~later, later], dim=1).to(precision)[:, :, None, None]
+        split.number = torch.stack([count, len(x) - count]).clamp_min(1).to(precision)[:, None]
         split.seen = []
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half_precision):
             logits: Tensor = self.copy(x.to(torch.bfloat16) if self.half_precision else x)
         seen = split.seen
-        split.member, split.number, split.seen = None, None, []
+        split.batch, split.member, split.number, split.seen = None, None, None, []
         return logits, [index for index, _, _ in seen], [mean for _, mean, _ in seen], [var for _, _, var in seen]
 
 
@@ -201,18 +205,20 @@ class _JointNorm(nn.Module):
         if not norm.training:
             normal: Tensor = norm(x)
             return normal
+        assert split.batch is not None
         assert split.member is not None
         assert split.number is not None
         self.pixels = x[0, 0].numel()
-        y, mean, var = _normalise(x, norm.weight, norm.bias, split.member, split.number * self.pixels, norm.eps)
+        number = split.number * self.pixels
+        y, mean, var = _normalise(x, norm.weight, norm.bias, split.batch, split.member, number, norm.eps)
         split.seen.append((self.index, mean, var))
         return y
 
 
 def _normalise(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, member: Tensor, number: Tensor, eps: float
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, batch: Tensor, member: Tensor, number: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    y, mean, var = _Normalise.apply(x, weight, bias, member, number, eps)  # type: ignore[no-untyped-call]
+    y, mean, var = _Normalise.apply(x, weight, bias, batch, member, number, eps)  # type: ignore[no-untyped-call]
     return y, mean, var
 
 
@@ -230,25 +236,26 @@ class _Normalise(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
+        batch: Tensor,
         member: Tensor,
         number: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """y like x (n, C, …); mean and variance, (2, C).
 
-        ``member`` (n, 2) says which row is in which batch, ``number`` (2,) how many values a channel has there.
+        ``batch`` (n,) and ``member`` (n, 2, 1, 1) say which row is in which batch, ``number`` (2, 1) how many values a
+        channel has there.
         """
         centre = wide(x[:1]).mean(dim=tuple(range(2, x.ndim)), keepdim=True) if x.ndim > 2 else wide(x[:1])
         values = wide(x) - centre
-        number = number.clamp_min(1).to(values.dtype)[:, None]
         mean = _by_batch(member, _by_row(values)) / number
         var = (_by_batch(member, _by_row(values.square())) / number - mean.square()).clamp_min(0)
         inverse = (var + eps).rsqrt()
         scale = inverse if weight is None else inverse * weight
         shift = -mean * scale if bias is None else bias - mean * scale
-        ctx.save_for_backward(x, weight, centre, member, number, mean, inverse)
+        ctx.save_for_backward(x, weight, centre, batch, member, number, mean, inverse)
         ctx.has_bias = bias is not None
-        y = values * _spread(member, scale, x) + _spread(member, shift, x)
+        y = values * _spread(batch, scale, x) + _spread(batch, shift, x)
         if y.dtype != x.dtype:  # compiled by torch 2.11, a conversion that changes nothing loses the gradient
             y = y.to(x.dtype)
         whole_mean = mean + centre.flatten()
@@ -258,16 +265,16 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor, *_: Tensor | None):  # type: ignore[no-untyped-def]
         """Of x, weight and bias: dx = scale·(g − mean of g − x̂·mean of g·x̂), as g·a + x·b + c."""
-        x, weight, centre, member, number, mean, inverse = ctx.saved_tensors
+        x, weight, centre, batch, member, number, mean, inverse = ctx.saved_tensors
         values, g = wide(x) - centre, wide(gradient)
         total = _by_batch(member, _by_row(g))
         along = inverse * (_by_batch(member, _by_row(g * values)) - mean * total)  # Σ g·x̂
         scale = inverse if weight is None else inverse * weight
         slope = -scale * inverse * along / number
         offset = -slope * mean - scale * total / number
-        dx = g * _spread(member, scale, x) + values * _spread(member, slope, x) + _spread(member, offset, x)
+        dx = g * _spread(batch, scale, x) + values * _spread(batch, slope, x) + _spread(batch, offset, x)
         d_weight = None if weight is None else along.sum(dim=0)
-        return dx.to(x.dtype), d_weight, total.sum(dim=0) if ctx.has_bias else None, None, None, None
+        return dx.to(x.dtype), d_weight, total.sum(dim=0) if ctx.has_bias else None, None, None, None, None
 
 
 def _by_row(values: Tensor) -> Tensor:
@@ -283,12 +290,12 @@ def _by_row(values: Tensor) -> Tensor:
 
 def _by_batch(member: Tensor, rows: Tensor) -> Tensor:
     """(2, C) sums of (n, C, P)."""
-    return (member[:, :, None, None] * rows[:, None]).sum(dim=(0, 3))
+    return (member * rows.unsqueeze(1)).sum(dim=(0, 3))
 
 
-def _spread(member: Tensor, of_batch: Tensor, x: Tensor) -> Tensor:
+def _spread(batch: Tensor, of_batch: Tensor, x: Tensor) -> Tensor:
     """(n, C, 1, …) of (2, C): each row what its batch has."""
-    of_row = torch.where(member[:, :1] > 0, of_batch[0], of_batch[1])
+    of_row = of_batch.index_select(0, batch)
     return of_row.view(*of_row.shape, *(1,) * (x.ndim - 2))
 
 

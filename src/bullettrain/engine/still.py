@@ -18,8 +18,19 @@ class Still:
     """
 
     def __init__(self, network: nn.Module, *, half: bool, compile: bool) -> None:
-        self.shadow, self.compile = Shadow(network, half), compile
-        self.net: nn.Module = compiled(self.shadow) if compile else self.shadow
+        self.network, self.half, self.compile = network, half, compile
+        self._take(Shadow(network, half))
+        self._looked = False
+
+    def look_at(self, x: Tensor) -> None:
+        """Of a first batch, which shows how short a program the compiler can be given."""
+        if self.compile and not self._looked and Shadow.folds(self.network, x):
+            self._take(Shadow(self.network, self.half, folded=True))
+        self._looked = True
+
+    def _take(self, shadow: Shadow) -> None:
+        self.shadow = shadow
+        self.net: nn.Module = compiled(shadow) if self.compile else shadow
 
     def refresh(self) -> None:
         """The network as it is now."""
