@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bullettrain.augmix import ViewMaker
 from bullettrain.data import Augment, DataError, ImageSet, Loader, split_validation, to_unit
 from bullettrain.data import loader as loader_module
 from conftest import no_waiting
@@ -123,17 +124,18 @@ def test_without_shuffling_the_order_is_that_of_the_data():
     world=st.integers(1, 4),
     crop=st.integers(0, 2),
     flip=st.booleans(),
+    views=st.booleans(),
     shuffle=st.booleans(),
     drop_last=st.booleans(),
     data=st.data(),
 )
 def test_seed_epoch_and_index_alone_decide_a_batch(
-    n, batch_size, seed, epoch, world, crop, flip, shuffle, drop_last, data
+    n, batch_size, seed, epoch, world, crop, flip, views, shuffle, drop_last, data
 ):
     drop_last = drop_last and n >= batch_size
     pictures = images(n, 1, 3)
     options = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
-    options["augment"] = Augment(crop, flip)
+    options |= {"augment": Augment(crop, flip), "views": ViewMaker() if views else None}
     joint = Loader(pictures, **options)
     batches = list(joint.epoch(epoch))
     assert len(batches) == len(joint)
@@ -175,6 +177,27 @@ def test_global_generators_are_left_alone(resident):
     assert len(list(loader.epoch(0))) == 5
     assert torch.equal(torch.get_rng_state(), before)
     assert (np.random.get_state()[1] == before_numpy).all()
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_views_are_of_the_cropped_and_flipped_images(channels_last):
+    made = []
+
+    class Watched(ViewMaker):
+        def __call__(self, x, draws):
+            made.append((x, draws))
+            return super().__call__(x, draws)
+
+    options = {"batch_size": 8, "seed": 0, "augment": Augment(2, True), "channels_last": channels_last}
+    plain = list(Loader(images(20), **options).epoch(1))
+    viewed = list(Loader(images(20), views=Watched(), **options).epoch(1))
+    assert [len(draws) for _, draws in made] == [8, 8, 4]
+    for (x, y), (view, its), (seen, draws) in zip(plain, viewed, made, strict=True):
+        assert torch.equal(y, its)
+        assert torch.equal(x, seen)
+        assert torch.equal(view, ViewMaker()(x, draws)[0])
+        assert view.stride() == x.stride()
+        assert not torch.equal(view, x)
 
 
 def test_host_mode_goes_through_a_standard_data_loader(monkeypatch):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from bullettrain.augmix import ViewMaker
 from bullettrain.data.augment import Augment, to_unit
 from bullettrain.data.base import DataError, ImageSet, derive_seed
 
@@ -23,8 +24,9 @@ class Loader:
 
     batch_size is the joint batch over all `world` processes; process `rank` gets its contiguous share of
     each, near-equal in size (and empty, where a last batch is smaller than the world, so that every process
-    takes the same number of steps). Each batch comes `replays` times in a row. resident=None puts the images
-    on the device when they take up at most 40 % of its free memory.
+    takes the same number of steps). Each batch comes `replays` times in a row. With `views` each image comes as one
+    AugMix view of itself. resident=None puts the images on the device when they take up at most 40 % of its free
+    memory.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Loader:
         seed: int,
         device: torch.device | str = "cpu",
         augment: Augment | None = None,
+        views: ViewMaker | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
         rank: int = 0,
@@ -58,7 +61,7 @@ class Loader:
         self.device = torch.device(device)
         self.resident = _fits(data, self.device) if resident is None else resident
         self.data = data.to(self.device if self.resident else "cpu")
-        self.batch_size, self.seed, self.augment = batch_size, seed, augment
+        self.batch_size, self.seed, self.augment, self.views = batch_size, seed, augment, views
         self.shuffle, self.drop_last, self.rank, self.world = shuffle, drop_last, rank, world
         self.dtype, self.channels_last, self.replays = dtype, channels_last, replays
 
@@ -100,15 +103,22 @@ class Loader:
         generator = torch.Generator(self.device)
         first, played = divmod(start, self.replays)
         for index, (x, y) in enumerate(self._rows(epoch, first), first):
+            generator.manual_seed(derive_seed(self.seed, epoch, index))
+            # Drawn for the joint batch and then cut, so that the number of processes changes no image.
             if self.augment is not None:
-                generator.manual_seed(derive_seed(self.seed, epoch, index))
-                # Drawn for the joint batch and then cut, so that the number of processes changes no image.
                 draws = self.augment.draw(self._size(index), generator)
                 x = self.augment.apply(x, draws[self._share(index)])
-            batch = to_unit(x, self.dtype, self.channels_last), y
+            unit = to_unit(x, self.dtype, self.channels_last)
+            if self.views is not None:
+                chance = self.views.draw(self._size(index), 1, generator=generator, device=self.device)
+                unit = self.views(unit, chance[self._share(index)])[0].contiguous(memory_format=self._layout)
             for _ in range(played, self.replays):
-                yield batch
+                yield unit, y
             played = 0
+
+    @property
+    def _layout(self) -> torch.memory_format:
+        return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def share(self, index: int) -> slice:
         """The part of joint batch `index` that falls to this rank."""

@@ -27,6 +27,8 @@ class DataConfig:
     """Zero padding before a random crop; 0: none."""
     flip: bool = False
     """Random horizontal flips."""
+    views: bool = False
+    """Each image as one AugMix view of itself, made as method.severity, width, depth and all_ops say."""
     train_size: int = 0
     """Use only so many training images (every class in proportion); 0: all."""
     test_size: int = 0
