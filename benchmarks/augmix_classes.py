@@ -32,8 +32,10 @@ from bullettrain.training.setup import Place, load_data, make_loader
 
 CPU = Place(torch.device("cpu"))
 METHODS = {
-    "augmix": None,
+    "augmix": ["baseline"],
+    "augmix, images as views": ["baseline", "data.views=true"],
     "bullettrain": [],
+    "bullettrain, images as views": ["data.views=true"],
     "bullettrain, views of outliers too": ["method.outlier=1", "method.ordered=false"],
     "bullettrain, views of robust examples too": ["method.robust=1"],
     "bullettrain, selected in eval mode": ["selection=eval"],
@@ -52,9 +54,9 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settings = METHODS[options.method]
-    config = recipe("cifar10-augmix-short").with_settings([*CUTS, *REST, f"seed={options.seed}", *(settings or [])])
-    config = config.baseline() if settings is None else config
+    settings = [setting for setting in METHODS[options.method] if setting != "baseline"]
+    config = recipe("cifar10-augmix-short").with_settings([*CUTS, *REST, f"seed={options.seed}", *settings])
+    config = config.baseline() if "baseline" in METHODS[options.method] else config
     data = tuple(halved(part) for part in load_data(config, options.data_dir))
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, RunFolder(Path(folder)), CPU, (data[0], data[1], data[2]))
