@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from bullettrain.augmix import ViewMaker
 from bullettrain.data import Augment, DataError, ImageSet, Loader, split_validation, to_unit
 from bullettrain.data import loader as loader_module
+from bullettrain.data.base import derive_seed
 from conftest import no_waiting
 
 
@@ -180,22 +181,26 @@ def test_global_generators_are_left_alone(resident):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_views_are_of_the_cropped_and_flipped_images(channels_last):
+def test_views_are_of_the_cropped_and_flipped_images_several_batches_at_once(channels_last, monkeypatch):
+    monkeypatch.setattr(loader_module, "VIEWED_AT_ONCE", 2)
     made = []
 
     class Watched(ViewMaker):
         def __call__(self, x, draws):
-            made.append((x, draws))
+            made.append(len(draws))
             return super().__call__(x, draws)
 
     options = {"batch_size": 8, "seed": 0, "augment": Augment(2, True), "channels_last": channels_last}
     plain = list(Loader(images(20), **options).epoch(1))
     viewed = list(Loader(images(20), views=Watched(), **options).epoch(1))
-    assert [len(draws) for _, draws in made] == [8, 8, 4]
-    for (x, y), (view, its), (seen, draws) in zip(plain, viewed, made, strict=True):
+    assert made == [16, 4]
+    generator = torch.Generator()
+    for index, ((x, y), (view, its)) in enumerate(zip(plain, viewed, strict=True)):
+        generator.manual_seed(derive_seed(0, 1, index))
+        options["augment"].draw(len(x), generator)  # crops and flips are drawn first, and are those without views
+        expected = ViewMaker()(x, ViewMaker().draw(len(x), 1, generator=generator))[0]
         assert torch.equal(y, its)
-        assert torch.equal(x, seen)
-        assert torch.equal(view, ViewMaker()(x, draws)[0])
+        assert torch.equal(view, expected)
         assert view.stride() == x.stride()
         assert not torch.equal(view, x)
 

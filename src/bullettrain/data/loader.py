@@ -17,6 +17,7 @@ from bullettrain.data.augment import Augment, to_unit
 from bullettrain.data.base import DataError, ImageSet, derive_seed
 
 RESIDENT_SHARE = 0.4  # of the free device memory: the network and its activations need the rest
+VIEWED_AT_ONCE = 8  # batches: views are many small kernels, whose number does not grow with the images
 
 
 class Loader:
@@ -100,8 +101,16 @@ class Loader:
         return self._batches(epoch, start)
 
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator(self.device)
         first, played = divmod(start, self.replays)
+        for batch in self._augmented(epoch, first):
+            for _ in range(played, self.replays):
+                yield batch
+            played = 0
+
+    def _augmented(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches once each, as chance has them."""
+        generator = torch.Generator(self.device)
+        waiting: list[tuple[Tensor, Tensor, Tensor]] = []
         for index, (x, y) in enumerate(self._rows(epoch, first), first):
             generator.manual_seed(derive_seed(self.seed, epoch, index))
             # Drawn for the joint batch and then cut, so that the number of processes changes no image.
@@ -109,12 +118,24 @@ class Loader:
                 draws = self.augment.draw(self._size(index), generator)
                 x = self.augment.apply(x, draws[self._share(index)])
             unit = to_unit(x, self.dtype, self.channels_last)
-            if self.views is not None:
-                chance = self.views.draw(self._size(index), 1, generator=generator, device=self.device)
-                unit = self.views(unit, chance[self._share(index)])[0].contiguous(memory_format=self._layout)
-            for _ in range(played, self.replays):
+            if self.views is None:
                 yield unit, y
-            played = 0
+                continue
+            chance = self.views.draw(self._size(index), 1, generator=generator, device=self.device)
+            waiting.append((unit, y, chance[self._share(index)]))
+            if len(waiting) == VIEWED_AT_ONCE:
+                yield from self._viewed(waiting)
+                waiting = []
+        yield from self._viewed(waiting)
+
+    def _viewed(self, batches: list[tuple[Tensor, Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches (x, y, draws) with one view of each image in its place."""
+        if not batches:
+            return
+        assert self.views is not None
+        images, labels, draws = zip(*batches, strict=True)
+        views = self.views(torch.cat(images), torch.cat(draws))[0].contiguous(memory_format=self._layout)
+        yield from zip(torch.split(views, [len(y) for y in labels]), labels, strict=True)
 
     @property
     def _layout(self) -> torch.memory_format:
