@@ -112,7 +112,10 @@ def test_saving_within_an_epoch_changes_nothing(tmp_path, whole):
     assert weights_of(tmp_path / "run") == weights_of(whole)
 
 
-@pytest.mark.parametrize("settings", [("attack_group=3",), ("attack_group=2", "fresh=1", "objective=mart")])
+@pytest.mark.parametrize(
+    "settings",
+    [("attack_group=3",), ("attack_group=2", "fresh=1", "objective=mart"), ("attack_group=2", "data.views=true")],
+)
 def test_groups_train_and_resume_bit_for_bit(tmp_path, monkeypatch, settings):
     config = small(*settings)
     assert runs.train(config, tmp_path / "whole", CPU).finished
