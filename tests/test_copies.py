@@ -37,6 +37,17 @@ class Looks(torch.nn.Module):
         return self.net(x) * self.net[1].num_features
 
 
+class Pair(torch.nn.Module):
+    """Returns something that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = norm_net()
+
+    def forward(self, x):
+        return self.net(x), None
+
+
 class Other(torch.nn.BatchNorm2d):
     """A norm that is more than one."""
 
@@ -71,6 +82,13 @@ def test_the_copy_is_the_network_in_eval_mode_after_each_refresh(make, folded):
         assert torch.allclose(mine.grad, theirs.grad, rtol=1e-8, atol=1e-10)
         assert all(p.grad is None for p in shadow.parameters())
         moved(network)
+
+
+def test_a_network_that_fails_is_not_folded_and_fails_later():
+    x, _ = batch(1, size=8)
+    assert not Shadow.folds(Pair(), x)
+    assert not Shadow.folds(torch.nn.Linear(3, 4), x)
+    assert not Shadow.folds(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(192), Norms()), x)
 
 
 def test_norms_are_folded_for_a_compiler_alone_and_only_where_that_changes_nothing():
