@@ -48,11 +48,28 @@ class Pair(torch.nn.Module):
         return self.net(x), None
 
 
-class Other(torch.nn.BatchNorm2d):
-    """A norm that is more than one."""
+class Keeps(torch.nn.Module):
+    """Keeps its norm's weight where a copy without that norm does not find it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = norm_net()
+        self.kept = [self.net[1].weight]
 
     def forward(self, x):
-        return super().forward(x).tanh()
+        return self.net(x) * self.kept[0].mean()
+
+
+class Other(torch.nn.BatchNorm2d):
+    """A norm that is more than one, behind weights that are zero at first."""
+
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.gate = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y + self.gate * y.tanh()
 
 
 def moved(network):
@@ -95,11 +112,15 @@ def test_norms_are_folded_for_a_compiler_alone_and_only_where_that_changes_nothi
     x, _ = batch(3, size=4)
     more = norm_net()
     more[1] = Other(more[1].num_features)
+    hooked = norm_net()
+    hooked[1].register_forward_hook(lambda module, args, y: y.tanh())
     for network, compile, folds in [
         (norm_net(), True, True),
         (norm_net(), False, False),
         (Looks(), True, False),
+        (Keeps(), True, False),
         (more, True, False),
+        (hooked, True, False),
     ]:
         before = copy.deepcopy(network.state_dict())
         still = Still(network, half=False, compile=compile)

@@ -182,7 +182,7 @@ def test_global_generators_are_left_alone(resident):
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_views_are_of_the_cropped_and_flipped_images_several_batches_at_once(channels_last, monkeypatch):
-    monkeypatch.setattr(loader_module, "VIEWED_AT_ONCE", 2)
+    monkeypatch.setattr(Loader, "_at_once", lambda self, pixels: 2)
     made = []
 
     class Watched(ViewMaker):
@@ -203,6 +203,13 @@ def test_views_are_of_the_cropped_and_flipped_images_several_batches_at_once(cha
         assert torch.equal(view, expected)
         assert view.stride() == x.stride()
         assert not torch.equal(view, x)
+
+
+def test_how_many_batches_are_viewed_at_once_depends_on_the_device_and_on_their_size():
+    loader = Loader(images(20), batch_size=8, seed=0)
+    assert loader._at_once(128 * 3 * 32 * 32) == 1
+    loader.device = torch.device("cuda")
+    assert [loader._at_once(n * 3 * side * side) for n, side in ((128, 32), (128, 224), (0, 32))] == [10, 1, 1 << 22]
 
 
 def test_host_mode_goes_through_a_standard_data_loader(monkeypatch):

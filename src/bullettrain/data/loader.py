@@ -17,7 +17,7 @@ from bullettrain.data.augment import Augment, to_unit
 from bullettrain.data.base import DataError, ImageSet, derive_seed
 
 RESIDENT_SHARE = 0.4  # of the free device memory: the network and its activations need the rest
-VIEWED_AT_ONCE = 8  # batches: views are many small kernels, whose number does not grow with the images
+VIEWED_AT_ONCE = 1 << 22  # pixels on a GPU, 1,365 of CIFAR's: views are many small kernels, whatever there is to do
 
 
 class Loader:
@@ -123,10 +123,14 @@ class Loader:
                 continue
             chance = self.views.draw(self._size(index), 1, generator=generator, device=self.device)
             waiting.append((unit, y, chance[self._share(index)]))
-            if len(waiting) == VIEWED_AT_ONCE:
+            if len(waiting) >= self._at_once(unit.numel()):
                 yield from self._viewed(waiting)
                 waiting = []
         yield from self._viewed(waiting)
+
+    def _at_once(self, pixels: int) -> int:
+        """Batches of so many pixels whose views are made at once; on a CPU that would gain nothing."""
+        return 1 if self.device.type == "cpu" else max(1, VIEWED_AT_ONCE // max(1, pixels))
 
     def _viewed(self, batches: list[tuple[Tensor, Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches (x, y, draws) with one view of each image in its place."""

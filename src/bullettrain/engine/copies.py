@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,7 @@ class Shadow(nn.Module):
 
     def __init__(self, network: nn.Module, half: bool, folded: bool = False) -> None:
         super().__init__()
-        norms = [norm for norm in network.modules() if isinstance(norm, _FOLDED) and norm.running_mean is not None]
-        self._folds = {norm: _Affine(norm) for norm in norms} if folded else {}
+        self._folds = {norm: _Affine(norm) for norm in network.modules() if _is_plain(norm)} if folded else {}
         memo: dict[int, object] = {id(norm): affine for norm, affine in self._folds.items()}
         self.copy = copy.deepcopy(network, memo).eval().requires_grad_(False)
         self.half_precision = half
@@ -58,18 +58,29 @@ class Shadow(nn.Module):
     def folds(network: nn.Module, x: Tensor) -> bool:
         """Whether batch norms of this network can be folded: tried on two of the images ``x``, in double precision.
 
-        They cannot where it looks into its norms, has norms that do something else, or insists on its precision.
+        They cannot where it looks into its norms, or insists on its precision. Before it is tried every weight is moved
+        a little: what is zero in a new network hides what comes before it.
         """
         try:
             exact, images = copy.deepcopy(network).double().eval(), x[:2].double()
+            shadow = Shadow(exact, half=False, folded=True)
             with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
-                expected, folded = exact(images), Shadow(exact, half=False, folded=True)(images)
+                for tensor in _tensors(exact).values():
+                    if tensor.is_floating_point():
+                        tensor += 0.1 * (tensor.abs().mean() + 0.01) * torch.rand_like(tensor)
+                shadow.refresh()
+                expected, folded = exact(images), shadow(images)
             return bool((folded - expected).abs().max() <= 1e-8 * expected.abs().max().clamp_min(1))
         except Exception:  # whatever it is: what is wrong with the network itself shows at its first step
             return False
 
 
-_FOLDED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+def _is_plain(module: nn.Module) -> TypeGuard[_BatchNorm]:
+    """Whether this is a batch norm with statistics, and nothing else: no subclass, and nothing hangs on it."""
+    if type(module) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        return False
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return isinstance(module, _BatchNorm) and module.running_mean is not None and not any(hooks)
 
 
 class _Affine(nn.Module):

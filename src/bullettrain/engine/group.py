@@ -136,6 +136,11 @@ class GroupEngine:
         """What forwards two batches at once, where the network allows it; the first batch shows that."""
         return self.learner.joint
 
+    @property
+    def seconds(self) -> float:
+        """Spent on a first batch, on what it shows and on compiling for it; captures are the runner's."""
+        return self.learner.seconds + (0.0 if self.still is None else self.still.seconds)
+
     # ------------------------------------------------------------------------------------------ the group
 
     def step(self, batches: Sequence[Batch]) -> list[StepOutput]:

@@ -13,6 +13,9 @@ from bullettrain.attacks.state import frozen, training
 from bullettrain.engine.joint import Joint
 from bullettrain.objectives.base import forward
 
+ENOUGH = 16
+"""Images that show whether two batches can be joined; in double precision many would take seconds."""
+
 
 class Learner:
     """Training-mode forwards of a network.
@@ -32,22 +35,23 @@ class Learner:
         self.net: nn.Module = compiled(network) if compile else network
         self.joint: Joint | None = None
         self.seconds = 0.0
-        """Spent on compiling the joint forward, and on looking at what came of it."""
+        """Spent on looking at a first batch, on compiling the joint forward, and on what came of it."""
 
     def look_at(self, x: Tensor) -> int:
         """The number of classes, from a first batch, which also shows whether two batches can be joined."""
+        began = time.perf_counter()
         with frozen(self.network), torch.no_grad(), self._precision():
             classes = int(self.network(x[:1]).shape[1])
-        if self.joint is None and self.wants_joint and Joint.suits(self.network, x):
+        if self.joint is None and self.wants_joint and Joint.suits(self.network, x[:ENOUGH]):
             with training(self.network):  # its parts keep these modes
                 self.joint = Joint(self.network, self.half)
             if self.compile:
                 self._compile_joint(self.joint, x)
+        self.seconds += time.perf_counter() - began
         return classes
 
     def _compile_joint(self, joint: Joint, x: Tensor) -> None:
         """Compile it, and leave that if it changes gradients."""
-        began = time.perf_counter()
         # Without splitting: it makes two kernels of each sum over a few hundred rows.
         joint.compile(options={"split_reductions": False})
         with training(self.network):
@@ -59,7 +63,6 @@ class Learner:
                 "updates are not compiled, and take several times as long: compiled by torch "
                 f"{torch.__version__}, gradients of this network {what}"
             )
-        self.seconds += time.perf_counter() - began
 
     def both(self, clean: Tensor | None, corrupted: Tensor, z: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Logits of the clean batch and of the corrupted one: None for one that is not there, or is empty.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor, nn
 
@@ -21,12 +23,16 @@ class Still:
         self.network, self.half, self.compile = network, half, compile
         self._take(Shadow(network, half))
         self._looked = False
+        self.seconds = 0.0
+        """Spent on looking."""
 
     def look_at(self, x: Tensor) -> None:
         """Of a first batch, which shows how short a program the compiler can be given."""
+        began = time.perf_counter()
         if self.compile and not self._looked and Shadow.folds(self.network, x):
             self._take(Shadow(self.network, self.half, folded=True))
         self._looked = True
+        self.seconds += time.perf_counter() - began
 
     def _take(self, shadow: Shadow) -> None:
         self.shadow = shadow

@@ -114,6 +114,11 @@ class Run:
         return self.section("method").get("objective") == "augmix"
 
     @property
+    def sees_views(self) -> bool:
+        """Whether images came as views of themselves, so that none of training was clean."""
+        return bool(self.section("data").get("views", False))
+
+    @property
     def progress(self) -> Table:
         """The training curve: the step records, or the epochs where no step was logged."""
         return self.steps if len(self.steps["step"]) else self.epochs

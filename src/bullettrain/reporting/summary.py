@@ -212,7 +212,7 @@ def epochs(run: Run) -> Grid:
         "examples_per_second": ("Examples/s", lambda value: number(value, 0)),
         "loss": ("Loss", lambda value: number(value, 3)),
         "lr": ("LR", short),
-        "clean_accuracy": ("Clean, training", percent),
+        "clean_accuracy": ("As views, training" if run.sees_views else "Clean, training", percent),
         "robust_accuracy": ("Corrupted, training" if run.makes_views else "Attacked, training", percent),
         "validation_clean": ("Clean, validation", percent),
         "validation_robust": ("Robust, validation", percent),

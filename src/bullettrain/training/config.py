@@ -28,7 +28,7 @@ class DataConfig:
     flip: bool = False
     """Random horizontal flips."""
     views: bool = False
-    """Each image as one AugMix view of itself, made as method.severity, width, depth and all_ops say."""
+    """Each image as one AugMix view of itself; where the method is AugMix, made as its other views are."""
     train_size: int = 0
     """Use only so many training images (every class in proportion); 0: all."""
     test_size: int = 0

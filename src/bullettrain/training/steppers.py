@@ -162,7 +162,7 @@ class StaticStepper:
     @property
     def capture_seconds(self) -> float:
         """Time spent so far on compilation and captures."""
-        compiled = self.engine.learner.seconds if isinstance(self.engine, GroupEngine) else 0.0
+        compiled = self.engine.seconds if isinstance(self.engine, GroupEngine) else 0.0
         return compiled + (0.0 if self.graphs is None else self.graphs.seconds)
 
     def warm_up(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
