@@ -1,4 +1,5 @@
 import os
+import signal
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ else:
         "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], derandomize=True
     )
     settings.load_profile("default")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, whose tests press Ctrl-C, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # tests are small: threads cost more than they give, and workers share the cores
 
 
