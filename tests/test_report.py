@@ -513,6 +513,15 @@ def test_augmix_is_not_an_attack(tmp_path):
     assert "AugMix with BulletTrain" in page.text
     assert "What the corruption did" in page.text
     assert "3 / (1 + 2·0.330)" in page.text
+    assert "Clean, training" in page.text
+    assert "no views" in page.text
+
+    config.setdefault("data", {})["views"] = True
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    page = report(tmp_path)
+    assert "As views, training" in page.text
+    assert "Clean, training" not in page.text
+    assert "no more views" in page.text
 
 
 def test_a_long_run_stays_small(tmp_path):

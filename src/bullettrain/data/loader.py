@@ -138,12 +138,8 @@ class Loader:
             return
         assert self.views is not None
         images, labels, draws = zip(*batches, strict=True)
-        views = self.views(torch.cat(images), torch.cat(draws))[0].contiguous(memory_format=self._layout)
+        views = self.views(torch.cat(images), torch.cat(draws))[0]
         yield from zip(torch.split(views, [len(y) for y in labels]), labels, strict=True)
-
-    @property
-    def _layout(self) -> torch.memory_format:
-        return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def share(self, index: int) -> slice:
         """The part of joint batch `index` that falls to this rank."""

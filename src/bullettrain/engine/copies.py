@@ -91,9 +91,9 @@ class _Affine(nn.Module):
 
     def __init__(self, norm: _BatchNorm) -> None:
         super().__init__()
-        assert norm.running_mean is not None
-        self.register_buffer("scale", torch.ones_like(norm.running_mean))
-        self.register_buffer("shift", torch.zeros_like(norm.running_mean))
+        mean = _there(norm.running_mean)
+        self.register_buffer("scale", torch.ones_like(mean))
+        self.register_buffer("shift", torch.zeros_like(mean))
 
     def forward(self, x: Tensor) -> Tensor:
         """y like x (n, C, …)."""

@@ -169,7 +169,8 @@ def shares(run: Run) -> list[Share]:
         return []
     notes = {name: f"{count} {plural('step', count)} each" for name, count in run.budget.items()}
     if run.makes_views:
-        notes = {name: "two views each" if count else "no views" for name, count in run.budget.items()}
+        more = "more " if run.sees_views else ""
+        notes = {name: f"two {more}views each" if count else f"no {more}views" for name, count in run.budget.items()}
     paper = PAPER_BOUNDARY.get(str(run.config.get("recipe")))
     if paper is not None:
         notes["boundary"] = f"{notes.get('boundary', '')}; {percent(paper, 0)} in the paper"
