@@ -103,6 +103,18 @@ def test_shares_that_cannot_be(shares):
         raise CliRunner().invoke(app, ["bench", f"--shares={shares}"]).exception
 
 
+def test_last_logits_are_known_after_an_epoch(tmp_path):
+    small = [f"--set={setting}" for setting in ("selection=last", "data.train_size=200", "data.validation=0")]
+    words = ["bench", "digits-augmix", *small, "--steps=1", "--repeats=1", f"--out={tmp_path / 'figures.json'}"]
+    with pytest.raises(ConfigError, match="give --shares, or an epoch of training first, --train-steps 1"):
+        raise CliRunner().invoke(app, [*words, "--train-steps=0"]).exception
+    done = CliRunner().invoke(app, [*words, "--train-steps=4"])
+    assert done.exit_code == 0, done.output
+    _, mined = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    assert mined["boundary"] < 1  # of the trained state's own scores
+    assert mined["work"] == pytest.approx(3 + 6 * mined["boundary"])
+
+
 def test_the_command_writes_json_and_markdown(tmp_path):
     words = [
         "bench",

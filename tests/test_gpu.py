@@ -152,27 +152,35 @@ def compare(name, counts, case, *, joint, **settings):
 
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize(
-    ("budget", "selection"), [(StepBudget(1, 0), "train"), (StepBudget(1, 0), "eval"), (StepBudget.uniform(1), "train")]
+    ("budget", "selection"),
+    [
+        (StepBudget(1, 0), "train"),
+        (StepBudget(1, 0), "eval"),
+        (StepBudget(1, 0), "last"),
+        (StepBudget.uniform(1), "train"),
+    ],
 )
 def test_captured_augmix_steps_are_the_plain_ones(budget, selection, compile):
     torch.manual_seed(0)
     objective = bt.AugMix(selection=selection)
     net = WideResNet(10, 1).to(CUDA, torch.float64).to(memory_format=torch.channels_last)
     theirs = copy.deepcopy(net)
-    plain, train = (BulletTrain(objective, budget=budget) for _ in range(2))
+    plain, train = (BulletTrain(objective, budget=budget, examples=5 * 24) for _ in range(2))
     optimizer = torch.optim.SGD(theirs.parameters(), lr=LR, momentum=0.9)
     engine, graphs = captured(train, net, LR, joint=True, compile=compile)
     for step in range(20):
         x, y, _ = on_gpu(24, step % 5)
+        index = torch.arange(24, device=CUDA) + 24 * (step % 5)
         x = ((x * 255).round() / 255).double()
         draws = objective.draw(len(x), x.device)
-        expected = plain.step(theirs, x, y, start=draws)
+        expected = plain.step(theirs, x, y, start=draws, index=index)
         optimizer.zero_grad()
         expected.loss.backward()
         optimizer.step()
-        (out,) = engine.step([(x, y, draws)])
+        (out,) = engine.step([(x, y, draws)], [index])
         assert torch.equal(out.category, expected.category)
         assert out.loss.item() == pytest.approx(expected.loss.item(), rel=1e-9), step
+    assert torch.allclose(train.last.live, plain.last.live, atol=1e-7)
     assert graphs.reason is None
     for (key, a), b in zip(net.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert torch.allclose(a, b, atol=1e-9), key

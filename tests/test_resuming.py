@@ -114,7 +114,12 @@ def test_saving_within_an_epoch_changes_nothing(tmp_path, whole):
 
 @pytest.mark.parametrize(
     "settings",
-    [("attack_group=3",), ("attack_group=2", "fresh=1", "objective=mart"), ("attack_group=2", "data.views=true")],
+    [
+        ("attack_group=3",),
+        ("attack_group=2", "fresh=1", "objective=mart"),
+        ("attack_group=2", "data.views=true"),
+        ("attack_group=2", "selection=last"),
+    ],
 )
 def test_groups_train_and_resume_bit_for_bit(tmp_path, monkeypatch, settings):
     config = small(*settings)

@@ -222,8 +222,8 @@ def test_the_attack_may_begin_later(tmp_path, robust):
     engine, seen = trainer.engine, []
     original = engine.step
 
-    def step(network, x, y, *, start):
-        out = original(network, x, y, start=start)
+    def step(network, x, y, **given):
+        out = original(network, x, y, **given)
         seen.append((engine.objective.eps, int(out.steps.max()), bool((out.category != 1).any())))
         return out
 

@@ -59,6 +59,21 @@ def joint_batches():
     return batches
 
 
+def last_steps(model, share):
+    """Scores and categories of a few steps that the last logits select for, and the scores at the end."""
+    x, y, start = joint_batches()[0]
+    train = BulletTrain(bt.MART(eps=0.05, selection="last"), budget=StepBudget(3, 1), examples=len(y))
+    optimizer, record = torch.optim.SGD(model.parameters(), lr=0.2), []
+    for seed in range(4):  # now with one worker, now with the other
+        index = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[share]
+        out = train.step(model, x[index], y[index], start=start[index], index=index)
+        record.append((out.svar, out.category))
+        optimizer.zero_grad()
+        out.loss.backward()
+        optimizer.step()
+    return record, train.last.live
+
+
 def worker(rank, port, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
@@ -93,6 +108,7 @@ def worker(rank, port, folder):
             model = nn.parallel.DistributedDataParallel(torch.compile(net, backend="eager"))
         parts = [tuple(t[share] for t in part) for part in joint_batches()]
         results[order] = run(model, make("trades", StepBudget(3, 1)), parts)
+    results["last"] = last_steps(nn.parallel.DistributedDataParallel(tiny_net()), share)
     results["norm"] = [p.grad.clone() for p in norms.parameters()]
     torch.save(results, f"{folder}/{rank}.pt")
     del model, norms  # they hold the group
@@ -129,6 +145,16 @@ def test_two_workers_take_the_joint_batchs_step(two, name):
         for g, g1, g2 in zip(single[1], first[1], second[1], strict=True):
             assert torch.equal(g1, g2)
             assert torch.allclose(g, g1, atol=1e-12)
+
+
+def test_two_workers_remember_the_scores_of_both(two):
+    alone, scores = last_steps(tiny_net(), slice(None))
+    (first, firsts), (second, seconds) = (worker["last"] for worker in two)
+    for single, one, other in zip(alone, first, second, strict=True):
+        assert torch.allclose(torch.cat([one[0], other[0]]), single[0], atol=1e-7)
+        assert torch.equal(torch.cat([one[1], other[1]]), single[1])
+    assert torch.equal(firsts, seconds)
+    assert torch.allclose(firsts, scores, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", BASELINES)

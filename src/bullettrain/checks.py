@@ -93,6 +93,23 @@ def check_category(category: Tensor, m: int) -> Tensor:
     return category
 
 
+def check_index(index: Tensor | None, y: Tensor, examples: int, *, look: bool) -> Tensor:
+    """Which examples a batch is of, (m,); ``look``: also whether there are such, which waits for the device."""
+    if not torch.is_tensor(index) or index.dtype != torch.int64 or index.shape != y.shape:
+        given = "missing" if index is None else described(index)
+        raise ValueError(
+            f"selection is 'last', and index is {given}; give ({len(y)},) int64, which of the {examples} examples"
+            " these are"
+        )
+    if index.device != y.device:
+        raise ValueError(f"index is on {index.device}, but the labels are on {y.device}")
+    if look and len(index):
+        low, high = (int(v) for v in torch.aminmax(index))
+        if low < 0 or high >= examples:
+            raise ValueError(f"index goes from {low} to {high}, but there are examples 0 to {examples - 1}")
+    return index
+
+
 def check_selection(svar: Tensor, category: Tensor, known: Sequence[int]) -> None:
     """No NaN among scores, and no category but the ``known`` ones; waits for the device."""
     if torch.isnan(svar).any():

@@ -136,6 +136,56 @@ class SeparationForObjective(SeparationWithModel, Protocol):
         ...
 
 
+# ------------------------------------------------------------------------------------------- last scores
+
+
+class LastScores:
+    """The score of each example when it was last trained on: what selects at no cost, mostly an epoch old.
+
+    One that has not been trained on yet has 0: it lies on the boundary, and counts as such.
+
+    Args:
+        examples: how many there are; steps name them by 0 to ``examples`` − 1.
+    """
+
+    def __init__(self, examples: int) -> None:
+        self.live = torch.zeros(examples)
+        """The scores, (examples,), changed in place, so that a captured graph finds them where they were."""
+
+    @property
+    def examples(self) -> int:
+        """How many there are."""
+        return len(self.live)
+
+    def to(self, device: torch.device) -> None:
+        """Keep them there."""
+        if self.live.device != device:
+            self.live = self.live.to(device)
+
+    def of(self, index: Tensor) -> Tensor:
+        """(m,) of the examples ``index`` (m,)."""
+        return self.live.index_select(0, index)
+
+    def keep(self, index: Tensor, score: Tensor) -> None:
+        """``score`` (m,) is what the examples ``index`` (m,) have from now on."""
+        self.live.index_copy_(0, index, score.to(self.live.dtype))
+
+    @staticmethod
+    def careful(svar: Tensor, category: Tensor) -> Tensor:
+        """``category`` (m,), with those on the boundary that nothing is known of."""
+        return torch.where((svar == 0) & ~torch.signbit(svar), int(Category.BOUNDARY), category)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy of the scores."""
+        return {"scores": self.live.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from :meth:`state_dict`."""
+        if len(state["scores"]) != self.examples:
+            raise ValueError(f"the state has scores of {len(state['scores'])} examples; there are {self.examples} here")
+        self.live.copy_(state["scores"])
+
+
 # ----------------------------------------------------------------------------------------------- F_R
 
 

@@ -14,7 +14,7 @@ from bullettrain.attacks.state import Mode, uncompiled, underflows
 from bullettrain.checks import check_positive
 from bullettrain.engine import BulletTrain
 from bullettrain.objectives import PGDAT
-from bullettrain.objectives.base import forward
+from bullettrain.objectives.base import Selection, forward
 from bullettrain.precision import wide
 
 
@@ -37,7 +37,7 @@ class GradAlign(PGDAT):
         norm: str | Norm = "linf",
         bounds: tuple[float, float] | None = (0.0, 1.0),
         attack_mode: Mode = "train",
-        selection: Mode | None = None,
+        selection: Selection | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         self.weight = check_positive(weight, "weight")

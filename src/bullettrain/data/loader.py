@@ -65,6 +65,7 @@ class Loader:
         self.batch_size, self.seed, self.augment, self.views = batch_size, seed, augment, views
         self.shuffle, self.drop_last, self.rank, self.world = shuffle, drop_last, rank, world
         self.dtype, self.channels_last, self.replays = dtype, channels_last, replays
+        self._drawn: tuple[int, Tensor] | None = None
 
     def __len__(self) -> int:
         """Batches an epoch, replays included, the same for every rank."""
@@ -86,9 +87,16 @@ class Loader:
         n = len(self.data)
         if not self.shuffle:
             return torch.arange(n, device=self.device)
-        generator = torch.Generator(self.device)
-        generator.manual_seed(derive_seed(self.seed, epoch, "order"))
-        return torch.randperm(n, generator=generator, device=self.device)
+        if self._drawn is None or self._drawn[0] != epoch:
+            generator = torch.Generator(self.device)
+            generator.manual_seed(derive_seed(self.seed, epoch, "order"))
+            self._drawn = epoch, torch.randperm(n, generator=generator, device=self.device)
+        return self._drawn[1]
+
+    def indices(self, epoch: int, index: int) -> Tensor:
+        """Which images batch `index` of an epoch has for this rank, int64 (m,), on the device."""
+        distinct = index // self.replays
+        return self.order(epoch)[distinct * self.batch_size :][: self.batch_size][self._share(distinct)]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from batch `start` on.

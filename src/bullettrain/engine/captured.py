@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from bullettrain.attacks.state import bare
 from bullettrain.augmix import ViewMaker
-from bullettrain.checks import check_batch, check_count, check_labels, check_logits, check_module, check_range
+from bullettrain.checks import (
+    check_batch,
+    check_count,
+    check_index,
+    check_labels,
+    check_logits,
+    check_module,
+    check_range,
+)
 from bullettrain.engine.graphed import Graphs
 from bullettrain.engine.group import GroupEngine, GroupSettings, Runner, at_once
 from bullettrain.engine.learner import in_any_size
@@ -87,18 +95,19 @@ class Captured:
         self._hasty, self._taken, self._turn = 0, FEW, 0
         self._plain: nn.Module = in_any_size(model) if compile else model
 
-    def step(self, x: Tensor, y: Tensor, *, start: Tensor | None = None) -> StepOutput:
+    def step(self, x: Tensor, y: Tensor, *, start: Tensor | None = None, index: Tensor | None = None) -> StepOutput:
         """Loss and gradients of one mini-batch; F_R moves on. Arguments as of `BulletTrain.step`."""
-        (out,) = self._steps([(x, y, start)])
+        (out,) = self._steps([(x, y, start)], [index])
         return out
 
-    def steps(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[StepOutput]:
+    def steps(self, batches: Iterable[tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]]) -> Iterator[StepOutput]:
         """The same of up to ``group`` mini-batches, attacked at once with the same weights.
 
             for out in fast.steps(batches):
                 optimizer.step()  # from this mini-batch's gradients
 
-        A loop that does not update in between would train on the last one alone.
+        A loop that does not update in between would train on the last one alone. Where the last logits select, each
+        is x, y and index.
         """
         group = self.settings.group
         some = list(itertools.islice(batches, group + 1))  # a whole loader would be read for nothing
@@ -107,24 +116,27 @@ class Captured:
                 f"more mini-batches were given at once than group={group}; give so many at a time, e.g."
                 f" list(itertools.islice(batches, {group})) of batches = iter(loader)"
             )
-        return self._steps([(x, y, None) for x, y in some])
+        return self._steps([(x, y, None) for x, y, *_ in some], [named[0] if named else None for _, _, *named in some])
 
     # --------------------------------------------------------------------------------------------- the way
 
-    def _steps(self, batches: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> Iterator[StepOutput]:
-        for x, y, start in batches:
-            self._check(x, y, start)
+    def _steps(
+        self, batches: Sequence[tuple[Tensor, Tensor, Tensor | None]], named: Sequence[Tensor | None]
+    ) -> Iterator[StepOutput]:
+        for (x, y, start), index in zip(batches, named, strict=True):
+            self._check(x, y, start, index)
         engine = self._find(batches[0][0]) if batches else None
         if engine is None:
-            for x, y, start in batches:
-                yield self._one_plain(x, y, start)
+            for (x, y, start), index in zip(batches, named, strict=True):
+                yield self._one_plain(x, y, start, index)
             return
         self._turn += 1
         mine, objective, looks = self._turn, self.train.objective, self._is_due(len(batches))
         if looks:
             for x, _, _ in batches:
                 check_range(x, objective.bounds)
-        groups = engine.updates([(x, y, self._opening(x) if start is None else start) for x, y, start in batches])
+        begun = [(x, y, self._opening(x) if start is None else start) for x, y, start in batches]
+        groups = engine.updates(begun, [index for index in named if index is not None] or None)
         for (_, y, _), out in zip(batches, groups, strict=True):
             if looks:
                 check_logits(out.z_prime, self.train.steps_taken)
@@ -134,9 +146,11 @@ class Captured:
             if mine != self._turn:
                 raise RuntimeError("another step was taken before these were; finish a group before the next")
 
-    def _check(self, x: Tensor, y: Tensor, start: Tensor | None) -> None:
+    def _check(self, x: Tensor, y: Tensor, start: Tensor | None, index: Tensor | None) -> None:
         """What `BulletTrain.step` refuses, before anything is drawn or captured."""
         check_batch(x, y)
+        if self.train.remembers:
+            check_index(index, y, self.train.last.examples, look=self._is_due(1))
         if torch.is_autocast_enabled(x.device.type):
             raise ValueError("autocast is on around a captured step; leave it off, and give half=True instead")
         if not torch.is_grad_enabled():
@@ -162,11 +176,11 @@ class Captured:
         every = self.train.check_every
         return bool(every) and -self.train.steps_taken % every < count
 
-    def _one_plain(self, x: Tensor, y: Tensor, start: Tensor | None) -> StepOutput:
+    def _one_plain(self, x: Tensor, y: Tensor, start: Tensor | None, index: Tensor | None) -> StepOutput:
         for parameter in self.model.parameters():
             parameter.grad = None
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half):
-            out = self.train.step(self._plain, x, y, start=start)
+            out = self.train.step(self._plain, x, y, start=start, index=index)
         out.loss.backward()  # type: ignore[no-untyped-call]
         return dataclasses.replace(out, loss=out.loss.detach())
 

@@ -19,6 +19,7 @@ from bullettrain.checks import (
     check_batch,
     check_category,
     check_count,
+    check_index,
     check_labels,
     check_logits,
     check_network,
@@ -104,9 +105,12 @@ class GroupEngine:
         self.train, self.objective, self.budget = train, train.objective, train.budget
         self.network, self.update, self.observe, self.settings, self.run = network, update, observe, settings, runner
         self.selects = self.budget.uniform_steps is None
+        self.remembers = train.remembers
         self.by_loss_logits = self.objective.selection == "train" and self.objective.has_clean_term
         half, compile = settings.half, settings.compile
-        held = isinstance(self.objective, AdversarialObjective) or (self.selects and not self.by_loss_logits)
+        held = isinstance(self.objective, AdversarialObjective) or (
+            self.selects and not self.by_loss_logits and not self.remembers
+        )
         self.still = Still(network, half=half, compile=compile) if held else None
         self.corruption: CorruptionPieces
         if isinstance(self.objective, AdversarialObjective):
@@ -143,22 +147,25 @@ class GroupEngine:
 
     # ------------------------------------------------------------------------------------------ the group
 
-    def step(self, batches: Sequence[Batch]) -> list[StepOutput]:
+    def step(self, batches: Sequence[Batch], indices: Sequence[Tensor] | None = None) -> list[StepOutput]:
         """Train on up to k mini-batches.
 
         The outputs' tensors are valid until the next group; z and z' are those of the last mini-batch only.
         """
-        return list(self.updates(batches))
+        return list(self.updates(batches, indices))
 
-    def updates(self, batches: Sequence[Batch]) -> Iterator[StepOutput]:
+    def updates(self, batches: Sequence[Batch], indices: Sequence[Tensor] | None = None) -> Iterator[StepOutput]:
         """The same one by one: what a mini-batch's update gave, before the next one's is taken.
 
         What is between two of them (a learning rate, an average of weights) is for the caller to do.
+
+        ``indices``: which examples each has, (m,), where the last logits select.
         """
         for x, y, _ in batches:
             check_batch(x, y)
         sizes = tuple(len(y) for _, y, _ in batches)
         memory = self._fill(batches, sum(sizes))
+        self._name(batches, indices)
         fresh = self.settings.fresh if len(sizes) > 1 else 0
         keeps = self.selects and self.by_loss_logits and len(sizes) == 1 and not self.settings.captured
         if keeps:  # the loss's own logits select, and are not computed again
@@ -194,16 +201,22 @@ class GroupEngine:
         """SVar, categories, order and steps of a group; the quantile is by mini-batch."""
         memory, rows = self._memory, sum(sizes)
         x, corruption = memory.x[:rows], self.corruption
-        if not self.by_loss_logits or keeps:
+        if self.remembers:
+            self._hold()
+            s, held = None, self._held_logits(x) if corruption.aims else None
+        elif not self.by_loss_logits or keeps:
             self._hold()
             held = None if keeps and not corruption.aims else self._held_logits(x)
             s = self.kept[rows].detach() if keeps else held
         else:  # as in the plain step the attack sees the statistics after these forwards
             s = self.learner.one_by_one(torch.split(x, list(sizes)), meanwhile=self._hold)
             held = self._held_logits(x) if corruption.aims else None
-        assert s is not None
-        svar = check_score(self.train.score(wide(s), memory.y[:rows]), rows)
-        category = self._separate(svar, sizes)
+        if s is None:
+            svar = self.train.last.of(memory.index[:rows])
+            category = self.train.last.careful(svar, self._separate(svar, sizes))
+        else:
+            svar = check_score(self.train.score(wide(s), memory.y[:rows]), rows)
+            category = self._separate(svar, sizes)
         order, local, counts = arrange(category, svar, sizes, self.budget, self.settings.bucket, fresh)
         memory.svar[:rows], memory.selected[:rows] = svar, category
         memory.local[:rows] = local
@@ -267,6 +280,9 @@ class GroupEngine:
         """F_R and what is remembered of an update."""
         memory, m = self._memory, len(rows)
         self.train.robust_fraction.update(z_prime, y)
+        if self.remembers:
+            assert z is not None
+            self.train.last.keep(memory.index.index_select(0, rows), check_score(self.train.score(wide(z), y), m))
         memory.loss.copy_(loss)
         memory.z_prime[..., :m, :] = z_prime
         if z is not None:
@@ -284,7 +300,8 @@ class GroupEngine:
         buffers: list[Tensor] = []
         if self.memory is not None:
             buffers = [t for t in vars(self.memory).values() if torch.is_tensor(t)] + self.corruption.tensors()
-        return [*self.network.parameters(), *self.network.buffers(), self.train.robust_fraction.live, *buffers]
+        last = [self.train.last.live] if self.remembers else []
+        return [*self.network.parameters(), *self.network.buffers(), self.train.robust_fraction.live, *last, *buffers]
 
     def _fill(self, batches: Sequence[Batch], rows: int) -> Memory:
         """The group's examples into the static buffers, which grow where they are too small."""
@@ -311,6 +328,7 @@ class GroupEngine:
             self.corruption.allocate(memory)
             self.kept.clear()
             self.train.robust_fraction.to(x.device)
+            self.train.last.to(x.device)
             if self.reset is not None:
                 self.reset()
         at = 0
@@ -319,6 +337,16 @@ class GroupEngine:
             memory.x[part], memory.y[part], memory.start[part] = x, y, start
             at += len(y)
         return memory
+
+    def _name(self, batches: Sequence[Batch], indices: Sequence[Tensor] | None) -> None:
+        """Which examples the group has, where that is wanted."""
+        if not self.remembers:
+            return
+        at, memory, examples = 0, self._memory, self.train.last.examples
+        named: Sequence[Tensor | None] = indices or [None] * len(batches)
+        for (_, y, _), index in zip(batches, named, strict=True):
+            memory.index[at : at + len(y)] = check_index(index, y, examples, look=self._looking)
+            at += len(y)
 
     def _check(self, batches: Sequence[Batch], classes: int) -> None:
         """What the plain step looks at once in a while; here it waits for the device, so only with new buffers."""
@@ -378,6 +406,6 @@ class GroupEngine:
         work = self.objective.cost.work(examples=m, steps=steps, touched=touched, selects=self.selects)
         again = m if self.selects and self.by_loss_logits and not keeps else 0
         aimed = touched if plan.fresh and self.corruption.aims else 0
-        if self.selects and self.by_loss_logits and self.corruption.aims and not steps:
+        if self.selects and (self.by_loss_logits or self.remembers) and self.corruption.aims and not steps:
             aimed += m  # the target is there before anybody knows that nobody needs it
         return Work(m, work.selection + again, work.attack + aimed, work.update)

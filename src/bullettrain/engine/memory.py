@@ -27,6 +27,7 @@ class Memory:
         self.category, self.steps, self.svar = numbers(rows), numbers(rows), numbers(rows, dtype=floating)
         self.selected = numbers(rows)  # categories before sizes were rounded
         self.step_size = numbers(rows, dtype=x.dtype)
+        self.index = numbers(rows)  # which of all examples they are, where that is asked for
         # The rows, those with the most steps first. Of each mini-batch: its examples with steps, then the others.
         self.order, self.local = numbers(rows), numbers(rows)
         # What the host reads.

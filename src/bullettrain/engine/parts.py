@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bullettrain.allocation import StepBudget
+from bullettrain.allocation import Allocation, StepBudget
 from bullettrain.augmix import ViewMaker
 from bullettrain.checks import shown
 from bullettrain.mining import RobustFraction, SeparationWithModel
@@ -34,6 +34,19 @@ def check_parts(objective: object, budget: object, score: object, separation: ob
             raise TypeError(f"the {name} is {function.__name__}; give an instance, e.g. {function.__name__}()")
         if not (callable(function) or isinstance(function, SeparationWithModel)):
             raise TypeError(f"the {name} is {shown(function)}; give a function")
+
+
+def check_last(objective: Objective, budget: Allocation, separation: object, examples: int) -> None:
+    """ValueError where examples are to be selected by their last logits, and that cannot be."""
+    if objective.selection != "last" or budget.uniform_steps is not None:
+        return
+    name = type(objective).__name__
+    if not objective.has_clean_term:
+        raise ValueError(f"selection is 'last', but the loss of {name} has no clean logits; give selection='eval'")
+    if isinstance(separation, SeparationWithModel):
+        raise ValueError("selection is 'last', but the separation looks at what logits are now; give 'eval' or 'train'")
+    if not examples:
+        raise ValueError("selection is 'last'; give examples=, how many there are, and every step index=, which it has")
 
 
 def restore_generators(generators: Mapping[str, torch.Generator], states: Mapping[str, Any]) -> None:

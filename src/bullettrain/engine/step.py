@@ -18,6 +18,7 @@ from bullettrain.checks import (
     check_batch,
     check_category,
     check_count,
+    check_index,
     check_labels,
     check_logits,
     check_logits_shape,
@@ -30,10 +31,11 @@ from bullettrain.checks import (
     check_steps,
     check_unnormalised,
 )
-from bullettrain.engine.parts import check_parts, restore_fraction, restore_generators
+from bullettrain.engine.parts import check_last, check_parts, restore_fraction, restore_generators
 from bullettrain.engine.workers import Workers
 from bullettrain.mining import (
     Category,
+    LastScores,
     RobustFraction,
     Score,
     Separation,
@@ -99,6 +101,7 @@ class BulletTrain:
         momentum: p in [0, 1) of F_R's moving average.
         score: (logits, labels) → (m,), negative where misclassified, larger where safer.
         separation: (score, F_R) → categories (m,), or an oracle that sees the network.
+        examples: how many there are, for an objective with ``selection="last"``.
         check_every: steps between the checks of values that wait for the device (input range, label range,
             NaN or infinite logits); the first step is always checked. 0: never.
     """
@@ -112,12 +115,15 @@ class BulletTrain:
         momentum: float = 0.9,
         score: Score = signed_prediction_variance,
         separation: Separation | SeparationWithModel = separate,
+        examples: int = 0,
         check_every: int = 100,
     ) -> None:
         check_parts(objective, budget, score, separation)
+        check_last(objective, budget, separation, check_count(examples, "examples"))
         self.objective = objective
         self.budget = budget
         self.robust_fraction = RobustFraction(gamma, momentum)
+        self.last = LastScores(examples)
         self.score = score
         self.separation = separation
         self._suited()  # refuses one that does not go with the objective
@@ -134,7 +140,15 @@ class BulletTrain:
         settings = ", ".join(f"{name}={brief(part)}" for name, part in parts.items())
         return f"BulletTrain({self.objective!r}, {settings})"
 
-    def step(self, model: nn.Module, x: Tensor, y: Tensor, *, start: Tensor | None = None) -> StepOutput:
+    def step(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        start: Tensor | None = None,
+        index: Tensor | None = None,
+    ) -> StepOutput:
         """Loss of one mini-batch; F_R moves on. The caller takes the gradient and the optimiser's step.
 
         Args:
@@ -143,6 +157,7 @@ class BulletTrain:
             y: (m,) int64 labels.
             start: (m, …) points that the attack starts from, to fix its noise; for AugMix (2, m, …), the
                 views themselves, or what its ``draw`` gave.
+            index: (m,) int64, which examples these are; wanted, and looked at, where the last logits select.
 
         A compiled model is best compiled in the default mode: "reduce-overhead" keeps outputs in buffers that
         the attack's forwards overwrite. With several workers compile first, then wrap.
@@ -150,17 +165,19 @@ class BulletTrain:
         check_module(model)
         check_batch(x, y)
         with self._watching(model, x, y):
-            out = self._algorithm(model, x, y, start)
+            out = self._algorithm(model, x, y, start, index)
         self.steps_taken += 1
         return out
 
-    def _algorithm(self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None) -> StepOutput:
+    def _algorithm(
+        self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None, index: Tensor | None
+    ) -> StepOutput:
         objective, workers = self.objective, Workers(model, y)
         selects = self.budget.uniform_steps is None
         if selects:
-            s = objective.selection_logits(model, x)  # h(x)
-            svar = check_score(self.score(s.detach(), y), len(y))
-            category = self._separate(model, x, y, s.detach(), svar, workers)
+            s = None if self.remembers else objective.selection_logits(model, x)  # h(x)
+            svar = self._svar(s, y, index)
+            category = self._separate(model, x, y, s, svar, workers)
         else:  # equal steps for everyone: nothing to select, no forward for it
             s, svar, category = None, None, torch.full_like(y, int(Category.BOUNDARY))
         steps = check_steps(self.budget.allocate(category, svar), len(y))
@@ -178,6 +195,8 @@ class BulletTrain:
         loss = loss if penalty is None else loss + check_loss(penalty, f"{name}.penalty")
         loss = loss * workers.loss_weight
         self.robust_fraction.update(z_prime, y, group=workers.group)  # F_R
+        if self.remembers:
+            self._remember(z, y, index, workers)
         return StepOutput(
             loss=loss,
             category=category,
@@ -189,15 +208,37 @@ class BulletTrain:
             z_prime=z_prime.detach(),
         )
 
-    def _separate(self, model: nn.Module, x: Tensor, y: Tensor, s: Tensor, svar: Tensor, workers: Workers) -> Tensor:
+    @property
+    def remembers(self) -> bool:
+        """Whether examples are selected by the logits that they had last."""
+        return self.objective.selection == "last" and self.budget.uniform_steps is None
+
+    def _svar(self, s: Tensor | None, y: Tensor, index: Tensor | None) -> Tensor:
+        """Scores (m,): of the logits ``s``, or those of the last time."""
+        if s is not None:
+            return check_score(self.score(s.detach(), y), len(y))
+        self.last.to(y.device)
+        return self.last.of(check_index(index, y, self.last.examples, look=self._looking))
+
+    def _remember(self, z: Tensor | None, y: Tensor, index: Tensor | None, workers: Workers) -> None:
+        assert z is not None
+        assert index is not None
+        score = check_score(self.score(z.detach(), y), len(y))
+        self.last.keep(workers.gather(index)[0], workers.gather(score)[0])
+
+    def _separate(
+        self, model: nn.Module, x: Tensor, y: Tensor, s: Tensor | None, svar: Tensor, workers: Workers
+    ) -> Tensor:
         F_R = self.robust_fraction.value
         separation = self._suited()
         if isinstance(separation, SeparationWithModel):
-            category = separation.bind(bare(model), x, y, s)(svar, F_R)
+            assert s is not None
+            category = separation.bind(bare(model), x, y, s.detach())(svar, F_R)
         else:
             joint, mine = workers.gather(svar)  # the quantile is over the batch of all workers
             category = separation(joint, F_R)[mine]
         category = check_category(category, len(y))
+        category = self.last.careful(svar, category) if self.remembers else category
         if self._looking:
             check_selection(svar, category, list(Category))
         return category
@@ -251,11 +292,13 @@ class BulletTrain:
             hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """F_R and the number of steps taken, as plain numbers, what the objective carries, and where generators are."""
+        """F_R and the number of steps taken, as plain numbers, what the objective carries, where generators are, and
+        the last scores, where those select."""
         return {
             "robust_fraction": self.robust_fraction.state_dict(),
             "steps_taken": self.steps_taken,
             "objective": self.objective.state_dict(),
+            **(self.last.state_dict() if self.remembers else {}),
             "generators": {name: generator.get_state() for name, generator in self._generators().items()},
         }
 
@@ -270,6 +313,8 @@ class BulletTrain:
         restore_fraction(self.robust_fraction, state["robust_fraction"])
         self.steps_taken = check_count(state["steps_taken"], "steps_taken")
         self.objective.load_state_dict(state.get("objective", {}))
+        if self.remembers and "scores" in state:
+            self.last.load_state_dict(state)
 
     def _generators(self) -> dict[str, torch.Generator]:
         """Sources of noise that are not torch's own."""

@@ -54,8 +54,11 @@ class WholeEngine:
         """Train on mini-batches, one after the other."""
         return list(self.updates(batches))
 
-    def updates(self, batches: Sequence[Batch]) -> Iterator[StepOutput]:
-        """The same one by one: what a mini-batch's update gave, before the next one's is taken."""
+    def updates(self, batches: Sequence[Batch], indices: Sequence[Tensor] | None = None) -> Iterator[StepOutput]:
+        """The same one by one: what a mini-batch's update gave, before the next one's is taken.
+
+        ``indices`` are not looked at: everyone gets the same.
+        """
         for batch in batches:
             m = len(batch[1])
             memory = self._buffers(batch)

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from bullettrain.allocation import Cost
 from bullettrain.attacks import bare
-from bullettrain.attacks.state import Mode
 from bullettrain.augmix import ViewMaker
 from bullettrain.checks import check_bounds, check_positive, described, shown
-from bullettrain.objectives.base import Objective, forward, mean_over
+from bullettrain.objectives.base import Objective, Selection, forward, mean_over
 from bullettrain.precision import wide
 
 Views = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -42,7 +41,7 @@ class AugMix(Objective):
         views: ViewMaker | Views | None = None,
         beta: float = 12.0,
         jsd: bool = True,
-        selection: Mode = "train",
+        selection: Selection = "train",
         bounds: tuple[float, float] | None = (0.0, 1.0),
         generator: torch.Generator | None = None,
     ) -> None:

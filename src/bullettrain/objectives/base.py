@@ -6,7 +6,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +31,17 @@ from bullettrain.checks import check_bounds, check_logits_shape, check_positive
 
 Adversarial = TypeVar("Adversarial", bound="AdversarialObjective")
 
+Selection = Literal["eval", "train", "last"]
+"""Which clean logits select: see :class:`Objective`."""
+
 
 class Objective(ABC):
     """The parts of one training step, in the order in which Algorithm 2 uses them.
 
     Args:
         selection: which clean logits select. "eval": of the network in eval mode. "train": the training-mode
-            logits of the loss, computed first and kept.
+            logits of the loss, computed first and kept. "last": those that the loss had of the example when it was
+            last trained on, mostly an epoch ago: nothing is computed, and steps are told which examples they see.
     """
 
     eps: float = 1.0
@@ -47,8 +51,10 @@ class Objective(ABC):
     copies = 1
     """Corrupted copies of an example that a step makes: AugMix makes two views."""
 
-    def __init__(self, selection: Mode) -> None:
-        self.selection: Mode = check_mode(selection, "selection")
+    def __init__(self, selection: Selection) -> None:
+        if selection not in get_args(Selection):
+            raise ValueError(f"selection is {selection!r}; logits that select are of 'eval' or 'train' mode, or 'last'")
+        self.selection: Selection = selection
 
     __repr__ = one_line
 
@@ -66,7 +72,7 @@ class Objective(ABC):
         """s (m, K) = h(x), which select; with their graph where they are the loss's own."""
         if self.selection == "train" and self.has_clean_term:
             return forward(model, x)
-        return self._logits_held(model, x, self.selection)
+        return self._logits_held(model, x, "train" if self.selection == "train" else "eval")
 
     @abstractmethod
     def corrupt(
@@ -166,7 +172,7 @@ class AdversarialObjective(Objective):
 
     attack_loss: str | AttackLoss = "ce"
     random_start: RandomStart = "normal"
-    own_selection: Mode = "eval"
+    own_selection: Selection = "eval"
 
     def __init__(
         self,
@@ -175,7 +181,7 @@ class AdversarialObjective(Objective):
         norm: str | Norm = "linf",
         bounds: tuple[float, float] | None = (0.0, 1.0),
         attack_mode: Mode = "eval",
-        selection: Mode | None = None,
+        selection: Selection | None = None,
         generator: torch.Generator | None = None,
         attack: Attack = Attack(),  # noqa: B008 (frozen)
     ) -> None:
@@ -284,7 +290,7 @@ class RegularizedObjective(AdversarialObjective):
         norm: str | Norm = "linf",
         bounds: tuple[float, float] | None = (0.0, 1.0),
         attack_mode: Mode = "eval",
-        selection: Mode | None = None,
+        selection: Selection | None = None,
         generator: torch.Generator | None = None,
         attack: Attack = Attack(),  # noqa: B008 (frozen)
     ) -> None:

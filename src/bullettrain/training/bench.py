@@ -103,6 +103,12 @@ def bench(
             raise ConfigError(f"there is no engine {engine!r}{instead(engine, ENGINES)}")
     with tempfile.TemporaryDirectory() as folder:
         make = _maker(config, place, data, Path(folder))
+        epoch = len(data[0]) // config.training.batch_size
+        if config.method.selection == "last" and shares is None and (train_steps < epoch or checkpoint is not None):
+            raise ConfigError(
+                "selection=last knows of an example when it has been trained on: give --shares, or an epoch of"
+                f" training first, --train-steps {epoch}"
+            )
         if checkpoint is not None:
             train_steps = min(train_steps, 30)  # F_R still has to find its level
         state = _trained(make, train_steps, checkpoint, say)
@@ -189,7 +195,8 @@ def _trained(
                 less = "--train-steps, --steps and --repeats make it shorter"
                 say(f"that is some {duration(took * steps)}, and the timing comes after it: {less}")
     weights = {key: value.clone() for key, value in trainer.network.state_dict().items()}
-    return {"weights": weights, "robust_fraction": trainer.engine.robust_fraction.state_dict()}
+    last = trainer.engine.last.state_dict()
+    return {"weights": weights, "robust_fraction": trainer.engine.robust_fraction.state_dict(), "last": last}
 
 
 def _units(trainer: Trainer) -> Iterator[list[Batch]]:
@@ -204,12 +211,12 @@ def _units(trainer: Trainer) -> Iterator[list[Batch]]:
         for index, (x, y) in enumerate(trainer.loader.epoch(epoch)):
             if index == full // size * size:
                 break
-            unit.append((x, y, trainer.starts(x, trainer.at.epoch, index)))
+            unit.append((x, y, trainer.starts(x, epoch, index)))
             if len(unit) == size:
                 yield unit
                 unit = []
         epoch += 1
-        trainer.at.index = 0
+        trainer.at.epoch, trainer.at.index = epoch, 0
 
 
 class Timed:
@@ -281,6 +288,7 @@ class _Case(Timed):
         trainer = make(engine, method)
         trainer.network.load_state_dict(state["weights"])
         trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
+        trainer.engine.last.load_state_dict(state["last"])
         super().__init__(trainer, shares, steps)
         self.memory = _memory(peak=True) - before
 

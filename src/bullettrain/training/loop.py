@@ -67,7 +67,7 @@ class Trainer:
         self.network = network.to(place.device)
         if training.channels_last:
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.engine = config.method.engine()
+        self.engine = config.method.engine(examples=len(self.train_set))
         if keep_going:
             self.engine.check_every = 0  # what it would refuse is only to be warned of
         self.selects = self.engine.budget.uniform_steps is None
@@ -178,7 +178,10 @@ class Trainer:
         """A unit of mini-batches, and the updates that come of it; what the last one gave."""
         at, first = self.at, self.at.step
         joint = [self.loader.joint_size(at.index + i) for i in range(len(unit))]
-        out = self.stepper.take(unit, lambda i: self._rate(first + i), joint)
+        named = (
+            [self.loader.indices(at.epoch, at.index + i) for i in range(len(unit))] if self.engine.remembers else None
+        )
+        out = self.stepper.take(unit, lambda i: self._rate(first + i), joint, named)
         for _ in unit:
             at.step, at.index = at.step + 1, at.index + 1
             self.display.tick(at.epoch)

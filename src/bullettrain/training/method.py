@@ -47,8 +47,8 @@ class MethodConfig:
     gamma: float = 0.8
     momentum: float = 0.9
     """Of the moving average F_R."""
-    selection: Literal["eval", "train"] | None = None
-    """Mode of the network whose clean logits select; None: the objective's own."""
+    selection: Literal["eval", "train", "last"] | None = None
+    """Mode of the network whose clean logits select; last: those of the epoch before. None: the objective's own."""
     score: Literal["svar", "cross-entropy", "margin", "gradient-norm", "random"] = "svar"
     separation: Literal["quantile", "oracle"] = "quantile"
     """oracle: the true classes by ten PGD steps, for studies."""
@@ -157,8 +157,8 @@ class MethodConfig:
         """What AugMix views are made of."""
         return ViewMaker(self.severity, self.width, self.depth, self.all_ops)
 
-    def engine(self) -> bt.BulletTrain:
-        """The training step."""
+    def engine(self, examples: int = 1) -> bt.BulletTrain:
+        """The training step, for so many examples."""
         oracle = bt.OracleSeparation(eps=self.eps, norm=self.norm) if self.separation == "oracle" else None
         return bt.BulletTrain(
             self.make_objective(),
@@ -167,4 +167,5 @@ class MethodConfig:
             momentum=self.momentum,
             score=SCORES[self.score],
             separation=oracle or bt.separate,
+            examples=examples,
         )

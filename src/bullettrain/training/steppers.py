@@ -43,10 +43,16 @@ class Stepper(Protocol):
         """The optimiser's and the average's state were loaded."""
         ...
 
-    def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
+    def take(
+        self,
+        batches: list[Batch],
+        rate: Callable[[int], float],
+        joint: list[int],
+        indices: list[Tensor] | None = None,
+    ) -> StepOutput:
         """Train on up to ``unit`` mini-batches, the i-th at ``rate(i)``; returns the last one's output.
 
-        ``joint`` are their sizes over all processes.
+        ``joint`` are their sizes over all processes, ``indices`` the examples of each, where last logits select.
         """
         ...
 
@@ -79,7 +85,7 @@ class PlainStepper:
         """One step, on a copy; compiled, also on part of a mini-batch."""
         devices = [self.place.device] if self.place.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            network, engine = copy.deepcopy(self.network), self.config.method.engine()
+            network, engine = copy.deepcopy(self.network), self.config.method.engine(examples=self.engine.last.examples)
             engine.check_every = self.engine.check_every
             if self.config.training.compile:
                 torch.compiler.reset()  # so that of two runs in a row both pay, and neither on the clock
@@ -88,21 +94,28 @@ class PlainStepper:
             x, y = next(iter(batches))
             for part in (x, x[: max(2, len(x) // 2)]) if self.config.training.compile else (x,):
                 with self._precision():
-                    out = engine.step(model, part, y[: len(part)])
+                    out = engine.step(model, part, y[: len(part)], index=torch.arange(len(part), device=y.device))
                 out.loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     def loaded(self) -> None:
         """Nothing here depends on where that state lies."""
 
-    def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
+    def take(
+        self,
+        batches: list[Batch],
+        rate: Callable[[int], float],
+        joint: list[int],
+        indices: list[Tensor] | None = None,
+    ) -> StepOutput:
         """One update of the weights from all of ``batches``."""
         for index, (x, y, start) in enumerate(batches):
             last = index + 1 == len(batches)
             waits = isinstance(self.model, nn.parallel.DistributedDataParallel) and not last
             with self.model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
                 with self._precision():
-                    out = self.engine.step(self.model, x, y, start=start)
+                    named = None if indices is None else indices[index]
+                    out = self.engine.step(self.model, x, y, start=start, index=named)
                 (out.loss / len(batches)).backward()  # type: ignore[no-untyped-call]
             self.tally.add(out, y, joint[index] / self.place.world)
             self.tally.passes += out.work.total
@@ -173,10 +186,16 @@ class StaticStepper:
         if self.graphs is not None:
             self.graphs.reset()
 
-    def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
+    def take(
+        self,
+        batches: list[Batch],
+        rate: Callable[[int], float],
+        joint: list[int],
+        indices: list[Tensor] | None = None,
+    ) -> StepOutput:
         """One attack on all of ``batches``, then one update from each."""
         set_rate(self.optimizer, rate(0))
-        for index, out in enumerate(self.engine.updates(batches), start=1):
+        for index, out in enumerate(self.engine.updates(batches, indices), start=1):
             average = self.average
             if average is not None:
                 self.engine.run("average", lambda average=average: average.move(self.network))  # type: ignore[misc]
