@@ -232,6 +232,7 @@ class Timed:
         self.trainer, self.device, stepper = trainer, trainer.place.device, trainer.stepper
         if shares is not None:
             trainer.engine.separation = Imposed(shares)
+            trainer.engine.last.live.fill_(0.1)  # as if all had been seen: who has not is boundary, whatever is imposed
         # Timing must not change the state much.
         trainer._rate = lambda step: 1e-6  # type: ignore[method-assign]
         self.units, self.turns = _units(trainer), max(1, steps // stepper.unit)
