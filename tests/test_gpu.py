@@ -180,7 +180,8 @@ def test_captured_augmix_steps_are_the_plain_ones(budget, selection, compile):
         (out,) = engine.step([(x, y, draws)], [index])
         assert torch.equal(out.category, expected.category)
         assert out.loss.item() == pytest.approx(expected.loss.item(), rel=1e-9), step
-    assert torch.allclose(train.last.live, plain.last.live, atol=1e-7)
+    if train.remembers:
+        assert torch.allclose(train.last.live, plain.last.live, atol=1e-7)
     assert graphs.reason is None
     for (key, a), b in zip(net.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert torch.allclose(a, b, atol=1e-9), key
