@@ -15,6 +15,7 @@ NETWORKS = {"preact-resnet-18": "PreActResNet-18", "wrn-34-10": "WRN-34-10", "sm
 NETWORKS |= {"wrn-40-2": "WRN-40-2"}
 DATA = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 OBJECTIVES = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
+SELECTIONS = {"eval": ", selected in eval mode", "last": ", by last logits"}
 ENGINES = {"eager": "plain (eager)", "graphs": "graphs", "compile": "compile + graphs"}
 
 
@@ -43,7 +44,7 @@ def line(result: dict[str, Any], engine: str, baseline: dict[str, Any], mined: d
     cells = [
         NETWORKS.get(config["network"]["name"], config["network"]["name"]),
         DATA.get(config["data"]["name"], config["data"]["name"]),
-        OBJECTIVES[config["method"]["objective"]],
+        OBJECTIVES[config["method"]["objective"]] + SELECTIONS.get(config["method"].get("selection"), ""),
         f"[{ENGINES[engine]}](results/bench/{name})",
         str(config["training"]["attack_group"] if engine != "eager" else 1),
         f"{baseline['epoch_seconds']:.2f}",

@@ -81,7 +81,7 @@ def test_the_papers_settings():
     assert (augmix.schedule.name, augmix.schedule.final, augmix.network.mean) == ("cosine", 1e-6, (0.5, 0.5, 0.5))
     assert (augmix.method.severity, augmix.method.width, augmix.method.depth) == (3, 3, -1)
     assert (augmix.method.boundary, augmix.method.robust, augmix.method.outlier, augmix.method.jsd) == (1, 0, 0, True)
-    assert augmix.method.gamma == 0.65
+    assert (augmix.method.gamma, recipe("cifar10-augmix").method.gamma) == (0.5, 0.65)
     assert recipe("cifar100-augmix-short").differences(augmix).keys() == {"recipe", "training.epochs"}
     mnist = recipe("mnist-pgd")
     assert (mnist.method.eps, mnist.method.boundary, mnist.method.scale) == (0.3, 7, 1.7)

@@ -231,6 +231,18 @@ def test_corruptions_are_shown_by_kind_and_by_severity():
         assert not right.get_legend().get_window_extent().overlaps(left.bbox)
 
 
+def test_every_row_of_corruptions_is_in_the_legend():
+    names = ["augmix-100", "no-jsd-100", "bt-100", "bt-views-100"]
+    runs = [corrupted(name, {"fog": [50.0 + n] * 5}) for n, name in enumerate(names)]
+    with printed():
+        (picture,) = figures.draw(Results(STUDIES["table-augmix"], SHORT, {run.name: run for run in runs}))
+        left, right = picture.figure.axes
+        shown = [text.get_text() for text in right.get_legend().get_texts()]
+        assert shown == ["AugMix", "AugMix − JSD", "AugMix + BT", "AugMix + BT, images as views"]
+        picture.figure.draw_without_rendering()
+        assert not right.get_legend().get_window_extent().overlaps(left.bbox)
+
+
 @pytest.mark.parametrize(
     ("theirs", "shown"), [({"fog": [50.0] * 5}, ["fog"]), ({"frost": [50.0] * 5}, None), ({}, None)]
 )

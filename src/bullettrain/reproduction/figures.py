@@ -248,13 +248,13 @@ def _draw_corrupted(results: Results, names: list[str], grid: dict[str, Floats])
         start = [] if clean is None else [clean.mean]
         course = [*start, *shares.mean(axis=0)]
         (line,) = right.plot(range(1 - len(start), SEVERITIES + 1), course, linewidth=1.4, **look)
-        drawn[results.rows[row].title.partition(",")[0]] = line
+        drawn[results.rows[row].title.rpartition(",")[0]] = line  # all but the data's name
     left.set_yticks(at, [name.replace("_", " ") for name in names])
     left.set(xlabel="accuracy, mean of five severities, %")
     _upright(left)
     right.set(xlabel="severity (0: clean)", ylabel=f"accuracy, mean of {len(names)} corruptions, %")
     right.set_xticks(range(SEVERITIES + 1))
-    legend(right, drawn, columns=3)
+    legend(right, drawn, columns=3 if len(drawn) < 4 else 2)
     return figure
 
 

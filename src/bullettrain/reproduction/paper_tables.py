@@ -145,7 +145,7 @@ AUGMIX = {"10": (88.8, 86.9, 88.8, 35, 1.82 / 1.08), "100": (64.0, 60.2, 63.6, 3
 
 
 def augmix(scale: Scale) -> tuple[Row, ...]:
-    """The six cells of the AugMix table, a row each."""
+    """The six cells of the AugMix table, a row each, and two of ours."""
     rows: list[Row] = []
     for part, (full, no_jsd, mined, boundary, wall) in AUGMIX.items():
         family, plain, on = f"augmix{part}", f"augmix-{part}", f"CIFAR-{part}"
@@ -165,6 +165,13 @@ def augmix(scale: Scale) -> tuple[Row, ...]:
                 family,
                 baseline=plain,
                 paper={"corruptions": mined, "boundary": boundary, "theoretical": 1.8, "wall": wall},
+            ),
+            Row(
+                f"bt-views-{part}",
+                f"AugMix + BT, images as views, {on}",
+                family,
+                ("data.views=true",),
+                baseline=plain,
             ),
         ]
     return tuple(rows)

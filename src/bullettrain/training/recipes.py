@@ -21,6 +21,8 @@ from bullettrain.training.settings import ConfigError
 AUGMIX = MethodConfig("augmix", beta=12.0, boundary=1, robust=0, gamma=0.65)
 """The paper does not say γ. With 0.65 views are made for 36 % of CIFAR-10's examples, as in its table, and for 33 % of
 the digits; with 0.8 for 24 and 21 %, and on CIFAR-10 less of AugMix's robustness is kept."""
+AUGMIX_100 = dataclasses.replace(AUGMIX, gamma=0.5)
+"""On CIFAR-100, where more are misclassified, 0.65 makes views for 28 % in 20 epochs, 0.5 for 35 (the paper: 36)."""
 
 
 def digits() -> Config:
@@ -118,13 +120,13 @@ def cifar10_mart_short() -> Config:
     return _cifar10_short("cifar10-mart-short", MethodConfig("mart", beta=5.0))
 
 
-def _augmix(recipe: str, data: str, epochs: int) -> Config:
+def _augmix(recipe: str, data: str, epochs: int, method: MethodConfig = AUGMIX) -> Config:
     half = (0.5, 0.5, 0.5)
     return Config(
         recipe=recipe,
         data=DataConfig(data, crop=4, flip=True),
         network=NetworkConfig("wrn-40-2", mean=half, std=half),
-        method=AUGMIX,
+        method=method,
         optimizer=OptimizerConfig("sgd", lr=0.1, nesterov=True, weight_decay=5e-4),
         schedule=ScheduleConfig("cosine", final=1e-6),
         training=TrainingConfig(epochs=epochs, precision="auto", channels_last=True),
@@ -138,7 +140,7 @@ def cifar10_augmix() -> Config:
 
 def cifar100_augmix() -> Config:
     """The paper's AugMix on CIFAR-100: WRN-40-2, 100 epochs, views for boundary examples alone."""
-    return _augmix("cifar100-augmix", "cifar100", 100)
+    return _augmix("cifar100-augmix", "cifar100", 100, AUGMIX_100)
 
 
 def cifar10_augmix_short() -> Config:
@@ -148,7 +150,7 @@ def cifar10_augmix_short() -> Config:
 
 def cifar100_augmix_short() -> Config:
     """AugMix on CIFAR-100 in a fifth of the time: WRN-40-2, 20 epochs."""
-    return _augmix("cifar100-augmix-short", "cifar100", 20)
+    return _augmix("cifar100-augmix-short", "cifar100", 20, AUGMIX_100)
 
 
 RECIPES: dict[str, Callable[[], Config]] = {
