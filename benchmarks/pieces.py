@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from bullettrain.engine.corruption import AttackPieces
 from bullettrain.engine.group import GroupEngine
 from bullettrain.training import recipe
-from bullettrain.training.bench import Imposed, _maker, _units
+from bullettrain.training.bench import _maker, _units, impose
 from bullettrain.training.setup import Place, load_data
 from bullettrain.training.steppers import StaticStepper
 
@@ -47,7 +47,7 @@ def main() -> None:
     data = load_data(config, options.data_dir)
     with tempfile.TemporaryDirectory() as folder:
         trainer = _maker(config, place, data, Path(folder))("compile", options.method)
-        trainer.engine.separation = Imposed((0.18, 0.28, 0.54))
+        impose(trainer.engine, (0.18, 0.28, 0.54))
         units = _units(trainer)
         for _ in range(6):
             trainer._take(next(units))

@@ -3,17 +3,19 @@
 import importlib
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from bullettrain.commands import app
-from bullettrain.mining import Category
+from bullettrain.mining import Category, LastScores
 from bullettrain.training import ConfigError, recipe
 from bullettrain.training.bench import HEADINGS, Imposed, bench, markdown
 from bullettrain.training.folder import RunError
 from bullettrain.training.setup import Place, load_data
+from bullettrain.training.steppers import PlainStepper
 
 CPU = Place(torch.device("cpu"))
 
@@ -106,13 +108,36 @@ def test_shares_that_cannot_be(shares):
 def test_last_logits_are_known_after_an_epoch(tmp_path):
     small = [f"--set={setting}" for setting in ("selection=last", "data.train_size=200", "data.validation=0")]
     words = ["bench", "digits-augmix", *small, "--steps=1", "--repeats=1", f"--out={tmp_path / 'figures.json'}"]
-    with pytest.raises(ConfigError, match="give --shares, or an epoch of training first, --train-steps 1"):
+    with pytest.raises(ConfigError, match="give --shares, or two epochs of training first, --train-steps 2"):
         raise CliRunner().invoke(app, [*words, "--train-steps=0"]).exception
     done = CliRunner().invoke(app, [*words, "--train-steps=4"])
     assert done.exit_code == 0, done.output
     _, mined = json.loads((tmp_path / "figures.json").read_text())["rows"]
-    assert mined["boundary"] < 1  # of the trained state's own scores
     assert mined["work"] == pytest.approx(3 + 6 * mined["boundary"])
+
+
+def test_cases_begin_with_the_trained_states_scores_and_go_on_with_the_right_examples(monkeypatch):
+    settings = ["selection=last", "data.train_size=200", "data.validation=0", "training.batch_size=40"]
+    config = recipe("digits-augmix").with_settings(settings)
+    data, begun = load_data(config, None), []
+    load, take = LastScores.load_state_dict, PlainStepper.take
+
+    def loaded(last, state):
+        load(last, state)
+        begun.append(bool(last.live.all()))
+
+    def taken(stepper, batches, rate, joint, indices=None):
+        for (_, y, _), index in zip(batches, indices or [], strict=indices is not None):
+            assert torch.equal(data[0].labels[index], y)
+        return take(stepper, batches, rate, joint, indices)
+
+    monkeypatch.setattr(LastScores, "load_state_dict", loaded)
+    monkeypatch.setattr(PlainStepper, "take", taken)
+    options = {"engines": ["eager"], "train_steps": 10, "steps": 2, "repeats": 2, "say": lambda line: None}
+    bench(config, CPU, data, **options)
+    assert begun == [True, True]
+    with pytest.raises(ConfigError, match="weights alone do not say that: give --shares, or leave --checkpoint out"):
+        bench(config, CPU, data, **options, checkpoint=Path("x"))
 
 
 def test_the_command_writes_json_and_markdown(tmp_path):

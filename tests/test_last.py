@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 import bullettrain as bt
 from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.data import ImageSet, Loader
+from bullettrain.engine import captured
 from bullettrain.engine.graphed import materialize, optimizer_tensors
 from bullettrain.engine.group import GroupEngine, GroupSettings
 from bullettrain.mining import LastScores
+from bullettrain.training.collapse import CollapseError
+from bullettrain.training.folder import RunFolder
+from bullettrain.training.loop import Trainer
+from bullettrain.training.setup import load_data
 from conftest import batch, norm_net, tiny_net
 from emulated import Emulated
+from short_runs import CPU, small
 
 OBJECTIVES = {"trades": bt.TRADES, "mart": bt.MART}
 N = 20
@@ -62,11 +68,17 @@ def test_who_has_not_been_seen_is_on_the_boundary(scores, F_R, seed):
     svar = last.of(index)
     assert torch.equal(svar, torch.tensor(scores))
     assert not last.of(torch.arange(30)[~torch.isin(torch.arange(30), index)]).any()  # nobody else's has changed
-    plain = bt.separate(svar, F_R)
-    category = last.careful(svar, plain)
+    category = last.careful(bt.separate)(svar, F_R)
     new = (svar == 0) & ~torch.signbit(svar)
     assert (category[new] == Category.BOUNDARY).all()
-    assert torch.equal(category[~new], plain[~new])
+    # Of the others none is robust that would not be by themselves.
+    alone = bt.separate(svar[~new], F_R) if (~new).any() else category[~new]
+    assert (category[~new][alone != Category.ROBUST] == alone[alone != Category.ROBUST]).all()
+    assert ((category[~new] == Category.OUTLIER) == torch.signbit(svar[~new])).all()
+    if not new.any():
+        assert torch.equal(category, bt.separate(svar, F_R))
+    several = last.careful(bt.separate)(torch.stack([svar, svar.flip(0)]), F_R)  # each by itself
+    assert torch.equal(several, torch.stack([category, category.flip(0)]))
 
 
 @pytest.mark.parametrize("name", ["trades", "mart", "augmix"])
@@ -80,7 +92,8 @@ def test_a_step_selects_by_the_loss_logits_of_the_last_visit(name):
         out = train.step(net, x[index], y[index], start=drawn(train, x[index], turn), index=index)
         assert torch.equal(out.svar, remembered[index])
         new = torch.tensor([int(i) not in seen for i in index])
-        assert torch.equal(out.category, torch.where(new, int(Category.BOUNDARY), bt.separate(out.svar, F_R)))
+        safe = torch.where(new, out.svar.max(), out.svar)
+        assert torch.equal(out.category, torch.where(new, int(Category.BOUNDARY), bt.separate(safe, F_R)))
         assert out.work.selection == 0
         remembered[index] = bt.signed_prediction_variance(out.z, y[index]).float()
         seen |= set(index.tolist())
@@ -223,8 +236,34 @@ def test_in_a_loop_of_ones_own(group):
                 outs.append(out)
     assert all((out.category == Category.BOUNDARY).all() for out in outs[:2])
     assert (outs[-1].svar != 0).all()
+    with pytest.raises(ValueError, match="a mini-batch is x, y and index here; one with 2 parts was given"):
+        list(fast.steps([(x, y)]))
     with pytest.raises(ValueError, match="index is missing"):
-        list(fast.steps([(x, y)])) if group > 1 else fast.step(x, y)
+        fast.step(x, y)
+    plain = bt.Captured(BulletTrain(bt.TRADES(), budget=StepBudget(3, 1)), net, group=2, say=lambda line: None)
+    with pytest.raises(ValueError, match="a mini-batch is x and y here; one with 3 parts was given"):
+        list(plain.steps([(x, y, x)]))
+
+
+def test_scores_of_other_examples_are_the_ones_that_move(monkeypatch):
+    """Captured, as if on a GPU: a new table, or one that has been elsewhere meanwhile, is not the one recorded."""
+    monkeypatch.setattr(captured, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(captured, "Graphs", lambda state, say: Emulated(state))
+    net = norm_net().double()
+    x, y = examples(net)
+    train = make("mart")
+    net, x = net.float(), x.float()
+    fast, index = bt.Captured(train, net, say=print), torch.arange(N)
+    for _ in range(2):
+        fast.step(x, y, index=index)
+    old = train.last.live
+    for fresh in (LastScores(N), LastScores(2 * N)):
+        train.last = fresh
+        first, second = (fast.step(x, y, index=index) for _ in range(2))
+        assert (first.category == Category.BOUNDARY).all()
+        assert torch.allclose(second.svar, bt.signed_prediction_variance(first.z, y).float(), atol=1e-6)
+        assert fresh.live.any()
+        assert fresh.live is not old
 
 
 # ------------------------------------------------------------------------------------------- who they are
@@ -251,8 +290,100 @@ def test_a_state_goes_on_with_its_scores_and_refuses_others():
     other.load_state_dict(train.state_dict())
     assert torch.equal(other.last.live, train.last.live)
     assert "scores" not in BulletTrain(bt.AugMix(), budget=StepBudget(1, 0)).state_dict()
-    with pytest.raises(ValueError, match="scores of 20 examples; there are 7 here"):
-        make("augmix", examples=7).load_state_dict(train.state_dict())
+    few = make("augmix", examples=7)
+    before = few.state_dict()
+    for scores, message in ((train.last.live, "scores of 20 examples; there are 7 here"), ([1, 2], "no row of num")):
+        with pytest.raises(ValueError, match=message):
+            few.load_state_dict({**train.state_dict(), "scores": scores})
+        assert str(few.state_dict()) == str(before)  # nothing was changed
+    old = {name: value for name, value in train.state_dict().items() if name != "scores"}
+    with pytest.warns(UserWarning, match="no last scores: until they are trained on again all are on the boundary"):
+        other.load_state_dict(old)
+    assert not other.last.live.any()
+
+
+def test_a_forward_that_overflowed_leaves_its_examples_on_the_boundary_and_the_others_alone():
+    net = norm_net().double()
+    x, y = examples(net)
+    train = make("augmix", check_every=0)
+    index = torch.arange(N)
+    broken = net.register_forward_hook(lambda module, args, out: out.index_fill(0, torch.arange(4), torch.nan))
+    train.step(net, x, y, index=index)
+    broken.remove()
+    assert torch.equal(train.last.live == 0, index < 4)
+    train.robust_fraction.load_state_dict({"value": 0.4, "gamma": 0.8, "momentum": 0.9})
+    out = train.step(net, x, y, index=index)
+    assert (out.category[:4] == Category.BOUNDARY).all()
+    assert (out.category[4:] == Category.ROBUST).any()
+
+
+def test_a_score_that_is_no_number_is_said_before_it_is_remembered():
+    net = norm_net().double()
+    x, y = examples(net)
+    train = make("augmix", score=lambda z, y: z[:, 0] * torch.nan)
+    with pytest.raises(ValueError, match="the score returned NaN"):
+        train.step(net, x, y, index=torch.arange(N))
+    group = GroupEngine(train, net, lambda: None)
+    with pytest.raises(ValueError, match="the score returned NaN"):
+        group.step([(x, y, drawn(train, x, 0))], [torch.arange(N)])
+
+
+@pytest.mark.parametrize("budget", [StepBudget(1, 0), StepBudget.uniform(1)])
+def test_settings_that_change_later_are_refused_as_well(budget):
+    net = norm_net().double()
+    x, y = examples(net)
+    train = BulletTrain(bt.AugMix(selection="train" if budget.uniform_steps is None else "last"), budget=budget)
+    train.step(net, x, y)
+    train.objective.selection, train.budget = "last", StepBudget(1, 0)
+    with pytest.raises(ValueError, match="give examples="):
+        train.step(net, x, y, index=torch.arange(N))
+    with pytest.raises(ValueError, match="give examples="):
+        GroupEngine(train, net, lambda: None)
+
+
+# -------------------------------------------------------------------------------------------------- in a run
+
+
+@pytest.mark.parametrize(
+    "settings_",
+    [(), ("accumulate=2",), ("replays=2",), ("attack_group=2",), ("replays=2", "attack_group=3"), ("clean=0.4",)],
+)
+def test_a_run_names_the_examples_it_trains_on(tmp_path, settings_):
+    config = small("selection=last", *settings_)
+    trainer = Trainer(config, RunFolder(tmp_path), CPU, load_data(config, None))
+    take, seen = trainer.stepper.take, []
+
+    def watched(unit, rate, joint, indices):
+        for (_, y, _), index in zip(unit, indices, strict=True):
+            assert torch.equal(trainer.loader.data.labels[index], y)
+            seen.append(index)
+        return take(unit, rate, joint, indices)
+
+    trainer.stepper.take = watched
+    assert trainer.run() == "finished"
+    assert len(seen) == trainer.batches * config.training.epochs
+    assert len({tuple(index.tolist()) for index in seen}) > len(seen) // 3  # not the same ones over and over
+    assert trainer.engine.last.live.all()
+
+
+def test_a_run_says_what_is_hardly_wanted():
+    assert small("selection=last").doubts() == []
+    (once,) = small("selection=last", "epochs=1").doubts()
+    assert "knows nobody in the first epoch" in once
+    (other,) = small("selection=last", "data.views=true").doubts()
+    assert "of another view" in other
+
+
+def test_a_network_that_gets_everything_wrong_is_noticed_in_the_first_epoch(tmp_path):
+    config = small("selection=last", "log_every=2", "optimizer.lr=1e-30", "probe=0", "epochs=2")
+    config = config.with_settings(["data.train_size=1400", "data.validation=60"])
+    trainer = Trainer(config, RunFolder(tmp_path), CPU, load_data(config, None))
+    data = trainer.loader.data
+    trainer.loader.data = ImageSet(data.images, torch.zeros_like(data.labels), data.classes)
+    trainer.network.register_forward_hook(lambda module, args, out: out - 20 * torch.eye(10)[0])
+    with pytest.raises(CollapseError, match="predicts nothing right"):
+        trainer.run()
+    assert trainer.at.epoch == 0
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,10 @@ def check_positive(value: float, name: str) -> float:
 def check_count(value: int, name: str) -> int:
     """``value`` as an integer of at least 0; 3.0 is refused like 2.5, since it hides a mistake."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is {shown(value)}; steps are whole numbers (an int)")
+        raise TypeError(f"{name} is {shown(value)}; it has to be a whole number (an int)")
     value = value.__index__()
     if value < 0:
-        raise ValueError(f"{name} is {value}; steps cannot be negative")
+        raise ValueError(f"{name} is {value}; it cannot be negative")
     return value
 
 
@@ -110,10 +110,15 @@ def check_index(index: Tensor | None, y: Tensor, examples: int, *, look: bool) -
     return index
 
 
+def check_known(score: Tensor) -> None:
+    """No NaN among scores; waits for the device."""
+    if torch.isnan(score).any():
+        raise ValueError("the score returned NaN, which says nothing about an example; look at the score")
+
+
 def check_selection(svar: Tensor, category: Tensor, known: Sequence[int]) -> None:
     """No NaN among scores, and no category but the ``known`` ones; waits for the device."""
-    if torch.isnan(svar).any():
-        raise ValueError("the score returned NaN, which says nothing about an example; look at the score")
+    check_known(svar)
     low, high = (int(v) for v in torch.aminmax(category))
     if low < min(known) or high > max(known):
         raise ValueError(

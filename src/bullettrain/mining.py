@@ -145,7 +145,7 @@ class LastScores:
     One that has not been trained on yet has 0: it lies on the boundary, and counts as such.
 
     Args:
-        examples: how many there are; steps name them by 0 to ``examples`` − 1.
+        examples: how many there are; steps name them by 0 to ``examples`` − 1, each at most once a batch.
     """
 
     def __init__(self, examples: int) -> None:
@@ -167,23 +167,38 @@ class LastScores:
         return self.live.index_select(0, index)
 
     def keep(self, index: Tensor, score: Tensor) -> None:
-        """``score`` (m,) is what the examples ``index`` (m,) have from now on."""
-        self.live.index_copy_(0, index, score.to(self.live.dtype))
+        """``score`` (m,) is what the examples ``index`` (m,) have from now on; NaN, of a forward that overflowed: 0."""
+        self.live.index_copy_(0, index, score.to(self.live.dtype).nan_to_num(nan=0.0))
 
     @staticmethod
-    def careful(svar: Tensor, category: Tensor) -> Tensor:
-        """``category`` (m,), with those on the boundary that nothing is known of."""
-        return torch.where((svar == 0) & ~torch.signbit(svar), int(Category.BOUNDARY), category)
+    def careful(separation: Separation) -> Separation:
+        """The same rule, with those on the boundary that nothing is known of.
+
+        In the quantile they count as the safest of their batch, so that they make none of the others robust.
+        """
+
+        def separated(svar: Tensor, robust_fraction: Tensor) -> Tensor:
+            new = (svar == 0) & ~torch.signbit(svar)
+            category = separation(torch.where(new, svar.amax(dim=-1, keepdim=True), svar), robust_fraction)
+            return torch.where(new, int(Category.BOUNDARY), category) if torch.is_tensor(category) else category
+
+        return separated
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of the scores."""
-        return {"scores": self.live.clone()}
+        """A copy of the scores, on the host."""
+        return {"scores": self.live.to("cpu", copy=True)}
+
+    def fits(self, scores: object) -> Tensor:
+        """``scores``, if they can be loaded."""
+        if not torch.is_tensor(scores) or scores.ndim != 1:
+            raise ValueError("the state's scores are no row of numbers; give what state_dict() returned")
+        if len(scores) != self.examples:
+            raise ValueError(f"the state has scores of {len(scores)} examples; there are {self.examples} here")
+        return scores
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from :meth:`state_dict`."""
-        if len(state["scores"]) != self.examples:
-            raise ValueError(f"the state has scores of {len(state['scores'])} examples; there are {self.examples} here")
-        self.live.copy_(state["scores"])
+        self.live.copy_(self.fits(state["scores"]))
 
 
 # ----------------------------------------------------------------------------------------------- F_R

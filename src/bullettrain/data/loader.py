@@ -65,7 +65,7 @@ class Loader:
         self.batch_size, self.seed, self.augment, self.views = batch_size, seed, augment, views
         self.shuffle, self.drop_last, self.rank, self.world = shuffle, drop_last, rank, world
         self.dtype, self.channels_last, self.replays = dtype, channels_last, replays
-        self._drawn: tuple[int, Tensor] | None = None
+        self._drawn: tuple[int, int, Tensor] | None = None
 
     def __len__(self) -> int:
         """Batches an epoch, replays included, the same for every rank."""
@@ -84,19 +84,23 @@ class Loader:
 
     def order(self, epoch: int) -> Tensor:
         """The order the images come in, int64 (n,), drawn on the device."""
+        return self._order(epoch).clone()
+
+    def _order(self, epoch: int) -> Tensor:
+        """The same, drawn once."""
         n = len(self.data)
         if not self.shuffle:
             return torch.arange(n, device=self.device)
-        if self._drawn is None or self._drawn[0] != epoch:
+        if self._drawn is None or self._drawn[:2] != (self.seed, epoch):
             generator = torch.Generator(self.device)
             generator.manual_seed(derive_seed(self.seed, epoch, "order"))
-            self._drawn = epoch, torch.randperm(n, generator=generator, device=self.device)
-        return self._drawn[1]
+            self._drawn = self.seed, epoch, torch.randperm(n, generator=generator, device=self.device)
+        return self._drawn[2]
 
     def indices(self, epoch: int, index: int) -> Tensor:
         """Which images batch `index` of an epoch has for this rank, int64 (m,), on the device."""
         distinct = index // self.replays
-        return self.order(epoch)[distinct * self.batch_size :][: self.batch_size][self._share(distinct)]
+        return self._order(epoch)[distinct * self.batch_size :][: self.batch_size][self._share(distinct)]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from batch `start` on.
@@ -162,7 +166,7 @@ class Loader:
 
     def _rows(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The bytes and labels of this rank's share of each batch, on the device."""
-        order = self.order(epoch)
+        order = self._order(epoch)
         if not self.resident:
             order = order.cpu()  # once an epoch, the only wait for the device
         starts = [index * self.batch_size for index in range(self._distinct)]

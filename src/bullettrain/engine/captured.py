@@ -116,22 +116,31 @@ class Captured:
                 f"more mini-batches were given at once than group={group}; give so many at a time, e.g."
                 f" list(itertools.islice(batches, {group})) of batches = iter(loader)"
             )
-        return self._steps([(x, y, None) for x, y, *_ in some], [named[0] if named else None for _, _, *named in some])
+        wanted = 3 if self.train.remembers else 2
+        if other := [len(given) for given in some if len(given) != wanted]:
+            what = "x, y and index" if self.train.remembers else "x and y"
+            raise ValueError(f"a mini-batch is {what} here; one with {other[0]} parts was given")
+        return self._steps(
+            [(given[0], given[1], None) for given in some], [given[2] if len(given) > 2 else None for given in some]
+        )
 
     # --------------------------------------------------------------------------------------------- the way
 
     def _steps(
         self, batches: Sequence[tuple[Tensor, Tensor, Tensor | None]], named: Sequence[Tensor | None]
     ) -> Iterator[StepOutput]:
+        looks = self._is_due(len(batches))
         for (x, y, start), index in zip(batches, named, strict=True):
-            self._check(x, y, start, index)
+            self._check(x, y, start)
+            if self.train.remembers:
+                check_index(index, y, self.train.last.examples, look=looks)
         engine = self._find(batches[0][0]) if batches else None
         if engine is None:
             for (x, y, start), index in zip(batches, named, strict=True):
                 yield self._one_plain(x, y, start, index)
             return
         self._turn += 1
-        mine, objective, looks = self._turn, self.train.objective, self._is_due(len(batches))
+        mine, objective = self._turn, self.train.objective
         if looks:
             for x, _, _ in batches:
                 check_range(x, objective.bounds)
@@ -146,11 +155,9 @@ class Captured:
             if mine != self._turn:
                 raise RuntimeError("another step was taken before these were; finish a group before the next")
 
-    def _check(self, x: Tensor, y: Tensor, start: Tensor | None, index: Tensor | None) -> None:
+    def _check(self, x: Tensor, y: Tensor, start: Tensor | None) -> None:
         """What `BulletTrain.step` refuses, before anything is drawn or captured."""
         check_batch(x, y)
-        if self.train.remembers:
-            check_index(index, y, self.train.last.examples, look=self._is_due(1))
         if torch.is_autocast_enabled(x.device.type):
             raise ValueError("autocast is on around a captured step; leave it off, and give half=True instead")
         if not torch.is_grad_enabled():
@@ -243,10 +250,11 @@ class Captured:
         """Everything that a captured graph takes as it was: settings, modes, shapes, and where the network lies."""
         train, model = self.train, self.model
         train.robust_fraction.to(x.device)
+        train.last.to(x.device)
         settings = [train.budget, *vars(train.objective).values(), *vars(train.robust_fraction).values()]
         settings += [train.score, train.separation, train.objective, train.robust_fraction]
         modes = [module.training or not model.training for module in model.modules()]
-        tensors = [*model.parameters(), *model.buffers()]
+        tensors = [*model.parameters(), *model.buffers(), train.last.live]
         places = [(t.data_ptr(), t.requires_grad) for t in tensors]
         return [_mark(value) for value in settings], (x.shape[1:], x.dtype, x.device), modes, places
 

@@ -20,6 +20,7 @@ from bullettrain.checks import (
     check_category,
     check_count,
     check_index,
+    check_known,
     check_labels,
     check_logits,
     check_network,
@@ -31,7 +32,7 @@ from bullettrain.engine.corruption import AttackPieces, CorruptionPieces, ViewPi
 from bullettrain.engine.joint import Joint
 from bullettrain.engine.learner import Learner, dynamic
 from bullettrain.engine.memory import Memory, take
-from bullettrain.engine.parts import why_not_grouped
+from bullettrain.engine.parts import check_last, why_not_grouped
 from bullettrain.engine.plan import Plan, allot, arrange
 from bullettrain.engine.step import BulletTrain, StepOutput
 from bullettrain.engine.still import Still
@@ -106,6 +107,7 @@ class GroupEngine:
         self.network, self.update, self.observe, self.settings, self.run = network, update, observe, settings, runner
         self.selects = self.budget.uniform_steps is None
         self.remembers = train.remembers
+        check_last(train.objective, train.budget, train.separation, train.last.examples)
         self.by_loss_logits = self.objective.selection == "train" and self.objective.has_clean_term
         half, compile = settings.half, settings.compile
         held = isinstance(self.objective, AdversarialObjective) or (
@@ -132,7 +134,7 @@ class GroupEngine:
             self.record = torch.compile(self.record)
         self.reset: Callable[[], None] | None = getattr(runner, "reset", None)
         self.memory: Memory | None = None
-        self._looking = False  # at what is selected, once for new buffers
+        self._looking = self._looking_at_score = False  # at what is selected, once for new buffers
         self.kept: dict[int, Tensor] = {}
 
     @property
@@ -186,6 +188,9 @@ class GroupEngine:
                 self.run(key, piece)
             self.run(("update", m, touched, keeps), lambda m=m, t=touched: self._update(m, t, keeps))  # type: ignore[misc]
             self.train.steps_taken += 1
+            if self._looking_at_score:  # the first that is remembered
+                check_known(self.train.score(memory.z[:m], memory.y[at : at + m]))
+                self._looking_at_score = False
             yield self._output(slice(at, at + m), self._work(plan, m, touched, keeps))
             at += m
 
@@ -213,10 +218,9 @@ class GroupEngine:
             held = self._held_logits(x) if corruption.aims else None
         if s is None:
             svar = self.train.last.of(memory.index[:rows])
-            category = self.train.last.careful(svar, self._separate(svar, sizes))
         else:
             svar = check_score(self.train.score(wide(s), memory.y[:rows]), rows)
-            category = self._separate(svar, sizes)
+        category = self._separate(svar, sizes)
         order, local, counts = arrange(category, svar, sizes, self.budget, self.settings.bucket, fresh)
         memory.svar[:rows], memory.selected[:rows] = svar, category
         memory.local[:rows] = local
@@ -227,7 +231,9 @@ class GroupEngine:
         """Categories, each mini-batch by itself: all of them at once where the separation can do that."""
         separation, F_R = self.train.separation, self.train.robust_fraction.value
         assert not isinstance(separation, SeparationWithModel)
-        if getattr(separation, "over_batches", separation is separate) and len(set(sizes)) == 1:
+        at_once = getattr(separation, "over_batches", separation is separate)
+        separation = self.train.last.careful(separation) if self.remembers else separation
+        if at_once and len(set(sizes)) == 1:
             several = separation(svar.view(len(sizes), -1), F_R)
             return check_category(several.flatten() if torch.is_tensor(several) else several, len(svar))
         parts = torch.split(svar, list(sizes))
@@ -323,7 +329,7 @@ class GroupEngine:
             check_network(self.network)
             if self.train.check_every:
                 self._check(batches, memory.z.shape[1])
-                self._looking = True
+                self._looking, self._looking_at_score = True, self.remembers
             self.memory = memory
             self.corruption.allocate(memory)
             self.kept.clear()
@@ -343,7 +349,7 @@ class GroupEngine:
         if not self.remembers:
             return
         at, memory, examples = 0, self._memory, self.train.last.examples
-        named: Sequence[Tensor | None] = indices or [None] * len(batches)
+        named: Sequence[Tensor | None] = [None] * len(batches) if indices is None else indices
         for (_, y, _), index in zip(batches, named, strict=True):
             memory.index[at : at + len(y)] = check_index(index, y, examples, look=self._looking)
             at += len(y)

@@ -11,7 +11,7 @@ import torch
 from bullettrain.allocation import Allocation, StepBudget
 from bullettrain.augmix import ViewMaker
 from bullettrain.checks import shown
-from bullettrain.mining import RobustFraction, SeparationWithModel
+from bullettrain.mining import LastScores, RobustFraction, SeparationWithModel
 from bullettrain.objectives import MART, PGDAT, TRADES, AdversarialObjective, AugMix, Objective
 
 if TYPE_CHECKING:
@@ -62,6 +62,15 @@ def restore_generators(generators: Mapping[str, torch.Generator], states: Mappin
         except RuntimeError:  # that of a GPU has another size
             device = generators[name].device
             raise ValueError(f"the {name}'s generator is on {device}, that of the state was elsewhere") from None
+
+
+def restore_scores(last: LastScores, state: Mapping[str, Any]) -> None:
+    """The last scores from ``state``; warn where it has none."""
+    if "scores" in state:
+        last.load_state_dict(state)
+        return
+    last.live.zero_()
+    warnings.warn("the state has no last scores: until they are trained on again all are on the boundary", stacklevel=3)
 
 
 def restore_fraction(fraction: RobustFraction, state: Mapping[str, Any]) -> None:

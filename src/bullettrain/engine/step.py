@@ -19,6 +19,7 @@ from bullettrain.checks import (
     check_category,
     check_count,
     check_index,
+    check_known,
     check_labels,
     check_logits,
     check_logits_shape,
@@ -31,7 +32,7 @@ from bullettrain.checks import (
     check_steps,
     check_unnormalised,
 )
-from bullettrain.engine.parts import check_last, check_parts, restore_fraction, restore_generators
+from bullettrain.engine.parts import check_last, check_parts, restore_fraction, restore_generators, restore_scores
 from bullettrain.engine.workers import Workers
 from bullettrain.mining import (
     Category,
@@ -137,6 +138,7 @@ class BulletTrain:
         fraction = self.robust_fraction
         parts = {"budget": self.budget, "gamma": fraction.gamma, "momentum": fraction.momentum}
         parts |= {"score": self.score, "separation": self.separation, "check_every": self.check_every}
+        parts |= {"examples": self.last.examples} if self.remembers else {}
         settings = ", ".join(f"{name}={brief(part)}" for name, part in parts.items())
         return f"BulletTrain({self.objective!r}, {settings})"
 
@@ -174,6 +176,7 @@ class BulletTrain:
     ) -> StepOutput:
         objective, workers = self.objective, Workers(model, y)
         selects = self.budget.uniform_steps is None
+        check_last(objective, self.budget, self.separation, self.last.examples)
         if selects:
             s = None if self.remembers else objective.selection_logits(model, x)  # h(x)
             svar = self._svar(s, y, index)
@@ -224,6 +227,8 @@ class BulletTrain:
         assert z is not None
         assert index is not None
         score = check_score(self.score(z.detach(), y), len(y))
+        if self._looking:
+            check_known(score)
         self.last.keep(workers.gather(index)[0], workers.gather(score)[0])
 
     def _separate(
@@ -236,9 +241,8 @@ class BulletTrain:
             category = separation.bind(bare(model), x, y, s.detach())(svar, F_R)
         else:
             joint, mine = workers.gather(svar)  # the quantile is over the batch of all workers
-            category = separation(joint, F_R)[mine]
+            category = (self.last.careful(separation) if self.remembers else separation)(joint, F_R)[mine]
         category = check_category(category, len(y))
-        category = self.last.careful(svar, category) if self.remembers else category
         if self._looking:
             check_selection(svar, category, list(Category))
         return category
@@ -309,12 +313,14 @@ class BulletTrain:
         """
         if missing := {"robust_fraction", "steps_taken"} - state.keys():
             raise ValueError(f"{' and '.join(sorted(missing))} missing; give what state_dict() of BulletTrain returned")
+        if self.remembers and "scores" in state:
+            self.last.fits(state["scores"])  # before anything is changed
         restore_generators(self._generators(), state.get("generators", {}))
         restore_fraction(self.robust_fraction, state["robust_fraction"])
         self.steps_taken = check_count(state["steps_taken"], "steps_taken")
         self.objective.load_state_dict(state.get("objective", {}))
-        if self.remembers and "scores" in state:
-            self.last.load_state_dict(state)
+        if self.remembers:
+            restore_scores(self.last, state)
 
     def _generators(self) -> dict[str, torch.Generator]:
         """Sources of noise that are not torch's own."""

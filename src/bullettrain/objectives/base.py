@@ -41,7 +41,8 @@ class Objective(ABC):
     Args:
         selection: which clean logits select. "eval": of the network in eval mode. "train": the training-mode
             logits of the loss, computed first and kept. "last": those that the loss had of the example when it was
-            last trained on, mostly an epoch ago: nothing is computed, and steps are told which examples they see.
+            last trained on, mostly an epoch ago: nothing is forwarded to select, and steps are told which examples
+            they see.
     """
 
     eps: float = 1.0

@@ -129,6 +129,7 @@ def _render(run: Run, part: Part, comparison: Comparison | None) -> str:
         curves=_present(figures.loss(run), figures.accuracy(run, attacked)),
         mining=_mining(run),
         plain=run.plain,
+        remembers=run.section("method").get("selection") == "last",
         budget=run.budget,
         attacked=attacked,
         factor=factor,

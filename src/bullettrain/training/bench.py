@@ -19,6 +19,7 @@ from bullettrain.allocation import theoretical_speedup
 from bullettrain.attacks import frozen
 from bullettrain.checks import instead
 from bullettrain.data import ImageSet
+from bullettrain.engine import BulletTrain
 from bullettrain.engine.group import Batch, GroupEngine
 from bullettrain.loading import misfit
 from bullettrain.mining import Category
@@ -103,12 +104,8 @@ def bench(
             raise ConfigError(f"there is no engine {engine!r}{instead(engine, ENGINES)}")
     with tempfile.TemporaryDirectory() as folder:
         make = _maker(config, place, data, Path(folder))
-        epoch = len(data[0]) // config.training.batch_size
-        if config.method.selection == "last" and shares is None and (train_steps < epoch or checkpoint is not None):
-            raise ConfigError(
-                "selection=last knows of an example when it has been trained on: give --shares, or an epoch of"
-                f" training first, --train-steps {epoch}"
-            )
+        if shares is None and config.method.engine().remembers:
+            _check_seen(config, len(data[0]), train_steps, checkpoint)
         if checkpoint is not None:
             train_steps = min(train_steps, 30)  # F_R still has to find its level
         state = _trained(make, train_steps, checkpoint, say)
@@ -139,6 +136,22 @@ def bench(
         "rows": [asdict(row) for row in rows],
         "notes": notes,
     }
+
+
+def _check_seen(config: Config, examples: int, train_steps: int, checkpoint: Path | None) -> None:
+    """ConfigError where last logits are to select, and hardly anybody would have any."""
+    epochs = 2 * (examples // config.training.batch_size * config.training.replays)  # each leaves a few images out
+    why = "selection=last knows of an example when it has been trained on"
+    if checkpoint is not None:
+        raise ConfigError(f"{why}, and weights alone do not say that: give --shares, or leave --checkpoint out")
+    if train_steps < epochs:
+        raise ConfigError(f"{why}: give --shares, or two epochs of training first, --train-steps {epochs}")
+
+
+def impose(engine: BulletTrain, shares: tuple[float, float, float]) -> None:
+    """These fractions of outlier, boundary and robust examples from now on."""
+    engine.separation = Imposed(shares)
+    engine.last.live.fill_(0.1)  # as if all had been seen: who has not is on the boundary, whatever is imposed
 
 
 @dataclass(frozen=True)
@@ -231,8 +244,7 @@ class Timed:
     def __init__(self, trainer: Trainer, shares: tuple[float, float, float] | None, steps: int) -> None:
         self.trainer, self.device, stepper = trainer, trainer.place.device, trainer.stepper
         if shares is not None:
-            trainer.engine.separation = Imposed(shares)
-            trainer.engine.last.live.fill_(0.1)  # as if all had been seen: who has not is boundary, whatever is imposed
+            impose(trainer.engine, shares)
         # Timing must not change the state much.
         trainer._rate = lambda step: 1e-6  # type: ignore[method-assign]
         self.units, self.turns = _units(trainer), max(1, steps // stepper.unit)

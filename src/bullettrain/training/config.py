@@ -208,6 +208,20 @@ class Config:
         except (ValueError, TypeError) as error:
             raise ConfigError(f"method: {error}") from None
 
+    def doubts(self) -> list[str]:
+        """What can be run so, but hardly is what is wanted, a line each."""
+        doubts = [self.method.falls_short()]
+        if self.method.engine().remembers:
+            if self.training.epochs == 1:
+                doubts.append(
+                    "selection=last knows nobody in the first epoch: all are on the boundary, as in a baseline"
+                )
+            if self.data.views:
+                doubts.append(
+                    "selection=last and data.views: the last logits are of another view, and choose less well"
+                )
+        return [doubt for doubt in doubts if doubt is not None]
+
     def baseline(self) -> Config:
         """The same recipe with the full number of steps for everyone."""
         full = self.method.boundary

@@ -93,7 +93,7 @@ class Trainer:
         self.stepper, self.optimizer = choose(
             self.engine, self.network, self.average, self.tally, config, place, say=self._say
         )
-        if note := config.method.falls_short():
+        for note in config.doubts():
             self._say(note)
         self.clock = Clock(place.device, self.stepper)
         self.judge = Judge(config, place.device, self.display)
@@ -101,7 +101,8 @@ class Trainer:
         self.writer = Writer(folder, aside=place.device.type == "cuda")
         self.alarm = Alarm(self._warn if keep_going else None)
         attacks = isinstance(self.engine.objective, AdversarialObjective)
-        self.streak = WrongStreak(selects=self.selects, has_clean=self.engine.objective.has_clean_term, attacks=attacks)
+        by_class = self.selects and not self.engine.remembers  # else who is wrong now is known an epoch later
+        self.streak = WrongStreak(selects=by_class, has_clean=self.engine.objective.has_clean_term, attacks=attacks)
         self.fingerprint = fingerprint(data)
         self._saved, self._saving = time.monotonic(), 0.0
         self._shown_at = self._last_whole()

@@ -48,7 +48,7 @@ class MethodConfig:
     momentum: float = 0.9
     """Of the moving average F_R."""
     selection: Literal["eval", "train", "last"] | None = None
-    """Mode of the network whose clean logits select; last: those of the epoch before. None: the objective's own."""
+    """Mode of the network whose clean logits select; last: those of the last visit. None: the objective's own."""
     score: Literal["svar", "cross-entropy", "margin", "gradient-norm", "random"] = "svar"
     separation: Literal["quantile", "oracle"] = "quantile"
     """oracle: the true classes by ten PGD steps, for studies."""
