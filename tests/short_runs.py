@@ -44,11 +44,11 @@ def interrupt_at_the_third_group(monkeypatch) -> None:
     """Ctrl-C while a group is trained."""
     calls, original = [0], GroupEngine.updates
 
-    def updates(self, batches, indices):
+    def updates(self, batches):
         calls[0] += 1
         if calls[0] == 3:
             signal.raise_signal(signal.SIGINT)
-        return original(self, batches, indices)
+        return original(self, batches)
 
     monkeypatch.setattr(GroupEngine, "updates", updates)
 

@@ -126,10 +126,10 @@ def test_cases_begin_with_the_trained_states_scores_and_go_on_with_the_right_exa
         load(last, state)
         begun.append(bool(last.live.all()))
 
-    def taken(stepper, batches, rate, joint, indices=None):
-        for (_, y, _), index in zip(batches, indices or [], strict=indices is not None):
-            assert torch.equal(data[0].labels[index], y)
-        return take(stepper, batches, rate, joint, indices)
+    def taken(stepper, batches, rate, joint):
+        for _, y, _, index in batches:
+            assert index is None or torch.equal(data[0].labels[index], y)
+        return take(stepper, batches, rate, joint)
 
     monkeypatch.setattr(LastScores, "load_state_dict", loaded)
     monkeypatch.setattr(PlainStepper, "take", taken)

@@ -177,7 +177,7 @@ def test_captured_augmix_steps_are_the_plain_ones(budget, selection, compile):
         optimizer.zero_grad()
         expected.loss.backward()
         optimizer.step()
-        (out,) = engine.step([(x, y, draws)], [index])
+        (out,) = engine.step([(x, y, draws, index)])
         assert torch.equal(out.category, expected.category)
         assert out.loss.item() == pytest.approx(expected.loss.item(), rel=1e-9), step
     if train.remembers:

@@ -121,7 +121,7 @@ def test_nothing_is_forwarded_to_select(name, sizes, bucket, known, seed):
     train.robust_fraction.load_state_dict({"value": known, "gamma": 0.8, "momentum": 0.9})
     train.last.keep(torch.arange(N), bt.signed_prediction_variance(net(x).detach(), y))
     parts = torch.split(torch.randperm(N, generator=torch.Generator().manual_seed(seed))[: sum(sizes)], sizes)
-    batches = [(x[i], y[i], drawn(train, x[i], 0)) for i in parts]
+    batches = [(x[i], y[i], drawn(train, x[i], 0), i) for i in parts]
     group = GroupEngine(train, net, lambda: None, settings=GroupSettings(group=3, bucket=bucket, captured=True))
     group._fill(batches, sum(sizes))  # the one forward that finds the number of classes
     seen = {"held": 0, "attack": 0, "train": 0}
@@ -133,7 +133,7 @@ def test_nothing_is_forwarded_to_select(name, sizes, bucket, known, seed):
     net.register_forward_hook(count)
     if group.still is not None:
         group.still.shadow.register_forward_hook(count)
-    outs = group.step(batches, parts)
+    outs = group.step(batches)
     touched = sum(int((out.steps > 0).sum()) for out in outs)
     assert seen["train"] == sum(sizes) + (2 if name == "augmix" else 1) * touched
     assert seen["held"] == (sum(sizes) if name == "trades" else 0)  # the target of its attack
@@ -159,7 +159,7 @@ def test_a_group_of_one_is_the_plain_step(name, joint):
         optimizer.zero_grad()
         expected.loss.backward()
         optimizer.step()
-        (out,) = group.step([(x[index], y[index], start)], [index])
+        (out,) = group.step([(x[index], y[index], start, index)])
         assert torch.equal(out.category, expected.category)
         assert torch.equal(out.steps, expected.steps)
         assert torch.allclose(out.x_prime, expected.x_prime, atol=1e-12, rtol=0)
@@ -182,7 +182,7 @@ def test_a_longer_group_of_augmix_differs_by_nothing_but_an_older_F_R():
         steps = list(enumerate(visits(8, epochs=3)))
         for at in range(0, len(steps), k):
             some = steps[at : at + k]
-            group.step([(x[i], y[i], drawn(train, x[i], turn)) for turn, i in some], [i for _, i in some])
+            group.step([(x[i], y[i], drawn(train, x[i], turn), i) for turn, i in some])
         results.append([*net.state_dict().values(), train.last.live])
     for a, b in zip(*results, strict=True):
         assert torch.allclose(a, b, atol=1e-12)
@@ -207,10 +207,10 @@ def test_replayed_it_is_what_it_is_run_at_once(name):
             some = steps[at : at + 2]
             if at == 8:
                 train.load_state_dict(copy.deepcopy(train.state_dict()) | {"scores": train.last.live.flip(0).clone()})
-            batches = [(x[i], y[i], drawn(train, x[i], turn)) for turn, i in some]
+            batches = [(x[i], y[i], drawn(train, x[i], turn), i) for turn, i in some]
             with pytest.MonkeyPatch.context() as patch:  # views as a GPU makes them, of all rows and without looking
                 patch.setattr("bullettrain.augmix._apply", lambda change, images, to, _: change(images, to))
-                for out in group.step(batches, [i for _, i in some]):
+                for out in group.step(batches):
                     seen += [out.loss.clone(), out.steps.clone(), out.svar.clone()]
         results.append([*seen, *(t.detach().clone() for t in net.state_dict().values()), train.last.live])
     for a, b in zip(*results, strict=True):
@@ -325,7 +325,7 @@ def test_a_score_that_is_no_number_is_said_before_it_is_remembered():
         train.step(net, x, y, index=torch.arange(N))
     group = GroupEngine(train, net, lambda: None)
     with pytest.raises(ValueError, match="the score returned NaN"):
-        group.step([(x, y, drawn(train, x, 0))], [torch.arange(N)])
+        group.step([(x, y, drawn(train, x, 0), torch.arange(N))])
 
 
 @pytest.mark.parametrize("budget", [StepBudget(1, 0), StepBudget.uniform(1)])
@@ -353,11 +353,11 @@ def test_a_run_names_the_examples_it_trains_on(tmp_path, settings_):
     trainer = Trainer(config, RunFolder(tmp_path), CPU, load_data(config, None))
     take, seen = trainer.stepper.take, []
 
-    def watched(unit, rate, joint, indices):
-        for (_, y, _), index in zip(unit, indices, strict=True):
+    def watched(unit, rate, joint):
+        for _, y, _, index in unit:
             assert torch.equal(trainer.loader.data.labels[index], y)
             seen.append(index)
-        return take(unit, rate, joint, indices)
+        return take(unit, rate, joint)
 
     trainer.stepper.take = watched
     assert trainer.run() == "finished"
@@ -403,7 +403,7 @@ def test_examples_that_are_not_there_are_refused(index, message):
         train.step(net, x, y, index=index)
     group = GroupEngine(train, net, lambda: None)
     with pytest.raises(ValueError, match=message):
-        group.step([(x, y, drawn(train, x, 0))], None if index is None else [index])
+        group.step([(x, y, drawn(train, x, 0), index)])
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from bullettrain.checks import (
     check_range,
 )
 from bullettrain.engine.graphed import Graphs
-from bullettrain.engine.group import GroupEngine, GroupSettings, Runner, at_once
+from bullettrain.engine.group import Batch, GroupEngine, GroupSettings, Runner, at_once
 from bullettrain.engine.learner import in_any_size
 from bullettrain.engine.parts import why_not_grouped, why_not_replayed, why_not_whole
 from bullettrain.engine.step import BulletTrain, StepOutput
@@ -33,6 +33,9 @@ from bullettrain.objectives import AugMix
 PATIENCE = 3
 """How often all is captured anew after a few steps before that is left."""
 FEW = 50
+
+_Given = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+"""x, y, and start and index where there are any."""
 
 
 class Captured:
@@ -97,7 +100,7 @@ class Captured:
 
     def step(self, x: Tensor, y: Tensor, *, start: Tensor | None = None, index: Tensor | None = None) -> StepOutput:
         """Loss and gradients of one mini-batch; F_R moves on. Arguments as of `BulletTrain.step`."""
-        (out,) = self._steps([(x, y, start)], [index])
+        (out,) = self._steps([(x, y, start, index)])
         return out
 
     def steps(self, batches: Iterable[tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]]) -> Iterator[StepOutput]:
@@ -120,33 +123,28 @@ class Captured:
         if other := [len(given) for given in some if len(given) != wanted]:
             what = "x, y and index" if self.train.remembers else "x and y"
             raise ValueError(f"a mini-batch is {what} here; one with {other[0]} parts was given")
-        return self._steps(
-            [(given[0], given[1], None) for given in some], [given[2] if len(given) > 2 else None for given in some]
-        )
+        return self._steps([(given[0], given[1], None, given[2] if len(given) > 2 else None) for given in some])
 
     # --------------------------------------------------------------------------------------------- the way
 
-    def _steps(
-        self, batches: Sequence[tuple[Tensor, Tensor, Tensor | None]], named: Sequence[Tensor | None]
-    ) -> Iterator[StepOutput]:
+    def _steps(self, batches: Sequence[_Given]) -> Iterator[StepOutput]:
         looks = self._is_due(len(batches))
-        for (x, y, start), index in zip(batches, named, strict=True):
+        for x, y, start, index in batches:
             self._check(x, y, start)
             if self.train.remembers:
                 check_index(index, y, self.train.last.examples, look=looks)
         engine = self._find(batches[0][0]) if batches else None
         if engine is None:
-            for (x, y, start), index in zip(batches, named, strict=True):
-                yield self._one_plain(x, y, start, index)
+            for given in batches:
+                yield self._one_plain(*given)
             return
         self._turn += 1
         mine, objective = self._turn, self.train.objective
         if looks:
-            for x, _, _ in batches:
+            for x, *_ in batches:
                 check_range(x, objective.bounds)
-        begun = [(x, y, self._opening(x) if start is None else start) for x, y, start in batches]
-        groups = engine.updates(begun, [index for index in named if index is not None] or None)
-        for (_, y, _), out in zip(batches, groups, strict=True):
+        begun = [Batch(x, y, self._opening(x) if start is None else start, index) for x, y, start, index in batches]
+        for (_, y, *_), out in zip(begun, engine.updates(begun), strict=True):
             if looks:
                 check_logits(out.z_prime, self.train.steps_taken)
                 check_labels(y, out.z_prime.shape[-1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +41,19 @@ from bullettrain.mining import Category, SeparationWithModel, separate
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.precision import wide
 
-Batch = tuple[Tensor, Tensor, Tensor]
-"""x (m, …), y (m,), and what its corruption starts from: points (m, …), or AugMix's draws."""
+
+class Batch(NamedTuple):
+    """A mini-batch, and what its step is to start from."""
+
+    x: Tensor
+    """(m, …) clean examples."""
+    y: Tensor
+    """(m,) labels."""
+    start: Tensor
+    """What the corruption starts from: points (m, …), or AugMix's draws."""
+    which: Tensor | None = None
+    """(m,) which examples these are, where the last logits select."""
+
 
 Runner = Callable[[Hashable, Callable[[], None]], None]
 """Runs a function of static buffers; the key names it and its sizes."""
@@ -149,25 +161,24 @@ class GroupEngine:
 
     # ------------------------------------------------------------------------------------------ the group
 
-    def step(self, batches: Sequence[Batch], indices: Sequence[Tensor] | None = None) -> list[StepOutput]:
+    def step(self, batches: Sequence[Batch]) -> list[StepOutput]:
         """Train on up to k mini-batches.
 
         The outputs' tensors are valid until the next group; z and z' are those of the last mini-batch only.
         """
-        return list(self.updates(batches, indices))
+        return list(self.updates(batches))
 
-    def updates(self, batches: Sequence[Batch], indices: Sequence[Tensor] | None = None) -> Iterator[StepOutput]:
+    def updates(self, batches: Sequence[Batch]) -> Iterator[StepOutput]:
         """The same one by one: what a mini-batch's update gave, before the next one's is taken.
 
         What is between two of them (a learning rate, an average of weights) is for the caller to do.
-
-        ``indices``: which examples each has, (m,), where the last logits select.
         """
-        for x, y, _ in batches:
-            check_batch(x, y)
-        sizes = tuple(len(y) for _, y, _ in batches)
+        batches = [Batch(*batch) for batch in batches]
+        for batch in batches:
+            check_batch(batch.x, batch.y)
+        sizes = tuple(len(batch.y) for batch in batches)
         memory = self._fill(batches, sum(sizes))
-        self._name(batches, indices)
+        self._name(batches)
         fresh = self.settings.fresh if len(sizes) > 1 else 0
         keeps = self.selects and self.by_loss_logits and len(sizes) == 1 and not self.settings.captured
         if keeps:  # the loss's own logits select, and are not computed again
@@ -311,8 +322,8 @@ class GroupEngine:
 
     def _fill(self, batches: Sequence[Batch], rows: int) -> Memory:
         """The group's examples into the static buffers, which grow where they are too small."""
-        x, y, start = batches[0]
-        largest = max(len(y) for _, y, _ in batches)
+        x, y, start, *_ = batches[0]
+        largest = max(len(batch[1]) for batch in batches)
         memory = self.memory
         if memory is None or memory.too_small(x, start, rows, largest, len(batches)):
             if self.still is not None:
@@ -338,25 +349,25 @@ class GroupEngine:
             if self.reset is not None:
                 self.reset()
         at = 0
-        for x, y, start in batches:
+        for x, y, start, *_ in batches:
             part = slice(at, at + len(y))
             memory.x[part], memory.y[part], memory.start[part] = x, y, start
             at += len(y)
         return memory
 
-    def _name(self, batches: Sequence[Batch], indices: Sequence[Tensor] | None) -> None:
+    def _name(self, batches: Sequence[Batch]) -> None:
         """Which examples the group has, where that is wanted."""
         if not self.remembers:
             return
         at, memory, examples = 0, self._memory, self.train.last.examples
-        named: Sequence[Tensor | None] = [None] * len(batches) if indices is None else indices
-        for (_, y, _), index in zip(batches, named, strict=True):
-            memory.index[at : at + len(y)] = check_index(index, y, examples, look=self._looking)
-            at += len(y)
+        for batch in batches:
+            part = slice(at, at + len(batch.y))
+            memory.index[part] = check_index(batch.which, batch.y, examples, look=self._looking)
+            at = part.stop
 
     def _check(self, batches: Sequence[Batch], classes: int) -> None:
         """What the plain step looks at once in a while; here it waits for the device, so only with new buffers."""
-        for x, y, _ in batches:
+        for x, y, *_ in batches:
             check_range(x, self.objective.bounds)
             check_labels(y, classes)
 

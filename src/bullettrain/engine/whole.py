@@ -16,6 +16,9 @@ from bullettrain.engine.memory import like
 from bullettrain.engine.step import BulletTrain, StepOutput
 from bullettrain.precision import wide
 
+Buffers = tuple[Tensor, Tensor, Tensor]
+"""x, y, and what the corruption starts from."""
+
 
 class WholeEngine:
     """Takes `BulletTrain.step`, backward and update as one piece a batch size.
@@ -46,7 +49,7 @@ class WholeEngine:
         self.train, self.model, self.network = train, model, uncompiled(model)
         self.update, self.observe, self.half, self.run = update, observe, half, runner
         self.reset: Callable[[], None] | None = getattr(runner, "reset", None)
-        self.memory: Batch | None = None
+        self.memory: Buffers | None = None
         self._out: dict[int, StepOutput] = {}  # by batch size; its tensors are where the piece writes
         self._carried: list[int] = []  # where the objective's own tensors lie
 
@@ -54,13 +57,10 @@ class WholeEngine:
         """Train on mini-batches, one after the other."""
         return list(self.updates(batches))
 
-    def updates(self, batches: Sequence[Batch], indices: Sequence[Tensor] | None = None) -> Iterator[StepOutput]:
-        """The same one by one: what a mini-batch's update gave, before the next one's is taken.
-
-        ``indices`` are not looked at: everyone gets the same.
-        """
-        for batch in batches:
-            m = len(batch[1])
+    def updates(self, batches: Sequence[Batch]) -> Iterator[StepOutput]:
+        """The same one by one: what a mini-batch's update gave, before the next one's is taken."""
+        for x, y, start, *_ in batches:  # everyone gets the same, whoever they are
+            m, batch = len(y), (x, y, start)
             memory = self._buffers(batch)
             carried = [tensor.data_ptr() for tensor in self.train.objective.carried(memory[0])]
             if carried != self._carried:  # loaded anew, or grown by a step that was not taken here
@@ -100,7 +100,7 @@ class WholeEngine:
         carried = self.train.objective.carried(self.memory[0])
         return [*self.network.parameters(), *self.network.buffers(), self.train.robust_fraction.live, *carried]
 
-    def _buffers(self, batch: Batch) -> Batch:
+    def _buffers(self, batch: Buffers) -> Buffers:
         """Where batches lie. One that is larger than all before it, or of another shape, gets new buffers."""
         memory = self.memory
         if memory is None or len(batch[1]) > len(memory[1]) or any(map(_differ, batch, memory)):
@@ -113,7 +113,7 @@ class WholeEngine:
                 self.reset()
         return memory
 
-    def _look(self, batch: Batch) -> None:
+    def _look(self, batch: Buffers) -> None:
         """What the plain step looks at once in a while; it waits for the device, so only with new buffers."""
         x, y, _ = batch
         check_batch(x, y)

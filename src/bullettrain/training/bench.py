@@ -224,12 +224,12 @@ def _units(trainer: Trainer) -> Iterator[list[Batch]]:
         for index, (x, y) in enumerate(trainer.loader.epoch(epoch)):
             if index == full // size * size:
                 break
-            unit.append((x, y, trainer.starts(x, epoch, index)))
+            unit.append(trainer.batch(x, y, epoch, index))
             if len(unit) == size:
                 yield unit
                 unit = []
         epoch += 1
-        trainer.at.epoch, trainer.at.index = epoch, 0
+        trainer.at.index = 0
 
 
 class Timed:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.text import Text
-from torch import nn
+from torch import Tensor, nn
 
 from bullettrain.checks import DivergedError
 from bullettrain.data import ImageSet
@@ -145,7 +145,7 @@ class Trainer:
         unit: list[Batch] = []
         self.clock.start()
         for x, y in self.loader.epoch(self.at.epoch, self.at.index):
-            unit.append((x, y, self.starts(x, self.at.epoch, self.at.index + len(unit))))
+            unit.append(self.batch(x, y, self.at.epoch, self.at.index + len(unit)))
             if len(unit) < self.stepper.unit and self.at.index + len(unit) < self.batches:
                 continue
             before = self.at.index // training.log_every
@@ -179,20 +179,21 @@ class Trainer:
         """A unit of mini-batches, and the updates that come of it; what the last one gave."""
         at, first = self.at, self.at.step
         joint = [self.loader.joint_size(at.index + i) for i in range(len(unit))]
-        named = (
-            [self.loader.indices(at.epoch, at.index + i) for i in range(len(unit))] if self.engine.remembers else None
-        )
-        out = self.stepper.take(unit, lambda i: self._rate(first + i), joint, named)
+        out = self.stepper.take(unit, lambda i: self._rate(first + i), joint)
         for _ in unit:
             at.step, at.index = at.step + 1, at.index + 1
             self.display.tick(at.epoch)
         return out
 
+    def batch(self, x: Tensor, y: Tensor, epoch: int, index: int) -> Batch:
+        """Mini-batch ``index`` of an epoch as steps take it."""
+        named = self.loader.indices(epoch, index) if self.engine.remembers else None
+        return Batch(x, y, self.starts(x, epoch, index), named)
+
     def _show(self, batch: Batch, out: StepOutput) -> None:
         """Keep a mini-batch for the report, off the clock."""
         self.clock.stop(self.at)
-        x, y, _ = batch
-        self.recorder.batch(x, y, out, self.train_set.classes, step=self.at.step, epoch=self.at.epoch + 1)
+        self.recorder.batch(batch.x, batch.y, out, self.train_set.classes, step=self.at.step, epoch=self.at.epoch + 1)
         self.clock.start()
 
     def _last_whole(self) -> int:

@@ -43,16 +43,10 @@ class Stepper(Protocol):
         """The optimiser's and the average's state were loaded."""
         ...
 
-    def take(
-        self,
-        batches: list[Batch],
-        rate: Callable[[int], float],
-        joint: list[int],
-        indices: list[Tensor] | None = None,
-    ) -> StepOutput:
+    def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
         """Train on up to ``unit`` mini-batches, the i-th at ``rate(i)``; returns the last one's output.
 
-        ``joint`` are their sizes over all processes, ``indices`` the examples of each, where last logits select.
+        ``joint`` are their sizes over all processes.
         """
         ...
 
@@ -101,20 +95,13 @@ class PlainStepper:
     def loaded(self) -> None:
         """Nothing here depends on where that state lies."""
 
-    def take(
-        self,
-        batches: list[Batch],
-        rate: Callable[[int], float],
-        joint: list[int],
-        indices: list[Tensor] | None = None,
-    ) -> StepOutput:
+    def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
         """One update of the weights from all of ``batches``."""
-        for index, (x, y, start) in enumerate(batches):
+        for index, (x, y, start, named) in enumerate(batches):
             last = index + 1 == len(batches)
             waits = isinstance(self.model, nn.parallel.DistributedDataParallel) and not last
             with self.model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
                 with self._precision():
-                    named = None if indices is None else indices[index]
                     out = self.engine.step(self.model, x, y, start=start, index=named)
                 (out.loss / len(batches)).backward()  # type: ignore[no-untyped-call]
             self.tally.add(out, y, joint[index] / self.place.world)
@@ -186,16 +173,10 @@ class StaticStepper:
         if self.graphs is not None:
             self.graphs.reset()
 
-    def take(
-        self,
-        batches: list[Batch],
-        rate: Callable[[int], float],
-        joint: list[int],
-        indices: list[Tensor] | None = None,
-    ) -> StepOutput:
+    def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
         """One attack on all of ``batches``, then one update from each."""
         set_rate(self.optimizer, rate(0))
-        for index, out in enumerate(self.engine.updates(batches, indices), start=1):
+        for index, out in enumerate(self.engine.updates(batches), start=1):
             average = self.average
             if average is not None:
                 self.engine.run("average", lambda average=average: average.move(self.network))  # type: ignore[misc]
