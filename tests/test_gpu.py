@@ -12,7 +12,7 @@ from bullettrain import BulletTrain, StepBudget
 from bullettrain.baselines import GradAlign, grad_align
 from bullettrain.data import ImageSet, load, to_unit
 from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
-from bullettrain.engine.group import GroupEngine, GroupSettings
+from bullettrain.engine.group import Batch, GroupEngine, GroupSettings
 from bullettrain.engine.learner import Learner
 from bullettrain.models import WideResNet, build
 from bullettrain.training import recipe
@@ -277,7 +277,7 @@ def test_a_step_as_one_graph_is_the_plain_one(name, compile):
         )
     for step in range(12):
         x, y, start = (t.double() if t.is_floating_point() else t for t in on_gpu(9 if step % 4 == 3 else 24, step % 5))
-        outs = [stepper.take([(x, y, start)], lambda i: LR, [len(y)]) for stepper in both]
+        outs = [stepper.take([Batch(x, y, start)], lambda i: LR, [len(y)]) for stepper in both]
         for field in ("loss", "category", "steps", "x_prime", "z_prime"):
             torch.testing.assert_close(*(getattr(out, field).detach() for out in outs), rtol=0, atol=1e-9)
     assert not said
