@@ -19,7 +19,7 @@ from bullettrain.allocation import Work
 from bullettrain.attacks import Attack
 from bullettrain.mining import Separation
 from bullettrain.models import SmallCNN
-from conftest import batch, norm_net, tiny_net
+from conftest import batch, counting, norm_net, tiny_net
 
 NAMES = {"outlier": Category.OUTLIER, "boundary": Category.BOUNDARY, "robust": Category.ROBUST}
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
@@ -145,18 +145,6 @@ def test_uniform_draws_the_authors_noise_from_a_generator(kind):
 
 
 # ---------------------------------------------------------------------------------------- counted work
-
-
-def counting(net):
-    """Examples forwarded: without a gradient, towards an attack step, in training mode."""
-    seen = {"held": 0, "attack": 0, "train": 0}
-
-    def hook(module, args, out):
-        where = "train" if module.training else "attack" if args[0].requires_grad else "held"
-        seen[where] += len(args[0])
-
-    net.register_forward_hook(hook)
-    return seen
 
 
 @settings(max_examples=50)

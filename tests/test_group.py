@@ -15,7 +15,7 @@ from bullettrain.checks import DivergedError
 from bullettrain.engine.graphed import materialize, optimizer_tensors
 from bullettrain.engine.group import GroupEngine, GroupSettings
 from bullettrain.engine.plan import Plan, allot, arrange, coarse, turns
-from conftest import batch, norm_net, tiny_net
+from conftest import batch, counting, norm_net, tiny_net
 from emulated import Emulated
 from grouped import BUDGETS, OBJECTIVES, engine, learnable
 
@@ -263,14 +263,7 @@ def test_counted_work_is_what_the_hooks_see(name, selection, counts, sizes, buck
     settings_ = GroupSettings(group=3, bucket=bucket, fresh=fresh, captured=captured)
     group = GroupEngine(train, net, lambda: None, settings=settings_)
     group._fill(batches, sum(sizes))  # the one forward that finds the number of classes
-    seen = {"held": 0, "attack": 0, "train": 0}
-
-    def count(module, args, out):
-        attack = args[0].requires_grad
-        seen["attack" if attack else "held" if not out.requires_grad else "train"] += len(args[0])
-
-    net.register_forward_hook(count)
-    group.still.shadow.register_forward_hook(count)
+    seen = counting(net, group.still.shadow)
     outs = group.step(batches)
     total = sum(out.work.total for out in outs)
     assert total == pytest.approx(seen["held"] + 2 * seen["attack"] + 3 * seen["train"])

@@ -9,18 +9,12 @@ from hypothesis import strategies as st
 
 import bullettrain as bt
 from bullettrain import BulletTrain, Category, StepBudget
-from bullettrain.data import ImageSet, Loader
 from bullettrain.engine import captured
 from bullettrain.engine.graphed import materialize, optimizer_tensors
 from bullettrain.engine.group import GroupEngine, GroupSettings
 from bullettrain.mining import LastScores
-from bullettrain.training.collapse import CollapseError
-from bullettrain.training.folder import RunFolder
-from bullettrain.training.loop import Trainer
-from bullettrain.training.setup import load_data
-from conftest import batch, norm_net, tiny_net
+from conftest import batch, counting, norm_net, tiny_net
 from emulated import Emulated
-from short_runs import CPU, small
 
 OBJECTIVES = {"trades": bt.TRADES, "mart": bt.MART}
 N = 20
@@ -124,15 +118,7 @@ def test_nothing_is_forwarded_to_select(name, sizes, bucket, known, seed):
     batches = [(x[i], y[i], drawn(train, x[i], 0), i) for i in parts]
     group = GroupEngine(train, net, lambda: None, settings=GroupSettings(group=3, bucket=bucket, captured=True))
     group._fill(batches, sum(sizes))  # the one forward that finds the number of classes
-    seen = {"held": 0, "attack": 0, "train": 0}
-
-    def count(module, args, out):
-        attack = args[0].requires_grad
-        seen["attack" if attack else "held" if not out.requires_grad else "train"] += len(args[0])
-
-    net.register_forward_hook(count)
-    if group.still is not None:
-        group.still.shadow.register_forward_hook(count)
+    seen = counting(net, *([] if group.still is None else [group.still.shadow]))
     outs = group.step(batches)
     touched = sum(int((out.steps > 0).sum()) for out in outs)
     assert seen["train"] == sum(sizes) + (2 if name == "augmix" else 1) * touched
@@ -266,19 +252,7 @@ def test_scores_of_other_examples_are_the_ones_that_move(monkeypatch):
         assert fresh.live is not old
 
 
-# ------------------------------------------------------------------------------------------- who they are
-
-
-@pytest.mark.parametrize("resident", [True, False])
-@pytest.mark.parametrize(("world", "replays"), [(1, 1), (3, 1), (1, 2)])
-def test_loaders_say_which_images_a_batch_has(world, replays, resident):
-    labels = torch.arange(23)
-    data = ImageSet(torch.randint(256, (23, 1, 4, 4), dtype=torch.uint8), labels, tuple(map(str, range(23))))
-    for rank in range(world):
-        loader = Loader(data, batch_size=5, seed=3, rank=rank, world=world, replays=replays, resident=resident)
-        for epoch in (0, 1, 0):
-            for index, (_, y) in enumerate(loader.epoch(epoch)):
-                assert torch.equal(labels[loader.indices(epoch, index)], y)
+# ------------------------------------------------------------------------- what is kept, and what is refused
 
 
 def test_a_state_goes_on_with_its_scores_and_refuses_others():
@@ -339,51 +313,6 @@ def test_settings_that_change_later_are_refused_as_well(budget):
         train.step(net, x, y, index=torch.arange(N))
     with pytest.raises(ValueError, match="give examples="):
         GroupEngine(train, net, lambda: None)
-
-
-# -------------------------------------------------------------------------------------------------- in a run
-
-
-@pytest.mark.parametrize(
-    "settings_",
-    [(), ("accumulate=2",), ("replays=2",), ("attack_group=2",), ("replays=2", "attack_group=3"), ("clean=0.4",)],
-)
-def test_a_run_names_the_examples_it_trains_on(tmp_path, settings_):
-    config = small("selection=last", *settings_)
-    trainer = Trainer(config, RunFolder(tmp_path), CPU, load_data(config, None))
-    take, seen = trainer.stepper.take, []
-
-    def watched(unit, rate, joint):
-        for _, y, _, index in unit:
-            assert torch.equal(trainer.loader.data.labels[index], y)
-            seen.append(index)
-        return take(unit, rate, joint)
-
-    trainer.stepper.take = watched
-    assert trainer.run() == "finished"
-    assert len(seen) == trainer.batches * config.training.epochs
-    assert len({tuple(index.tolist()) for index in seen}) > len(seen) // 3  # not the same ones over and over
-    assert trainer.engine.last.live.all()
-
-
-def test_a_run_says_what_is_hardly_wanted():
-    assert small("selection=last").doubts() == []
-    (once,) = small("selection=last", "epochs=1").doubts()
-    assert "knows nobody in the first epoch" in once
-    (other,) = small("selection=last", "data.views=true").doubts()
-    assert "of another view" in other
-
-
-def test_a_network_that_gets_everything_wrong_is_noticed_in_the_first_epoch(tmp_path):
-    config = small("selection=last", "log_every=2", "optimizer.lr=1e-30", "probe=0", "epochs=2")
-    config = config.with_settings(["data.train_size=1400", "data.validation=60"])
-    trainer = Trainer(config, RunFolder(tmp_path), CPU, load_data(config, None))
-    data = trainer.loader.data
-    trainer.loader.data = ImageSet(data.images, torch.zeros_like(data.labels), data.classes)
-    trainer.network.register_forward_hook(lambda module, args, out: out - 20 * torch.eye(10)[0])
-    with pytest.raises(CollapseError, match="predicts nothing right"):
-        trainer.run()
-    assert trainer.at.epoch == 0
 
 
 @pytest.mark.parametrize(

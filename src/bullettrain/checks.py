@@ -110,7 +110,7 @@ def check_index(index: Tensor | None, y: Tensor, examples: int, *, look: bool) -
     return index
 
 
-def check_known(score: Tensor) -> None:
+def check_no_nan(score: Tensor) -> None:
     """No NaN among scores; waits for the device."""
     if torch.isnan(score).any():
         raise ValueError("the score returned NaN, which says nothing about an example; look at the score")
@@ -118,7 +118,7 @@ def check_known(score: Tensor) -> None:
 
 def check_selection(svar: Tensor, category: Tensor, known: Sequence[int]) -> None:
     """No NaN among scores, and no category but the ``known`` ones; waits for the device."""
-    check_known(svar)
+    check_no_nan(svar)
     low, high = (int(v) for v in torch.aminmax(category))
     if low < min(known) or high > max(known):
         raise ValueError(

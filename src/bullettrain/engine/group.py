@@ -21,10 +21,10 @@ from bullettrain.checks import (
     check_category,
     check_count,
     check_index,
-    check_known,
     check_labels,
     check_logits,
     check_network,
+    check_no_nan,
     check_range,
     check_score,
     check_selection,
@@ -200,7 +200,7 @@ class GroupEngine:
             self.run(("update", m, touched, keeps), lambda m=m, t=touched: self._update(m, t, keeps))  # type: ignore[misc]
             self.train.steps_taken += 1
             if self._looking_at_score:  # the first that is remembered
-                check_known(self.train.score(memory.z[:m], memory.y[at : at + m]))
+                check_no_nan(self.train.score(memory.z[:m], memory.y[at : at + m]))
                 self._looking_at_score = False
             yield self._output(slice(at, at + m), self._work(plan, m, touched, keeps))
             at += m
@@ -242,9 +242,9 @@ class GroupEngine:
         """Categories, each mini-batch by itself: all of them at once where the separation can do that."""
         separation, F_R = self.train.separation, self.train.robust_fraction.value
         assert not isinstance(separation, SeparationWithModel)
-        at_once = getattr(separation, "over_batches", separation is separate)
+        together = getattr(separation, "over_batches", separation is separate)
         separation = self.train.last.careful(separation) if self.remembers else separation
-        if at_once and len(set(sizes)) == 1:
+        if together and len(set(sizes)) == 1:
             several = separation(svar.view(len(sizes), -1), F_R)
             return check_category(several.flatten() if torch.is_tensor(several) else several, len(svar))
         parts = torch.split(svar, list(sizes))

@@ -19,13 +19,13 @@ from bullettrain.checks import (
     check_category,
     check_count,
     check_index,
-    check_known,
     check_labels,
     check_logits,
     check_logits_shape,
     check_loss,
     check_module,
     check_network,
+    check_no_nan,
     check_range,
     check_score,
     check_selection,
@@ -228,7 +228,7 @@ class BulletTrain:
         assert index is not None
         score = check_score(self.score(z.detach(), y), len(y))
         if self._looking:
-            check_known(score)
+            check_no_nan(score)
         self.last.keep(workers.gather(index)[0], workers.gather(score)[0])
 
     def _separate(

@@ -187,8 +187,8 @@ class Trainer:
 
     def batch(self, x: Tensor, y: Tensor, epoch: int, index: int) -> Batch:
         """Mini-batch ``index`` of an epoch as steps take it."""
-        named = self.loader.indices(epoch, index) if self.engine.remembers else None
-        return Batch(x, y, self.starts(x, epoch, index), named)
+        which = self.loader.indices(epoch, index) if self.engine.remembers else None
+        return Batch(x, y, self.starts(x, epoch, index), which)
 
     def _show(self, batch: Batch, out: StepOutput) -> None:
         """Keep a mini-batch for the report, off the clock."""

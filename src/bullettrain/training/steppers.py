@@ -97,12 +97,12 @@ class PlainStepper:
 
     def take(self, batches: list[Batch], rate: Callable[[int], float], joint: list[int]) -> StepOutput:
         """One update of the weights from all of ``batches``."""
-        for index, (x, y, start, named) in enumerate(batches):
+        for index, (x, y, start, which) in enumerate(batches):
             last = index + 1 == len(batches)
             waits = isinstance(self.model, nn.parallel.DistributedDataParallel) and not last
             with self.model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
                 with self._precision():
-                    out = self.engine.step(self.model, x, y, start=start, index=named)
+                    out = self.engine.step(self.model, x, y, start=start, index=which)
                 (out.loss / len(batches)).backward()  # type: ignore[no-untyped-call]
             self.tally.add(out, y, joint[index] / self.place.world)
             self.tally.passes += out.work.total
