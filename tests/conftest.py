@@ -21,6 +21,8 @@ else:
     settings.load_profile("default")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, whose tests press Ctrl-C, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if not torch.cuda.is_available():  # Triton's kernels, interpreted; it looks when it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 torch.set_num_threads(1)  # tests are small: threads cost more than they give, and workers share the cores
 
 

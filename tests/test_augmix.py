@@ -261,3 +261,22 @@ def test_a_gpu_makes_the_same_views_and_captures_them(maker):
     draws_there.copy_(again)
     graph.replay()
     assert torch.equal(captured, maker(on_gpu, again.cuda()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 17, 23), (3, 96, 64)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_one_kernel_makes_the_views_of_many(shape, dtype, monkeypatch):
+    pytest.importorskip("triton")
+    maker = ViewMaker(severity=9)
+    x = (torch.from_numpy(images(200, shape, np.random.default_rng(0))).to("cuda", torch.float64) / 255).to(dtype)
+    draws = maker.draw(200, 2, device="cuda")
+    for layout in (torch.contiguous_format, torch.channels_last):
+        fused = maker(x.contiguous(memory_format=layout), draws)
+        assert not augmix._no_kernel
+        with monkeypatch.context() as patch:
+            patch.setattr(augmix, "_wants_kernel", lambda images: False)
+            plain = maker(x.contiguous(memory_format=layout), draws)
+        assert fused.stride() == plain.stride()
+        assert torch.equal(fused, plain)

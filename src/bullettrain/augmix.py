@@ -4,7 +4,8 @@ Each of AugMix's nine operations is one of two things. Rotating, shearing and tr
 affine map; autocontrast, equalize, posterize and solarize look each byte up in a table of 256. So one link of a chain
 is one sampling and one look-up for all images together, with a map and tables of each image's own, and the identity
 where an image has the other kind. (The four operations of `all_ops` mix the image with a poorer one, and come after.)
-On a GPU nothing waits for the device and no shape depends on a draw: a CUDA graph can capture it.
+On a GPU nothing waits for the device and no shape depends on a draw: a CUDA graph can capture it; and where Triton is
+there, one kernel does all of it (`augmix_kernel.py`).
 
     maker = ViewMaker(severity=3)
     draws = maker.draw(len(x), generator=generator, device=x.device)   # all that is random
@@ -13,6 +14,7 @@ On a GPU nothing waits for the device and no shape depends on a draw: a CUDA gra
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -115,13 +117,10 @@ class ViewMaker:
             raise ValueError(f"draws have the shape {tuple(draws.shape)}; {len(x)} images need {wanted}")
         share, weights, operation, level = self.choices(draws)
         image = wide(x.detach())
-        chains = (image * 255).round().to(torch.uint8).expand(*weights.shape, *x.shape[1:]).flatten(0, 2)
-        chains = operate(chains, operation.flatten(0, 2), level.flatten(0, 2), enhancing=self.all_ops)
-        chains = chains.view(*weights.shape, *x.shape[1:])
-        share, weights = (part.to(image.dtype)[..., None, None, None] for part in (share, weights))
-        mixed = (1 - share) * image
-        for i in range(self.width):  # all chains at once would be as many batches of floats
-            mixed += share * weights[:, i] / 255 * chains[:, i]
+        pixels, (share, weights) = (image * 255).round().to(torch.uint8), (p.to(image.dtype) for p in (share, weights))
+        mixed, factor = (1 - share)[..., None, None, None] * image, share[:, None] * weights / 255
+        if self.all_ops or not _add_chains_in_one_kernel(mixed, pixels, factor, operation, level):
+            add_chains(mixed, pixels, factor, operation, level, enhancing=self.all_ops)
         return mixed.to(x.dtype)
 
     def choices(self, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -145,6 +144,53 @@ class ViewMaker:
             at = torch.arange(self.links, device=draws.device)
             operation = torch.where(at <= (3 * depth)[..., None].floor(), operation, int(Operation.NONE))
         return share[:, 0], weights, operation, level
+
+
+# ----------------------------------------------------------------------------------------------- chains
+
+
+def add_chains(
+    mixed: Tensor, pixels: Tensor, factor: Tensor, operation: Tensor, level: Tensor, *, enhancing: bool = True
+) -> None:
+    """Add factor · chain to each view, chain by chain.
+
+    Args:
+        mixed: views so far, floating (v, n, C, H, W); changed in place.
+        pixels: the images, uint8 (n, C, H, W).
+        factor: (v, width, n), by which each chain's bytes count.
+        operation, level: (v, width, n, links), as :func:`operate` takes them.
+        enhancing: whether the last four operations may be among them.
+    """
+    chains = pixels.expand(*factor.shape, *pixels.shape[1:]).flatten(0, 2)
+    chains = operate(chains, operation.flatten(0, 2), level.flatten(0, 2), enhancing=enhancing)
+    chains = chains.view(*factor.shape, *pixels.shape[1:])
+    for i in range(factor.shape[1]):  # all chains at once would be as many batches of floats
+        mixed += factor[:, i, :, None, None, None] * chains[:, i]
+
+
+_no_kernel: list[str] = []
+"""Why chains are not added in one kernel, if that was tried in vain."""
+
+
+def _wants_kernel(images: Tensor) -> bool:
+    return images.is_cuda and not _no_kernel
+
+
+def _add_chains_in_one_kernel(mixed: Tensor, pixels: Tensor, factor: Tensor, operation: Tensor, level: Tensor) -> bool:
+    """:func:`add_chains` without the last four operations, on a GPU that has Triton; whether it was done."""
+    if not _wants_kernel(mixed):
+        return False
+    try:
+        from bullettrain import augmix_kernel
+
+        maps, tones = _maps(operation, level, *pixels.shape[2:]), _tones(operation, level.abs())
+        augmix_kernel.add_chains(mixed, pixels, factor, operation, maps, tones)
+    except Exception as error:  # no Triton, no C compiler for what launches its kernels, a device it does not know
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        _no_kernel.append(reason)
+        warnings.warn(f"AugMix views take several times as long: Triton cannot make them ({reason})", stacklevel=3)
+        return False
+    return True
 
 
 # ------------------------------------------------------------------------------------------- operations
@@ -222,8 +268,13 @@ def _warp(images: Tensor, maps: Tensor) -> Tensor:
     # Past the outermost centres the edge goes on, as Pillow has it; what lies outside the image is black.
     sampled = F.grid_sample(images.to(maps.dtype), grid, "bilinear", "border", align_corners=False)
     # Pillow cuts off to whole bytes: what should be whole must not have come out a rounding error below.
-    error = maps.new_full((), 2**12 * max(height, width) * torch.finfo(maps.dtype).eps)
+    error = maps.new_full((), rounding_error(height, width, maps.dtype))
     return torch.addcmul(error, sampled, inside[:, None].to(maps.dtype)).to(torch.uint8)
+
+
+def rounding_error(height: int, width: int, dtype: torch.dtype) -> float:
+    """More than sampling is off by, and far less than a byte."""
+    return 2**12 * max(height, width) * torch.finfo(dtype).eps
 
 
 def _tones(operation: Tensor, level: Tensor) -> Tensor:

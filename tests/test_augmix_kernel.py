@@ -1,0 +1,140 @@
+"""AugMix's chains in one kernel are those of tensor operations, to the last bit: by Triton's interpreter, on a CPU.
+
+tests/test_augmix.py compares them on a GPU.
+"""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bullettrain import augmix
+from bullettrain.augmix import Operation, ViewMaker
+from test_augmix import images
+
+pytest.importorskip("triton", reason="Triton, which comes with torch's CUDA builds, is not installed")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="where there is a GPU, tests/test_gpu.py runs it there"
+)
+
+from bullettrain import augmix_kernel  # noqa: E402 (after the skip)
+
+
+def both(maker, shape, n=3, views=2, seed=0, dtype=torch.float32, channels_last=False, operation=None):
+    """Views by tensor operations and by the kernel, of the same draws."""
+    rng = np.random.default_rng(seed)
+    pixels = torch.from_numpy(images(n, shape, rng))
+    image = pixels.to(dtype) / 255
+    if channels_last:
+        image = image.contiguous(memory_format=torch.channels_last)
+    share, weights, drawn, level = maker.choices(maker.draw(n, views, generator=torch.Generator().manual_seed(seed)))
+    drawn = drawn if operation is None else torch.full_like(drawn, operation)
+    share, weights = share.to(dtype), weights.to(dtype)
+    factor = share[:, None] * weights / 255
+    plain = (1 - share)[..., None, None, None] * image
+    fused = plain.clone(memory_format=torch.preserve_format)
+    assert fused.stride() == plain.stride()
+    augmix.add_chains(plain, pixels, factor, drawn, level, enhancing=False)
+    maps, tones = augmix._maps(drawn, level, *shape[1:]), augmix._tones(drawn, level.abs())
+    augmix_kernel.add_chains(fused, pixels, factor, drawn, maps, tones)
+    return plain, fused
+
+
+@pytest.mark.parametrize("operation", [op for op in Operation if op < Operation.COLOUR], ids=lambda op: op.name.lower())
+def test_each_operation(operation):
+    plain, fused = both(ViewMaker(severity=9.9), (3, 32, 32), n=5, views=1, operation=int(operation))
+    assert torch.equal(plain, fused)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 17, 23), (2, 40, 60), (3, 2, 3), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_whole_views(shape, channels_last):
+    plain, fused = both(ViewMaker(), shape, channels_last=channels_last)
+    assert torch.equal(plain, fused)
+
+
+@settings(max_examples=15)
+@given(
+    st.tuples(st.sampled_from([1, 3]), st.integers(1, 12), st.integers(1, 12)),
+    st.integers(0, 1000),
+    st.sampled_from([ViewMaker(width=1, depth=4, severity=10), ViewMaker(width=4, depth=1), ViewMaker(severity=0.1)]),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_any_views(shape, seed, maker, dtype):
+    plain, fused = both(maker, shape, n=2, seed=seed, dtype=dtype)
+    assert torch.equal(plain, fused)
+
+
+def test_no_images_are_no_work():
+    mixed, none = torch.empty(2, 0, 3, 8, 8), torch.empty(2, 3, 0, 3)
+    pixels = mixed[0].to(torch.uint8)
+    augmix_kernel.add_chains(mixed, pixels, none[..., 0], none.long(), none.double(), none.int())
+
+
+# ------------------------------------------------------------------------------------------ which one is used
+
+
+def views(maker=ViewMaker(), n=3, shape=(3, 16, 16)):  # noqa: B008 (frozen)
+    x = torch.from_numpy(images(n, shape, np.random.default_rng(0))).float() / 255
+    return maker(x, maker.draw(n, generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """As on a GPU: how often the kernel was asked."""
+    asked, add = [], augmix_kernel.add_chains
+    monkeypatch.setattr(augmix_kernel, "add_chains", lambda *args: asked.append(1) or add(*args))
+    monkeypatch.setattr(augmix, "_no_kernel", [])
+    monkeypatch.setattr(augmix, "_wants_kernel", lambda images: not augmix._no_kernel)
+    return asked
+
+
+def test_a_maker_uses_it_where_it_can(calls, monkeypatch):
+    fused = views()
+    assert len(calls) == 1
+    views(ViewMaker(all_ops=True))
+    assert len(calls) == 1, "it does not know the last four operations"
+    monkeypatch.setattr(augmix, "_wants_kernel", lambda images: False)
+    assert torch.equal(fused, views())
+    assert len(calls) == 1
+
+
+def test_a_maker_does_without_where_it_cannot(calls, monkeypatch):
+    def broken(*args):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    monkeypatch.setattr(augmix_kernel, "add_chains", broken)
+    with pytest.warns(UserWarning, match=r"several times as long: .*RuntimeError: Failed to find C compiler\.\)"):
+        without = views()
+    assert torch.equal(without, views()), "said once"
+    monkeypatch.setattr(augmix, "_wants_kernel", lambda images: False)
+    assert torch.equal(without, views())
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from bullettrain.augmix_kernel import _add_chains as kernel
+
+numbers = dict(CHAINS=3, LINKS=3, C=3, H=32, W=32, ERROR=2.0**-35, TILE=1024)
+pointers = dict(mixed="*fp32", pixels="*u8", factor="*fp32", operation="*i32")
+pointers |= dict(maps="*fp64", tones="*i32", scratch="*u8")
+counts = dict.fromkeys(["n", "by_view", "by_image", "by_channel", "by_row", "by_column"], "i32")
+source = ASTSource(kernel, pointers | counts | dict.fromkeys(numbers, "constexpr"), numbers)
+options = dict(num_warps=8, enable_fp_fusion=False)
+print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
+"""
+
+
+def test_it_compiles_for_a_gpu_and_rounds_every_product(tmp_path):
+    surroundings = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    surroundings["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=surroundings, capture_output=True, text=True, check=True)
+    assert "mul.f64" in done.stdout or "mul.rn.f64" in done.stdout
+    assert "fma" not in done.stdout
