@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import PIL
@@ -20,6 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from bullettrain import augmix
 from bullettrain.augmix import ViewMaker
 from bullettrain.data import load
 from bullettrain.data.base import DataError
@@ -86,6 +88,9 @@ def measure(n: int, device: torch.device, data_dir: Path | None, repeats: int) -
     rows = {"ours": milliseconds(lambda: maker(x, maker.draw(n, device=device)), device, repeats, warm_up=3)}
     if device.type == "cuda":
         rows["ours, captured"] = milliseconds(captured(lambda: maker(x, fixed)), device, repeats, warm_up=3)
+        with patch.object(augmix, "_wants_kernel", lambda images: False):
+            several = captured(lambda: maker(x, fixed))
+        rows["tensor operations, captured"] = milliseconds(several, device, repeats, warm_up=3)
     rows["pillow"] = milliseconds(by_pillow, torch.device("cpu"), 5)
     here = {key: value for key, value in environment(device).items() if key != "command"}
     return {
