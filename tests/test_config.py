@@ -1,5 +1,6 @@
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ WANTED = {
     "cifar100-augmix",
     "cifar10-augmix-short",
     "cifar100-augmix-short",
+    "cifar10-augmix-fast",
 }
 
 
@@ -63,6 +65,14 @@ def test_the_short_recipes_differ_in_their_objective_alone():
     trades, pgd = recipe("cifar10-trades-short"), recipe("cifar10-pgd-short")
     changed = trades.replace_section("method", objective="pgd-at", beta=None)
     assert {**changed.to_dict(), "recipe": "cifar10-pgd-short"} == pgd.to_dict()
+
+
+def test_the_fast_recipe_is_the_one_that_was_measured():
+    record = Path(__file__).parents[1] / "results" / "augmix" / "cifar10-batch-512" / "bullettrain" / "config.yaml"
+    measured = Config.from_dict({k: v for k, v in yaml.safe_load(record.read_text()).items() if k != "environment"})
+    differ = {"recipe", "schedule.final", "training.compile"}  # the second is a cosine's alone
+    assert recipe("cifar10-augmix-fast").differences(measured).keys() <= differ
+    assert measured.training.compile
 
 
 def test_the_papers_settings():

@@ -49,8 +49,6 @@ def test_a_run_says_what_is_hardly_wanted():
     assert small("selection=last").doubts() == []
     (once,) = small("selection=last", "epochs=1").doubts()
     assert "knows nobody in the first epoch" in once
-    (other,) = small("selection=last", "data.views=true").doubts()
-    assert "of another view" in other
 
 
 def test_a_network_that_gets_everything_wrong_is_noticed_in_the_first_epoch(tmp_path):

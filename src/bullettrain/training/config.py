@@ -211,15 +211,8 @@ class Config:
     def doubts(self) -> list[str]:
         """What can be run so, but hardly is what is wanted, a line each."""
         doubts = [self.method.falls_short()]
-        if self.method.engine().remembers:
-            if self.training.epochs == 1:
-                doubts.append(
-                    "selection=last knows nobody in the first epoch: all are on the boundary, as in a baseline"
-                )
-            if self.data.views:
-                doubts.append(
-                    "selection=last and data.views: the last logits are of another view, and choose less well"
-                )
+        if self.method.engine().remembers and self.training.epochs == 1:
+            doubts.append("selection=last knows nobody in the first epoch: all are on the boundary, as in a baseline")
         return [doubt for doubt in doubts if doubt is not None]
 
     def baseline(self) -> Config:

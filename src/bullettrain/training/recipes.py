@@ -153,6 +153,16 @@ def cifar100_augmix_short() -> Config:
     return _augmix("cifar100-augmix-short", "cifar100", 20, AUGMIX_100)
 
 
+def cifar10_augmix_fast() -> Config:
+    """AugMix on CIFAR-10 where a GPU is large: batches of 512, images as views, selected at no cost by last logits."""
+    # Four times the batch, four times the rate, which has to warm up. Images that are views make up for fewer of them.
+    method = dataclasses.replace(AUGMIX, gamma=0.75, selection="last")
+    config = _augmix("cifar10-augmix-fast", "cifar10", 100, method).replace_section("data", views=True)
+    config = config.replace_section("training", batch_size=512, attack_group=4)
+    config = config.replace_section("optimizer", lr=0.4)
+    return dataclasses.replace(config, schedule=ScheduleConfig("one-cycle", warmup=0.05))
+
+
 RECIPES: dict[str, Callable[[], Config]] = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -169,6 +179,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
         cifar100_augmix,
         cifar10_augmix_short,
         cifar100_augmix_short,
+        cifar10_augmix_fast,
     )
 }
 
