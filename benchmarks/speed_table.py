@@ -41,10 +41,12 @@ def table() -> str:
 def line(result: dict[str, Any], engine: str, baseline: dict[str, Any], mined: dict[str, Any], name: str) -> str:
     """One comparison."""
     config = result["config"]
+    batch = config["training"]["batch_size"]
+    objective = OBJECTIVES[config["method"]["objective"]] + SELECTIONS.get(config["method"].get("selection"), "")
     cells = [
         NETWORKS.get(config["network"]["name"], config["network"]["name"]),
         DATA.get(config["data"]["name"], config["data"]["name"]),
-        OBJECTIVES[config["method"]["objective"]] + SELECTIONS.get(config["method"].get("selection"), ""),
+        objective + (f", batch {batch}" if batch > 128 else ""),
         f"[{ENGINES[engine]}](results/bench/{name})",
         str(config["training"]["attack_group"] if engine != "eager" else 1),
         f"{baseline['epoch_seconds']:.2f}",
