@@ -42,6 +42,8 @@ METHODS = {
     "bullettrain, selected in eval mode, four at once": ["selection=eval", "attack_group=4"],
     "bullettrain, selected by last logits": ["selection=last"],
     "bullettrain, selected by last logits, images as views": ["selection=last", "data.views=true"],
+    "bullettrain, half of the images as views": ["data.views=0.5"],
+    "bullettrain, selected by last logits, half of the images as views": ["selection=last", "data.views=0.5"],
     "bullettrain, by chance": ["score=random"],
 }
 CUTS = ["network.name=wrn-10-1", "data.train_size=8000", "data.test_size=2000", "epochs=20", "average=0", "threads=1"]

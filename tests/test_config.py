@@ -75,6 +75,15 @@ def test_the_fast_recipe_is_the_one_that_was_measured():
     assert measured.training.compile
 
 
+def test_images_as_views_are_all_or_a_share():
+    short = recipe("cifar10-augmix-short")
+    given = {text: short.with_settings([f"data.views={text}"]).data.views for text in ("true", "no", "1", "0.5", "1/4")}
+    assert given == {"true": True, "no": False, "1": True, "0.5": 0.5, "1/4": 0.25}
+    for wrong, message in (("1.5", "at most 1"), ("half", "is no number")):
+        with pytest.raises(ConfigError, match=message):
+            short.with_settings([f"data.views={wrong}"])
+
+
 def test_the_papers_settings():
     trades = recipe("cifar10-trades")
     assert (trades.network.name, trades.training.epochs, trades.training.batch_size) == ("wrn-34-10", 76, 128)

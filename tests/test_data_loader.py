@@ -125,7 +125,7 @@ def test_without_shuffling_the_order_is_that_of_the_data():
     world=st.integers(1, 4),
     crop=st.integers(0, 2),
     flip=st.booleans(),
-    views=st.booleans(),
+    views=st.sampled_from([0.0, 0.4, 1.0]),
     shuffle=st.booleans(),
     drop_last=st.booleans(),
     data=st.data(),
@@ -136,7 +136,7 @@ def test_seed_epoch_and_index_alone_decide_a_batch(
     drop_last = drop_last and n >= batch_size
     pictures = images(n, 1, 3)
     options = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
-    options |= {"augment": Augment(crop, flip), "views": ViewMaker() if views else None}
+    options |= {"augment": Augment(crop, flip), "views": ViewMaker() if views else None, "viewed": views}
     joint = Loader(pictures, **options)
     batches = list(joint.epoch(epoch))
     assert len(batches) == len(joint)
@@ -203,6 +203,20 @@ def test_views_are_of_the_cropped_and_flipped_images_several_batches_at_once(cha
         assert torch.equal(view, expected)
         assert view.stride() == x.stride()
         assert not torch.equal(view, x)
+
+
+def test_a_share_of_the_images_are_views_and_the_others_are_themselves():
+    options = {"batch_size": 100, "seed": 0, "augment": Augment(2, True)}
+    kinds = ({}, {"views": ViewMaker()}, {"views": ViewMaker(), "viewed": 0.3})
+    plain, all_viewed, some = (
+        torch.cat([x for x, _ in Loader(images(400), **kind, **options).epoch(0)]) for kind in kinds
+    )
+    alone = (some == plain).flatten(1).all(dim=1)
+    # The draws of a batch begin alike: what is a view is the one that it would be if all were.
+    assert torch.equal(some[~alone], all_viewed[~alone])
+    assert 0.2 < float((~alone).float().mean()) < 0.4
+    with pytest.raises(DataError, match=r"viewed=1\.5"):
+        Loader(images(4), batch_size=2, seed=0, views=ViewMaker(), viewed=1.5)
 
 
 def test_how_many_batches_are_viewed_at_once_depends_on_the_device_and_on_their_size():

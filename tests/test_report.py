@@ -523,6 +523,10 @@ def test_augmix_is_not_an_attack(tmp_path):
     assert "Clean, training" not in page.text
     assert "no more views" in page.text
 
+    config["data"]["views"] = 0.5
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    assert "Partly as views, training" in report(tmp_path).text
+
 
 def test_a_long_run_stays_small(tmp_path):
     make_run(tmp_path, epochs=300, per_epoch=40)

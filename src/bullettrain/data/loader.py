@@ -25,9 +25,9 @@ class Loader:
 
     batch_size is the joint batch over all `world` processes; process `rank` gets its contiguous share of
     each, near-equal in size (and empty, where a last batch is smaller than the world, so that every process
-    takes the same number of steps). Each batch comes `replays` times in a row. With `views` each image comes as one
-    AugMix view of itself. resident=None puts the images on the device when they take up at most 40 % of its free
-    memory.
+    takes the same number of steps). Each batch comes `replays` times in a row. With `views` images come as one
+    AugMix view of themselves: all of them, or the share `viewed`, drawn anew in every epoch. resident=None puts the
+    images on the device when they take up at most 40 % of its free memory.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Loader:
         device: torch.device | str = "cpu",
         augment: Augment | None = None,
         views: ViewMaker | None = None,
+        viewed: float = 1.0,
         shuffle: bool = True,
         drop_last: bool = False,
         rank: int = 0,
@@ -57,12 +58,14 @@ class Loader:
                 f"{len(data)} images make no full batch of {batch_size}:"
                 " choose a smaller batch size, or keep the last batch (drop_last=False)."
             )
+        if not 0 <= viewed <= 1:
+            raise DataError(f"viewed={viewed}: the share of images that come as views is 0 to 1.")
         if replays < 1:
             raise DataError(f"replays={replays}: a batch comes at least once.")
         self.device = torch.device(device)
         self.resident = _fits(data, self.device) if resident is None else resident
         self.data = data.to(self.device if self.resident else "cpu")
-        self.batch_size, self.seed, self.augment, self.views = batch_size, seed, augment, views
+        self.batch_size, self.seed, self.augment, self.views, self.viewed = batch_size, seed, augment, views, viewed
         self.shuffle, self.drop_last, self.rank, self.world = shuffle, drop_last, rank, world
         self.dtype, self.channels_last, self.replays = dtype, channels_last, replays
         self._drawn: tuple[int, int, Tensor] | None = None
@@ -134,6 +137,9 @@ class Loader:
                 yield unit, y
                 continue
             chance = self.views.draw(self._size(index), 1, generator=generator, device=self.device)
+            if self.viewed < 1:  # mixed with nothing of its chains, a view is the image itself
+                some = torch.rand(len(chance), generator=generator, device=self.device) < self.viewed
+                chance[:, 0, 0] *= some
             waiting.append((unit, y, chance[self._share(index)]))
             if len(waiting) >= self._at_once(unit.numel()):
                 yield from self._viewed(waiting)

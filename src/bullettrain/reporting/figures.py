@@ -61,8 +61,8 @@ def accuracy(run: Run, attacked: str) -> Plate | None:
     """Accuracy on clean and on attacked images: training batches, validation set, probe."""
     table, epochs = run.progress, run.epochs
     curves, says = [], []
-    clean = "as views" if run.sees_views else "clean"
-    for column, colour, label in (("clean_accuracy", "soft", clean), ("robust_accuracy", "accent", attacked)):
+    seen = (("clean_accuracy", "soft", run.seen_as), ("robust_accuracy", "accent", attacked))
+    for column, colour, label in seen:
         curves.append(Curve(*thin(table["epoch"], table[column]), colour, label))
     if any(np.isfinite(curve.y).any() for curve in curves):
         how = "corrupted" if run.makes_views else "attacked"

@@ -115,8 +115,15 @@ class Run:
 
     @property
     def sees_views(self) -> bool:
-        """Whether images came as views of themselves, so that none of training was clean."""
+        """Whether images, or some, came as views of themselves, so that training accuracy is not a clean one."""
         return bool(self.section("data").get("views", False))
+
+    @property
+    def seen_as(self) -> str:
+        """How the network saw training images that were not corrupted."""
+        if not self.sees_views:
+            return "clean"
+        return "as views" if float(self.section("data")["views"]) == 1 else "partly as views"
 
     @property
     def progress(self) -> Table:

@@ -213,7 +213,7 @@ def epochs(run: Run) -> Grid:
         "examples_per_second": ("Examples/s", lambda value: number(value, 0)),
         "loss": ("Loss", lambda value: number(value, 3)),
         "lr": ("LR", short),
-        "clean_accuracy": ("As views, training" if run.sees_views else "Clean, training", percent),
+        "clean_accuracy": (f"{run.seen_as.capitalize()}, training", percent),
         "robust_accuracy": ("Corrupted, training" if run.makes_views else "Attacked, training", percent),
         "validation_clean": ("Clean, validation", percent),
         "validation_robust": ("Robust, validation", percent),

@@ -27,8 +27,8 @@ class DataConfig:
     """Zero padding before a random crop; 0: none."""
     flip: bool = False
     """Random horizontal flips."""
-    views: bool = False
-    """Each image as one AugMix view of itself; where the method is AugMix, made as its other views are."""
+    views: bool | float = False
+    """Each image, or this share of them, as one AugMix view of itself; of AugMix's kind where that is the method."""
     train_size: int = 0
     """Use only so many training images (every class in proportion); 0: all."""
     test_size: int = 0
@@ -135,6 +135,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "data.train_size": (0, math.inf),
     "data.test_size": (0, math.inf),
     "data.crop": (0, math.inf),
+    "data.views": (0, 1),
     "method.start_radius": (TINY, 1e30),
     "method.clean": (0, 1),
     "method.ramp": (0, 1),

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from bullettrain.checks import instead
 
+BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
 
 class ConfigError(ValueError):
     """A setting that cannot be: one sentence with the key and what there is."""
@@ -39,6 +41,8 @@ def parse(text: str, hint: Any, name: str) -> Any:
     if text.lower() in ("null", "none", "") and type(None) in options:
         return None
     kind = next(option for option in options if option is not type(None))
+    if kind is bool and float in options and text.lower() not in BOOLEANS:
+        kind = float  # a share, where true is all
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         if text not in choices:
@@ -48,9 +52,9 @@ def parse(text: str, hint: Any, name: str) -> Any:
         parts = [part for part in text.strip("[]()").split(",") if part.strip()]
         return tuple(parse(part.strip(), typing.get_args(kind)[0], name) for part in parts)
     if kind is bool:
-        if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
+        if text.lower() not in BOOLEANS:
             raise ConfigError(f"{name} is {text!r}; write true or false")
-        return text.lower() in ("true", "yes", "1")
+        return BOOLEANS[text.lower()]
     if kind is str:
         return text
     try:
