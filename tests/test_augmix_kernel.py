@@ -138,3 +138,18 @@ def test_it_compiles_for_a_gpu_and_rounds_every_product(tmp_path):
     done = subprocess.run([sys.executable, "-c", COMPILE], env=surroundings, capture_output=True, text=True, check=True)
     assert "mul.f64" in done.stdout or "mul.rn.f64" in done.stdout
     assert "fma" not in done.stdout
+
+
+def test_small_images_are_not_for_the_kernel(monkeypatch):
+    class OnGpu:
+        is_cuda = True
+
+        def __init__(self, *shape):
+            self.shape = shape
+
+    monkeypatch.setattr(augmix, "_no_kernel", [])
+    assert augmix._wants_kernel(OnGpu(2, 4, 3, 16, 16))
+    assert not augmix._wants_kernel(OnGpu(2, 4, 3, 8, 8))
+    assert not augmix._wants_kernel(torch.empty(2, 4, 3, 16, 16))
+    augmix._no_kernel.append("it failed")
+    assert not augmix._wants_kernel(OnGpu(2, 4, 3, 16, 16))

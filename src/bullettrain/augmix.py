@@ -27,6 +27,8 @@ from bullettrain.precision import wide, widest
 
 MOST = 10.0
 """The level at which an operation has its full strength."""
+SMALL = 256
+"""Pixels below which images are not for the kernel."""
 AT_ONCE = 64
 """Images in a piece of work on a CPU: what stays in its cache is several times faster."""
 
@@ -173,7 +175,8 @@ _no_kernel: list[str] = []
 
 
 def _wants_kernel(images: Tensor) -> bool:
-    return images.is_cuda and not _no_kernel
+    """On a GPU, unless it failed before; small images are little work, and have not been tried."""
+    return images.is_cuda and images.shape[-2] * images.shape[-1] >= SMALL and not _no_kernel
 
 
 def _add_chains_in_one_kernel(mixed: Tensor, pixels: Tensor, factor: Tensor, operation: Tensor, level: Tensor) -> bool:

@@ -36,26 +36,28 @@ def add_chains(mixed: Tensor, pixels: Tensor, factor: Tensor, operation: Tensor,
     # Three images for each view: the one that chains begin with, and two that their links write in turn.
     scratch = torch.empty(views * n, 3, channels * height * width, dtype=torch.uint8, device=mixed.device)
     tile = min(TILE, triton.next_power_of_2(height * width))
-    _add_chains[(views * n,)](
-        mixed,
-        pixels.contiguous(),
-        factor.to(mixed.dtype).contiguous(),
-        operation.to(torch.int32).contiguous(),
-        maps.contiguous(),
-        tones.contiguous(),
-        scratch,
-        n,
-        *mixed.stride(),
-        CHAINS=factor.shape[1],
-        LINKS=operation.shape[3],
-        C=channels,
-        H=height,
-        W=width,
-        ERROR=rounding_error(height, width, maps.dtype),
-        TILE=tile,
-        num_warps=max(1, tile // 128),
-        enable_fp_fusion=False,  # Pillow rounds every product
-    )
+    launch = _add_chains[(views * n,)]
+    with torch.cuda.device_of(mixed):  # type: ignore[no-untyped-call]  # Triton launches where torch is
+        launch(
+            mixed,
+            pixels.contiguous(),
+            factor.to(mixed.dtype).contiguous(),
+            operation.to(torch.int32).contiguous(),
+            maps.contiguous(),
+            tones.contiguous(),
+            scratch,
+            n,
+            *mixed.stride(),
+            CHAINS=factor.shape[1],
+            LINKS=operation.shape[3],
+            C=channels,
+            H=height,
+            W=width,
+            ERROR=rounding_error(height, width, maps.dtype),
+            TILE=tile,
+            num_warps=max(1, tile // 128),
+            enable_fp_fusion=False,  # Pillow rounds every product
+        )
 
 
 @triton.jit
