@@ -1,6 +1,7 @@
 """AugMix as an objective and through the training command: views for boundary examples alone, counted and resumed."""
 
 import copy
+import dataclasses
 import re
 import runpy
 import signal
@@ -196,8 +197,18 @@ def test_what_a_run_says(both):
     text = shown(_print_comparison, baseline, mined)
     assert re.search(r"clean +AugMix views +training", text)
     assert "in the paper" not in text
+    assert "capturing" not in text
     text = shown(_print_result, mined)
     assert re.search(r"boundary \d+\.\d %, robust \d+\.\d %\n", text)
+    assert re.search(r"trained \d+\.\d s, ", text)
+    # As on a GPU.
+    plain, own = (
+        dataclasses.replace(result, end={**result.end, "seconds": seconds, "capture_seconds": captures})
+        for result, seconds, captures in ((baseline, 226.0, 26.0), (mined, 140.0, 104.0))
+    )
+    assert "trained 2 min 20 s and 1 min 44 s of compiling and capturing, " in shown(_print_result, own)
+    said = "1.61× wall-clock\nCompiling and capturing, 1 min 44 s and without mining 26.0 s, are not in it: with them"
+    assert f"{said} it is 1.03×.\n" in shown(_print_comparison, plain, own)
     page = (folder / "report.html").read_text()
     assert "What the corruption did" in page
     assert "two views each" in page

@@ -338,6 +338,7 @@ def test_comparison(pages):
         "Test accuracy of the last weights.",
     ):
         assert words in page.text
+    assert "capturing" not in page.text
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -351,6 +352,27 @@ def test_a_comparison_says_how_sure_it_is(tmp_path, paired):
         "PGD-20 accuracy 51.84 % 51.21 % −0.63 ± 0.32 points",
     ):
         assert words in page.text
+
+
+def test_compiling_and_capturing_are_not_kept_quiet(tmp_path):
+    make_comparison(tmp_path)
+    file = tmp_path / "comparison.json"
+    content = json.loads(file.read_text())
+    taken = {"baseline": 26.0, "bullettrain": 104.0}
+    for row in content["rows"]:
+        row["capture_seconds"] = taken[row["name"]]
+    file.write_text(json.dumps(content))
+    log = read_log(tmp_path / "bullettrain")
+    log[-1]["capture_seconds"] = 104.0
+    write_log(tmp_path / "bullettrain", log)
+    page = report(tmp_path)
+    for words in (
+        "baseline 3 min 32 s; compiling and capturing: 1 min 44 s more",
+        "Compiling and capturing, 1 min 44 s and without mining 26.0 s, are not in it: with them it is 0.91×.",
+        "Compiling and capturing 26.0 s 1 min 44 s",
+    ):
+        assert words in page.text
+    assert "epochs; compiling and capturing: 1 min 44 s more" in report(tmp_path / "bullettrain").text
 
 
 def test_text_of_the_run_is_text(tmp_path):

@@ -220,7 +220,9 @@ def _print_result(console: Console, result: Result) -> None:
     for weights, figures in result.accuracy.items():
         table.add_row(weights, *(percent(figures[attack]) for attack in attacks))
     end = result.end
-    lines = [f"trained {duration(end['seconds'])}, {end['work']:.1f} passes an example"]
+    besides = end.get("capture_seconds", 0.0)
+    captures = f" and {duration(besides)} of compiling and capturing" if besides > words.MOMENT else ""
+    lines = [f"trained {duration(end['seconds'])}{captures}, {end['work']:.1f} passes an example"]
     if end["boundary"] < 1:
         shares = [f"{name} {percent(end[name])}" for name in ("outlier", "boundary", "robust")]
         lines.append(", ".join(shares) + _beside_paper(result))
@@ -252,13 +254,14 @@ def _print_comparison(console: Console, baseline: Result, mined: Result) -> None
     console.print(table)
     if len(table.columns) < len(rows[0]):
         say(console, "the report has more columns", style="dim")
-    say(
-        console,
+    lines = [
         f"speed-up {speedup['theoretical']:.2f}× theoretical, {speedup['work']:.2f}× counted work, "
-        f"{speedup['wall_clock']:.2f}× wall-clock{_beside_paper(mined)}\n"
-        f"accuracy of the {plain['weights']} weights; against the baseline {', '.join(says)}\n"
-        f"{words.error_in_words(errors[attack]['paired'])}",
-    )
+        f"{speedup['wall_clock']:.2f}× wall-clock{_beside_paper(mined)}",
+        words.plain(words.in_all(own, plain)),
+        f"accuracy of the {plain['weights']} weights; against the baseline {', '.join(says)}",
+        words.error_in_words(errors[attack]["paired"]),
+    ]
+    say(console, "\n".join(line for line in lines if line))
 
 
 def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:

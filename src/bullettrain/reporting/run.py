@@ -28,7 +28,8 @@ SHARES = tuple(category.name.lower() for category in Category)
 TRAINING = ("step", "epoch", "loss", "lr", "robust_fraction", *SHARES, "work", "clean_accuracy", "robust_accuracy")
 STEP_COLUMNS = (*TRAINING, *(f"svar_{name}" for name in SHARES))
 EPOCH_COLUMNS = (*TRAINING, "seconds", "examples_per_second", "validation_clean", "validation_robust", "probe_robust")
-END_KEYS = ("seconds", "epochs", "examples", *SHARES, "work", "plain_work", "theoretical_speedup", "work_speedup")
+END_KEYS = ("seconds", "capture_seconds", "epochs", "examples", *SHARES)
+END_KEYS += ("work", "plain_work", "theoretical_speedup", "work_speedup")
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,11 @@ class Run:
         logged = self.epochs["seconds"][np.isfinite(self.epochs["seconds"])]
         return float(logged.sum()) if len(logged) else math.nan
 
+    @property
+    def capture_seconds(self) -> float:
+        """Spent on compiling and capturing, which training time is without; known when the run ends."""
+        return self.totals["capture_seconds"] if math.isfinite(self.totals["capture_seconds"]) else 0.0
+
     def accuracy(self, weights: str, attack: str) -> float:
         """Test accuracy, NaN where it was not evaluated."""
         found = [e.accuracy for e in self.evaluations if (e.weights, e.attack) == (weights, attack)]
@@ -161,7 +167,7 @@ class Comparison:
     bullettrain: Run
     baseline: Run
     rows: dict[str, dict[str, float]]
-    """By name: accuracy by attack, seconds, shares, work."""
+    """By name: accuracy by attack, seconds, of captures, too, shares, work."""
     weights: dict[str, str]
     """By name: which weights the row's accuracies are of, where it says."""
     speedup: dict[str, float]
@@ -173,7 +179,7 @@ class Comparison:
     @property
     def attacks(self) -> list[str]:
         """The columns of the rows that are accuracies."""
-        others = {"seconds", "work", "weights", "name", *SHARES}
+        others = {"seconds", "capture_seconds", "work", "weights", "name", *SHARES}
         return list(dict.fromkeys(key for row in self.rows.values() for key in row if key not in others))
 
 

@@ -66,6 +66,10 @@ def error_in_words(paired: bool) -> str:
     )
 
 
+MOMENT = 0.1
+"""Seconds of compiling and capturing that are not worth a word."""
+
+
 def duration(seconds: float) -> str:
     """12.3 s, 5 min 12 s, 1 h 23 min; from two days on, 2 d 3 h."""
     if not math.isfinite(seconds):
@@ -80,6 +84,16 @@ def duration(seconds: float) -> str:
         return f"{hours}{THIN}h {rest}{THIN}min"
     days, rest = divmod(round(seconds / 3600), 24)
     return f"{days}{THIN}d {rest}{THIN}h"
+
+
+def in_all(mine: Mapping[str, float], plain: Mapping[str, float]) -> str:
+    """What wall-clock is with compiling and capturing, of rows of a comparison, in a sentence; "" without any."""
+    taken = [row.get("capture_seconds", 0.0) for row in (mine, plain)]
+    whole = [row.get("seconds", math.nan) + more for row, more in zip((mine, plain), taken, strict=True)]
+    if not sum(taken) > MOMENT or not all(map(math.isfinite, whole)):
+        return ""
+    besides = f"Compiling and capturing, {duration(taken[0])} and without mining {duration(taken[1])}, are not in it"
+    return f"{besides}: with them it is {times(whole[1] / whole[0])}."
 
 
 def times(ratio: float) -> str:

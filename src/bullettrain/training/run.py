@@ -200,7 +200,7 @@ def comparison(baseline: Result, mined: Result) -> dict[str, Any]:
     for name, result in (("baseline", baseline), ("bullettrain", mined)):
         figures = result.accuracy[result.chosen]
         attack = next(key for key in figures if key != "clean")
-        keys = ("seconds", "outlier", "boundary", "robust", "work")
+        keys = ("seconds", "capture_seconds", "outlier", "boundary", "robust", "work")
         rows.append(
             {
                 "name": name,
