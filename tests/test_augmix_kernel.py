@@ -19,19 +19,23 @@ from test_augmix import images
 
 pytest.importorskip("triton", reason="Triton, which comes with torch's CUDA builds, is not installed")
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="where there is a GPU, tests/test_gpu.py runs it there"
+    torch.cuda.is_available(), reason="where there is a GPU, tests/test_augmix.py runs it there"
 )
 
 from bullettrain import augmix_kernel  # noqa: E402 (after the skip)
 
 
-def both(maker, shape, n=3, views=2, seed=0, dtype=torch.float32, channels_last=False, operation=None):
+def laid_out(image, layout):
+    """The same image (n, C, H, W), elsewhere in memory."""
+    if layout == "channels_last":
+        return image.contiguous(memory_format=torch.channels_last)
+    return image.transpose(2, 3).contiguous().transpose(2, 3) if layout == "columns" else image
+
+
+def both(maker, shape, n=3, views=2, seed=0, dtype=torch.float32, layout=None, operation=None):
     """Views by tensor operations and by the kernel, of the same draws."""
-    rng = np.random.default_rng(seed)
-    pixels = torch.from_numpy(images(n, shape, rng))
-    image = pixels.to(dtype) / 255
-    if channels_last:
-        image = image.contiguous(memory_format=torch.channels_last)
+    image = laid_out(torch.from_numpy(images(n, shape, np.random.default_rng(seed))).to(dtype) / 255, layout)
+    pixels = (image * 255).round().to(torch.uint8)
     share, weights, drawn, level = maker.choices(maker.draw(n, views, generator=torch.Generator().manual_seed(seed)))
     drawn = drawn if operation is None else torch.full_like(drawn, operation)
     share, weights = share.to(dtype), weights.to(dtype)
@@ -52,9 +56,9 @@ def test_each_operation(operation):
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 17, 23), (2, 40, 60), (3, 2, 3), (1, 1, 1)], ids=str)
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_whole_views(shape, channels_last):
-    plain, fused = both(ViewMaker(), shape, channels_last=channels_last)
+@pytest.mark.parametrize("layout", [None, "channels_last", "columns"])
+def test_whole_views(shape, layout):
+    plain, fused = both(ViewMaker(), shape, layout=layout)
     assert torch.equal(plain, fused)
 
 
@@ -70,7 +74,8 @@ def test_any_views(shape, seed, maker, dtype):
     assert torch.equal(plain, fused)
 
 
-def test_no_images_are_no_work():
+def test_no_images_are_no_work(monkeypatch):
+    monkeypatch.setattr(augmix_kernel, "_add_chains", None)  # a grid of nothing cannot be launched
     mixed, none = torch.empty(2, 0, 3, 8, 8), torch.empty(2, 3, 0, 3)
     pixels = mixed[0].to(torch.uint8)
     augmix_kernel.add_chains(mixed, pixels, none[..., 0], none.long(), none.double(), none.int())
@@ -116,19 +121,51 @@ def test_a_maker_does_without_where_it_cannot(calls, monkeypatch):
     assert torch.equal(without, views())
 
 
+def test_what_the_other_way_does_not_help_is_raised(calls, monkeypatch):
+    def full(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(augmix_kernel, "add_chains", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        views()
+
+    def broken(*args):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(augmix_kernel, "add_chains", broken)
+    monkeypatch.setattr(augmix, "_is_capturing", lambda images: True)
+    with pytest.raises(RuntimeError, match="no"):
+        views()
+    assert not augmix._no_kernel
+
+
+def test_it_is_launched_with_the_options_that_it_is_compiled_with(monkeypatch):
+    launched = []
+
+    class Launch:
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: launched.append((grid, kwargs))
+
+    monkeypatch.setattr(augmix_kernel, "_add_chains", Launch())
+    both(ViewMaker(), (3, 20, 20), n=3)
+    ((grid, options),) = launched
+    assert grid == (6,)
+    assert augmix_kernel.OPTIONS.items() <= options.items()
+
+
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bullettrain.augmix_kernel import _add_chains as kernel
+from bullettrain.augmix_kernel import OPTIONS, _add_chains as kernel
 
 numbers = dict(CHAINS=3, LINKS=3, C=3, H=32, W=32, ERROR=2.0**-35, TILE=1024)
 pointers = dict(mixed="*fp32", pixels="*u8", factor="*fp32", operation="*i32")
 pointers |= dict(maps="*fp64", tones="*i32", scratch="*u8")
 counts = dict.fromkeys(["n", "by_view", "by_image", "by_channel", "by_row", "by_column"], "i32")
 source = ASTSource(kernel, pointers | counts | dict.fromkeys(numbers, "constexpr"), numbers)
-options = dict(num_warps=8, enable_fp_fusion=False)
-print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
+made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=8, **OPTIONS)).asm
+print(made["ttir"].count("barrier"), made["ptx"])
 """
 
 
@@ -138,6 +175,7 @@ def test_it_compiles_for_a_gpu_and_rounds_every_product(tmp_path):
     done = subprocess.run([sys.executable, "-c", COMPILE], env=surroundings, capture_output=True, text=True, check=True)
     assert "mul.f64" in done.stdout or "mul.rn.f64" in done.stdout
     assert "fma" not in done.stdout
+    assert done.stdout.startswith("3 "), "threads wait for each other: after the copy, each link, and each chain"
 
 
 def test_small_images_are_not_for_the_kernel(monkeypatch):
@@ -148,8 +186,8 @@ def test_small_images_are_not_for_the_kernel(monkeypatch):
             self.shape = shape
 
     monkeypatch.setattr(augmix, "_no_kernel", [])
-    assert augmix._wants_kernel(OnGpu(2, 4, 3, 16, 16))
-    assert not augmix._wants_kernel(OnGpu(2, 4, 3, 8, 8))
-    assert not augmix._wants_kernel(torch.empty(2, 4, 3, 16, 16))
-    augmix._no_kernel.append("it failed")
+    assert augmix._wants_kernel(OnGpu(2, 4, 3, 20, 20))
     assert not augmix._wants_kernel(OnGpu(2, 4, 3, 16, 16))
+    assert not augmix._wants_kernel(torch.empty(2, 4, 3, 20, 20))
+    augmix._no_kernel.append("it failed")
+    assert not augmix._wants_kernel(OnGpu(2, 4, 3, 20, 20))

@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bullettrain import models
+from bullettrain.data import ImageSet
 from bullettrain.evaluation.specs import threat_of
 from bullettrain.training import RECIPES, Config, ConfigError, recipe
 from bullettrain.training.methods import with_method
 from bullettrain.training.optim import make_optimizer, rate
 from bullettrain.training.recipes import one_line
 from bullettrain.training.settings import as_setting, number
+from bullettrain.training.setup import Place, make_loader
 
+SOME = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64), ("a", "b"))
 WANTED = {
     "digits",
     "digits-augmix",
@@ -79,6 +82,9 @@ def test_images_as_views_are_all_or_a_share():
     short = recipe("cifar10-augmix-short")
     given = {text: short.with_settings([f"data.views={text}"]).data.views for text in ("true", "no", "1", "0.5", "1/4")}
     assert given == {"true": True, "no": False, "1": True, "0.5": 0.5, "1/4": 0.25}
+    for views, share in ((True, 1), (False, None), (None, None), (0.25, 0.25)):  # as an old config.yaml may have it
+        loader = make_loader(short.replace_section("data", views=views), SOME, Place(torch.device("cpu")))
+        assert (loader.view_share if loader.views else None) == share
     for wrong, message in (("1.5", "at most 1"), ("half", "is no number")):
         with pytest.raises(ConfigError, match=message):
             short.with_settings([f"data.views={wrong}"])

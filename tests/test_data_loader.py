@@ -1,5 +1,7 @@
 """Batches: the same from the same seed, from any start, over any number of processes, resident or not."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -136,7 +138,7 @@ def test_seed_epoch_and_index_alone_decide_a_batch(
     drop_last = drop_last and n >= batch_size
     pictures = images(n, 1, 3)
     options = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
-    options |= {"augment": Augment(crop, flip), "views": ViewMaker() if views else None, "viewed": views}
+    options |= {"augment": Augment(crop, flip), "views": ViewMaker() if views else None, "view_share": views}
     joint = Loader(pictures, **options)
     batches = list(joint.epoch(epoch))
     assert len(batches) == len(joint)
@@ -206,17 +208,21 @@ def test_views_are_of_the_cropped_and_flipped_images_several_batches_at_once(cha
 
 
 def test_a_share_of_the_images_are_views_and_the_others_are_themselves():
-    options = {"batch_size": 100, "seed": 0, "augment": Augment(2, True)}
-    kinds = ({}, {"views": ViewMaker()}, {"views": ViewMaker(), "viewed": 0.3})
-    plain, all_viewed, some = (
-        torch.cat([x for x, _ in Loader(images(400), **kind, **options).epoch(0)]) for kind in kinds
-    )
-    alone = (some == plain).flatten(1).all(dim=1)
-    # The draws of a batch begin alike: what is a view is the one that it would be if all were.
-    assert torch.equal(some[~alone], all_viewed[~alone])
-    assert 0.2 < float((~alone).float().mean()) < 0.4
-    with pytest.raises(DataError, match=r"viewed=1\.5"):
-        Loader(images(4), batch_size=2, seed=0, views=ViewMaker(), viewed=1.5)
+    options = {"batch_size": 200, "seed": 0, "augment": Augment(2, True)}
+    kinds = ({}, {"views": ViewMaker()}, {"views": ViewMaker(), "view_share": 0.3})
+    chosen = []
+    for epoch in (0, 1):
+        plain, viewed, some = (
+            torch.cat([x for x, _ in Loader(images(400), **kind, **options).epoch(epoch)]) for kind in kinds
+        )
+        left = (some == plain).flatten(1).all(dim=1)
+        # The draws of a batch begin alike: what is a view is the one that it would be if all were.
+        assert torch.equal(some[~left], viewed[~left])
+        assert 0.2 < float((~left).float().mean()) < 0.4
+        chosen += left.split(200)
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(chosen, 2)), "drawn for each batch anew"
+    with pytest.raises(DataError, match=r"view_share=1\.5"):
+        Loader(images(4), batch_size=2, seed=0, views=ViewMaker(), view_share=1.5)
 
 
 def test_how_many_batches_are_viewed_at_once_depends_on_the_device_and_on_their_size():

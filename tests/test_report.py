@@ -547,7 +547,9 @@ def test_augmix_is_not_an_attack(tmp_path):
 
     config["data"]["views"] = 0.5
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    assert "Partly as views, training" in report(tmp_path).text
+    page = report(tmp_path)
+    assert "Partly as views, training" in page.text
+    assert "no views" in page.text
 
 
 def test_a_long_run_stays_small(tmp_path):

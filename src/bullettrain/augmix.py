@@ -27,8 +27,8 @@ from bullettrain.precision import wide, widest
 
 MOST = 10.0
 """The level at which an operation has its full strength."""
-SMALL = 256
-"""Pixels below which images are not for the kernel."""
+SMALL = 17 * 23
+"""Pixels below which images are not for the kernel: the smallest that it has been tried with on a GPU."""
 AT_ONCE = 64
 """Images in a piece of work on a CPU: what stays in its cache is several times faster."""
 
@@ -105,6 +105,12 @@ class ViewMaker:
         place = torch.device(device)
         return torch.rand(n, views, self.numbers, generator=generator, device=place, dtype=widest(place))
 
+    def leave(self, draws: Tensor, images: Tensor) -> Tensor:
+        """``draws`` (n, v, numbers) by which some images (n,) of booleans stay themselves: mixed with no chain."""
+        draws = draws.clone()
+        draws[:, :, 0] *= ~images[:, None]
+        return draws
+
     def __call__(self, x: Tensor, draws: Tensor) -> Tensor:
         """The views (v, n, C, H, W) of images x (n, C, H, W) in [0, 1] that ``draws`` (n, v, numbers) decide.
 
@@ -175,8 +181,12 @@ _no_kernel: list[str] = []
 
 
 def _wants_kernel(images: Tensor) -> bool:
-    """On a GPU, unless it failed before; small images are little work, and have not been tried."""
+    """On a GPU, unless it failed before; small images are little work anyway."""
     return images.is_cuda and images.shape[-2] * images.shape[-1] >= SMALL and not _no_kernel
+
+
+def _is_capturing(images: Tensor) -> bool:
+    return images.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _add_chains_in_one_kernel(mixed: Tensor, pixels: Tensor, factor: Tensor, operation: Tensor, level: Tensor) -> bool:
@@ -188,7 +198,11 @@ def _add_chains_in_one_kernel(mixed: Tensor, pixels: Tensor, factor: Tensor, ope
 
         maps, tones = _maps(operation, level, *pixels.shape[2:]), _tones(operation, level.abs())
         augmix_kernel.add_chains(mixed, pixels, factor, operation, maps, tones)
+    except torch.OutOfMemoryError:  # the other way needs more
+        raise
     except Exception as error:  # no Triton, no C compiler for what launches its kernels, a device it does not know
+        if _is_capturing(mixed):  # there is no other way out of that
+            raise
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         _no_kernel.append(reason)
         warnings.warn(f"AugMix views take several times as long: Triton cannot make them ({reason})", stacklevel=3)

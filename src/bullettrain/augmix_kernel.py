@@ -1,6 +1,6 @@
 """The pixels of AugMix views in one kernel, for a CUDA device: what `augmix.operate` and the mixing do, view by view.
 
-As tensor operations the links of all chains are some 300 kernels, each of which reads and writes every chain of every
+As tensor operations the links of all chains are some 300 kernels, most of which read or write every chain of every
 view. Here one program makes one view, and does to each chain only what was drawn for it. Triton comes with torch's CUDA
 builds; where it does not, `augmix.py` does without. Both give the same view, to the last bit.
 """
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from bullettrain.augmix import Operation, rounding_error
 
+OPTIONS = {"enable_fp_fusion": False}
+"""For the compiler: Pillow rounds every product."""
 TILE = 1024
 """Pixels that a program has in hand at once."""
 AUTOCONTRAST, EQUALIZE = tl.constexpr(int(Operation.AUTOCONTRAST)), tl.constexpr(int(Operation.EQUALIZE))
@@ -56,7 +58,7 @@ def add_chains(mixed: Tensor, pixels: Tensor, factor: Tensor, operation: Tensor,
             ERROR=rounding_error(height, width, maps.dtype),
             TILE=tile,
             num_warps=max(1, tile // 128),
-            enable_fp_fusion=False,  # Pillow rounds every product
+            **OPTIONS,
         )
 
 

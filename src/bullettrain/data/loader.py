@@ -17,7 +17,7 @@ from bullettrain.data.augment import Augment, to_unit
 from bullettrain.data.base import DataError, ImageSet, derive_seed
 
 RESIDENT_SHARE = 0.4  # of the free device memory: the network and its activations need the rest
-VIEWED_AT_ONCE = 1 << 22  # pixels on a GPU, 1,365 of CIFAR's: views are many small kernels, whatever there is to do
+VIEWED_AT_ONCE = 1 << 22  # pixels on a GPU, 1,365 of CIFAR's: what surrounds their kernel costs the same for few
 
 
 class Loader:
@@ -26,7 +26,7 @@ class Loader:
     batch_size is the joint batch over all `world` processes; process `rank` gets its contiguous share of
     each, near-equal in size (and empty, where a last batch is smaller than the world, so that every process
     takes the same number of steps). Each batch comes `replays` times in a row. With `views` images come as one
-    AugMix view of themselves: all of them, or the share `viewed`, drawn anew in every epoch. resident=None puts the
+    AugMix view of themselves: all of them, or the share `view_share`, drawn anew in every epoch. resident=None puts the
     images on the device when they take up at most 40 % of its free memory.
     """
 
@@ -39,7 +39,7 @@ class Loader:
         device: torch.device | str = "cpu",
         augment: Augment | None = None,
         views: ViewMaker | None = None,
-        viewed: float = 1.0,
+        view_share: float = 1.0,
         shuffle: bool = True,
         drop_last: bool = False,
         rank: int = 0,
@@ -58,14 +58,20 @@ class Loader:
                 f"{len(data)} images make no full batch of {batch_size}:"
                 " choose a smaller batch size, or keep the last batch (drop_last=False)."
             )
-        if not 0 <= viewed <= 1:
-            raise DataError(f"viewed={viewed}: the share of images that come as views is 0 to 1.")
+        if not 0 <= view_share <= 1:
+            raise DataError(f"view_share={view_share}: the share of images that come as views is 0 to 1.")
         if replays < 1:
             raise DataError(f"replays={replays}: a batch comes at least once.")
         self.device = torch.device(device)
         self.resident = _fits(data, self.device) if resident is None else resident
         self.data = data.to(self.device if self.resident else "cpu")
-        self.batch_size, self.seed, self.augment, self.views, self.viewed = batch_size, seed, augment, views, viewed
+        self.batch_size, self.seed, self.augment, self.views, self.view_share = (
+            batch_size,
+            seed,
+            augment,
+            views,
+            view_share,
+        )
         self.shuffle, self.drop_last, self.rank, self.world = shuffle, drop_last, rank, world
         self.dtype, self.channels_last, self.replays = dtype, channels_last, replays
         self._drawn: tuple[int, int, Tensor] | None = None
@@ -137,20 +143,20 @@ class Loader:
                 yield unit, y
                 continue
             chance = self.views.draw(self._size(index), 1, generator=generator, device=self.device)
-            if self.viewed < 1:  # mixed with nothing of its chains, a view is the image itself
-                some = torch.rand(len(chance), generator=generator, device=self.device) < self.viewed
-                chance[:, 0, 0] *= some
+            if self.view_share < 1:
+                left = torch.rand(len(chance), generator=generator, device=self.device) >= self.view_share
+                chance = self.views.leave(chance, left)
             waiting.append((unit, y, chance[self._share(index)]))
             if len(waiting) >= self._at_once(unit.numel()):
-                yield from self._viewed(waiting)
+                yield from self._as_views(waiting)
                 waiting = []
-        yield from self._viewed(waiting)
+        yield from self._as_views(waiting)
 
     def _at_once(self, pixels: int) -> int:
         """Batches of so many pixels whose views are made at once; on a CPU that would gain nothing."""
         return 1 if self.device.type == "cpu" else max(1, VIEWED_AT_ONCE // max(1, pixels))
 
-    def _viewed(self, batches: list[tuple[Tensor, Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _as_views(self, batches: list[tuple[Tensor, Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches (x, y, draws) with one view of each image in its place."""
         if not batches:
             return

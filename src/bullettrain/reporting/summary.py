@@ -175,7 +175,7 @@ def shares(run: Run) -> list[Share]:
         return []
     notes = {name: f"{count} {plural('step', count)} each" for name, count in run.budget.items()}
     if run.makes_views:
-        more = "more " if run.sees_views else ""
+        more = "more " if run.seen_as == "as views" else ""
         notes = {name: f"two {more}views each" if count else f"no {more}views" for name, count in run.budget.items()}
     paper = PAPER_BOUNDARY.get(str(run.config.get("recipe")))
     if paper is not None:

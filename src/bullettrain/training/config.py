@@ -28,7 +28,7 @@ class DataConfig:
     flip: bool = False
     """Random horizontal flips."""
     views: bool | float = False
-    """Each image, or this share of them, as one AugMix view of itself; of AugMix's kind where that is the method."""
+    """Each image, or this share of them, comes as one AugMix view of itself, as AugMix's others are where it trains."""
     train_size: int = 0
     """Use only so many training images (every class in proportion); 0: all."""
     test_size: int = 0

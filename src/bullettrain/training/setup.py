@@ -134,7 +134,7 @@ def make_loader(config: Config, images: ImageSet, place: Place) -> Loader:
         device=place.device,
         augment=Augment(data.crop, data.flip) if data.crop or data.flip else None,
         views=config.method.view_maker() if data.views else None,
-        viewed=float(data.views),
+        view_share=float(data.views or 0),
         rank=place.rank,
         world=place.world,
         channels_last=training.channels_last,
