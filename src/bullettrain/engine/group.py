@@ -88,6 +88,10 @@ class GroupSettings:
     joint: bool = False
 
 
+ONE_BY_ONE = GroupSettings()
+"""Groups of one, nothing rounded."""
+
+
 class GroupEngine:
     """Takes whole groups of training steps: selection, corruption, updates, F_R.
 
@@ -108,7 +112,7 @@ class GroupEngine:
         update: Callable[[], None],
         *,
         observe: Callable[[StepOutput, Tensor], None] | None = None,
-        settings: GroupSettings = GroupSettings(),  # noqa: B008 (frozen)
+        settings: GroupSettings = ONE_BY_ONE,
         runner: Runner = at_once,
         say: Callable[[str], None] = print,
     ) -> None:
