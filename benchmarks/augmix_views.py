@@ -21,8 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bullettrain import augmix
-from bullettrain.augmix import ViewMaker
+from bullettrain.augmix import ViewMaker, views
 from bullettrain.data import load
 from bullettrain.data.base import DataError
 from bullettrain.training.folder import environment
@@ -88,7 +87,7 @@ def measure(n: int, device: torch.device, data_dir: Path | None, repeats: int) -
     rows = {"ours": milliseconds(lambda: maker(x, maker.draw(n, device=device)), device, repeats, warm_up=3)}
     if device.type == "cuda":
         rows["ours, captured"] = milliseconds(captured(lambda: maker(x, fixed)), device, repeats, warm_up=3)
-        with patch.object(augmix, "_wants_kernel", lambda images: False):
+        with patch.object(views, "_wants_kernel", lambda images: False):
             several = captured(lambda: maker(x, fixed))
         rows["tensor operations, captured"] = milliseconds(several, device, repeats, warm_up=3)
     rows["pillow"] = milliseconds(by_pillow, torch.device("cpu"), 5)

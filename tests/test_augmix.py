@@ -11,8 +11,8 @@ from PIL import Image
 from scipy import stats
 
 import pillow_augmix as pillow
-from bullettrain import augmix
-from bullettrain.augmix import Operation, ViewMaker, operate
+from bullettrain.augmix import Operation, ViewMaker, operate, operations
+from bullettrain.augmix import views as making
 
 GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 SHAPES = [(3, 32, 32), (1, 8, 8), (3, 17, 23), (1, 28, 28), (1, 150, 97), (3, 2, 3), (1, 1, 1)]
@@ -102,7 +102,7 @@ def test_images_of_a_batch_do_not_touch_each_other():
 def test_what_a_gpu_computes_for_all_images_is_what_a_cpu_computes_for_some(monkeypatch):
     batch, operation, level = mixed_batch()
     some = operate(batch, operation, level)
-    monkeypatch.setattr(augmix, "_apply", lambda change, images, parameters, nothing: change(images, parameters))
+    monkeypatch.setattr(operations, "_apply", lambda change, images, parameters, nothing: change(images, parameters))
     assert torch.equal(operate(batch, operation, level), some)
     few = (operation < Operation.COLOUR).all(dim=1)
     assert torch.equal(operate(batch[few], operation[few], level[few], enhancing=False), some[few])
@@ -274,9 +274,9 @@ def test_one_kernel_makes_the_views_of_many(shape, dtype, monkeypatch):
     draws = maker.draw(200, 2, device="cuda")
     for layout in (torch.contiguous_format, torch.channels_last):
         fused = maker(x.contiguous(memory_format=layout), draws)
-        assert not augmix._no_kernel
+        assert not making._no_kernel
         with monkeypatch.context() as patch:
-            patch.setattr(augmix, "_wants_kernel", lambda images: False)
+            patch.setattr(making, "_wants_kernel", lambda images: False)
             plain = maker(x.contiguous(memory_format=layout), draws)
         assert fused.stride() == plain.stride()
         assert torch.equal(fused, plain)

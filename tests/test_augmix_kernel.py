@@ -13,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bullettrain import augmix
 from bullettrain.augmix import Operation, ViewMaker
+from bullettrain.augmix import views as making
+from bullettrain.augmix.operations import maps_of, tones_of
 from test_augmix import images
 
 pytest.importorskip("triton", reason="Triton, which comes with torch's CUDA builds, is not installed")
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="where there is a GPU, tests/test_augmix.py runs it there"
 )
 
-from bullettrain import augmix_kernel  # noqa: E402 (after the skip)
+from bullettrain.augmix import kernel  # noqa: E402 (after the skip)
 
 
 def laid_out(image, layout):
@@ -43,9 +44,9 @@ def both(maker, shape, n=3, views=2, seed=0, dtype=torch.float32, layout=None, o
     plain = (1 - share)[..., None, None, None] * image
     fused = plain.clone(memory_format=torch.preserve_format)
     assert fused.stride() == plain.stride()
-    augmix.add_chains(plain, pixels, factor, drawn, level, enhancing=False)
-    maps, tones = augmix._maps(drawn, level, *shape[1:]), augmix._tones(drawn, level.abs())
-    augmix_kernel.add_chains(fused, pixels, factor, drawn, maps, tones)
+    making.add_chains(plain, pixels, factor, drawn, level, enhancing=False)
+    maps, tones = maps_of(drawn, level, *shape[1:]), tones_of(drawn, level.abs())
+    kernel.add_chains(fused, pixels, factor, drawn, maps, tones)
     return plain, fused
 
 
@@ -75,16 +76,16 @@ def test_any_views(shape, seed, maker, dtype):
 
 
 def test_no_images_are_no_work(monkeypatch):
-    monkeypatch.setattr(augmix_kernel, "_add_chains", None)  # a grid of nothing cannot be launched
+    monkeypatch.setattr(kernel, "_add_chains", None)  # a grid of nothing cannot be launched
     mixed, none = torch.empty(2, 0, 3, 8, 8), torch.empty(2, 3, 0, 3)
     pixels = mixed[0].to(torch.uint8)
-    augmix_kernel.add_chains(mixed, pixels, none[..., 0], none.long(), none.double(), none.int())
+    kernel.add_chains(mixed, pixels, none[..., 0], none.long(), none.double(), none.int())
 
 
 # ------------------------------------------------------------------------------------------ which one is used
 
 
-def views(maker=None, n=3, shape=(3, 16, 16)):
+def made(maker=None, n=3, shape=(3, 16, 16)):
     maker = maker or ViewMaker()
     x = torch.from_numpy(images(n, shape, np.random.default_rng(0))).float() / 255
     return maker(x, maker.draw(n, generator=torch.Generator().manual_seed(0)))
@@ -93,20 +94,20 @@ def views(maker=None, n=3, shape=(3, 16, 16)):
 @pytest.fixture
 def calls(monkeypatch):
     """As on a GPU: how often the kernel was asked."""
-    asked, add = [], augmix_kernel.add_chains
-    monkeypatch.setattr(augmix_kernel, "add_chains", lambda *args: asked.append(1) or add(*args))
-    monkeypatch.setattr(augmix, "_no_kernel", [])
-    monkeypatch.setattr(augmix, "_wants_kernel", lambda images: not augmix._no_kernel)
+    asked, add = [], kernel.add_chains
+    monkeypatch.setattr(kernel, "add_chains", lambda *args: asked.append(1) or add(*args))
+    monkeypatch.setattr(making, "_no_kernel", [])
+    monkeypatch.setattr(making, "_wants_kernel", lambda images: not making._no_kernel)
     return asked
 
 
 def test_a_maker_uses_it_where_it_can(calls, monkeypatch):
-    fused = views()
+    fused = made()
     assert len(calls) == 1
-    views(ViewMaker(all_ops=True))
+    made(ViewMaker(all_ops=True))
     assert len(calls) == 1, "it does not know the last four operations"
-    monkeypatch.setattr(augmix, "_wants_kernel", lambda images: False)
-    assert torch.equal(fused, views())
+    monkeypatch.setattr(making, "_wants_kernel", lambda images: False)
+    assert torch.equal(fused, made())
     assert len(calls) == 1
 
 
@@ -114,30 +115,30 @@ def test_a_maker_does_without_where_it_cannot(calls, monkeypatch):
     def broken(*args):
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
 
-    monkeypatch.setattr(augmix_kernel, "add_chains", broken)
+    monkeypatch.setattr(kernel, "add_chains", broken)
     with pytest.warns(UserWarning, match=r"several times as long: .*RuntimeError: Failed to find C compiler\.\)"):
-        without = views()
-    assert torch.equal(without, views()), "said once"
-    monkeypatch.setattr(augmix, "_wants_kernel", lambda images: False)
-    assert torch.equal(without, views())
+        without = made()
+    assert torch.equal(without, made()), "said once"
+    monkeypatch.setattr(making, "_wants_kernel", lambda images: False)
+    assert torch.equal(without, made())
 
 
 def test_what_the_other_way_does_not_help_is_raised(calls, monkeypatch):
     def full(*args):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(augmix_kernel, "add_chains", full)
+    monkeypatch.setattr(kernel, "add_chains", full)
     with pytest.raises(torch.OutOfMemoryError):
-        views()
+        made()
 
     def broken(*args):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(augmix_kernel, "add_chains", broken)
-    monkeypatch.setattr(augmix, "_is_capturing", lambda images: True)
+    monkeypatch.setattr(kernel, "add_chains", broken)
+    monkeypatch.setattr(making, "_is_capturing", lambda images: True)
     with pytest.raises(RuntimeError, match="no"):
-        views()
-    assert not augmix._no_kernel
+        made()
+    assert not making._no_kernel
 
 
 def test_it_is_launched_with_the_options_that_it_is_compiled_with(monkeypatch):
@@ -147,18 +148,18 @@ def test_it_is_launched_with_the_options_that_it_is_compiled_with(monkeypatch):
         def __getitem__(self, grid):
             return lambda *args, **kwargs: launched.append((grid, kwargs))
 
-    monkeypatch.setattr(augmix_kernel, "_add_chains", Launch())
+    monkeypatch.setattr(kernel, "_add_chains", Launch())
     both(ViewMaker(), (3, 20, 20), n=3)
     ((grid, options),) = launched
     assert grid == (6,)
-    assert augmix_kernel.OPTIONS.items() <= options.items()
+    assert kernel.OPTIONS.items() <= options.items()
 
 
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bullettrain.augmix_kernel import OPTIONS, _add_chains as kernel
+from bullettrain.augmix.kernel import OPTIONS, _add_chains as kernel
 
 numbers = dict(CHAINS=3, LINKS=3, C=3, H=32, W=32, ERROR=2.0**-35, TILE=1024)
 pointers = dict(mixed="*fp32", pixels="*u8", factor="*fp32", operation="*i32")
@@ -186,9 +187,9 @@ def test_small_images_are_not_for_the_kernel(monkeypatch):
         def __init__(self, *shape):
             self.shape = shape
 
-    monkeypatch.setattr(augmix, "_no_kernel", [])
-    assert augmix._wants_kernel(OnGpu(2, 4, 3, 20, 20))
-    assert not augmix._wants_kernel(OnGpu(2, 4, 3, 16, 16))
-    assert not augmix._wants_kernel(torch.empty(2, 4, 3, 20, 20))
-    augmix._no_kernel.append("it failed")
-    assert not augmix._wants_kernel(OnGpu(2, 4, 3, 20, 20))
+    monkeypatch.setattr(making, "_no_kernel", [])
+    assert making._wants_kernel(OnGpu(2, 4, 3, 20, 20))
+    assert not making._wants_kernel(OnGpu(2, 4, 3, 16, 16))
+    assert not making._wants_kernel(torch.empty(2, 4, 3, 20, 20))
+    making._no_kernel.append("it failed")
+    assert not making._wants_kernel(OnGpu(2, 4, 3, 20, 20))

@@ -363,7 +363,7 @@ def test_replayed_pieces_are_pieces_run_at_once(name, counts, sizes, bucket, fre
                 else:
                     batches.append((x.to(dtype), y, start.to(dtype)))
             with pytest.MonkeyPatch.context() as patch:  # views as a GPU makes them, of all rows and without looking
-                patch.setattr("bullettrain.augmix._apply", lambda change, images, to, _: change(images, to))
+                patch.setattr("bullettrain.augmix.operations._apply", lambda change, images, to, _: change(images, to))
                 outs = group.step(batches)
             for out in outs:
                 seen += [out.loss.clone(), out.steps.clone(), out.category.clone(), out.x_prime.clone()]

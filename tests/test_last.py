@@ -195,7 +195,7 @@ def test_replayed_it_is_what_it_is_run_at_once(name):
                 train.load_state_dict(copy.deepcopy(train.state_dict()) | {"scores": train.last.live.flip(0).clone()})
             batches = [(x[i], y[i], drawn(train, x[i], turn), i) for turn, i in some]
             with pytest.MonkeyPatch.context() as patch:  # views as a GPU makes them, of all rows and without looking
-                patch.setattr("bullettrain.augmix._apply", lambda change, images, to, _: change(images, to))
+                patch.setattr("bullettrain.augmix.operations._apply", lambda change, images, to, _: change(images, to))
                 for out in group.step(batches):
                     seen += [out.loss.clone(), out.steps.clone(), out.svar.clone()]
         results.append([*seen, *(t.detach().clone() for t in net.state_dict().values()), train.last.live])

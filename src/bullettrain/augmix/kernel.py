@@ -1,8 +1,8 @@
-"""The pixels of AugMix views in one kernel, for a CUDA device: what `augmix.operate` and the mixing do, view by view.
+"""The pixels of AugMix views in one kernel, for a CUDA device: what `operations.py` and the mixing do, view by view.
 
 As tensor operations the links of all chains are some 300 kernels, most of which read or write every chain of every
 view. Here one program makes one view, and does to each chain only what was drawn for it. Triton comes with torch's CUDA
-builds; where it does not, `augmix.py` does without. Both give the same view, to the last bit.
+builds; where it does not, `views.py` does without. Both give the same view, to the last bit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bullettrain.augmix import Operation, rounding_error
+from bullettrain.augmix.operations import Operation, rounding_error
 
 OPTIONS = {"enable_fp_fusion": False}
 """For the compiler: Pillow rounds every product."""
@@ -134,7 +134,7 @@ def _warp(
     ERROR: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """`augmix._warp` of one image, with the arithmetic of grid_sample."""
+    """`operations._warp` of one image, with the arithmetic of grid_sample."""
     a, b, c = tl.load(affine), tl.load(affine + 1), tl.load(affine + 2)
     d, e, f = tl.load(affine + 3), tl.load(affine + 4), tl.load(affine + 5)
     spot = tl.arange(0, TILE)
@@ -162,7 +162,7 @@ def _warp(
 
 @triton.jit
 def _look_up(source, target, tones, C: tl.constexpr, AREA: tl.constexpr, TILE: tl.constexpr) -> None:
-    """`augmix._look_up` of one image."""
+    """`operations._look_up` of one image."""
     stretch, spread = tl.load(tones), tl.load(tones + 1)
     dropped, inverted_from = tl.load(tones + 2), tl.load(tones + 3)
     spot, shade = tl.arange(0, TILE), tl.arange(0, 256)
