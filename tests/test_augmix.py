@@ -200,6 +200,18 @@ def test_an_images_views_do_not_depend_on_the_others(n, data):
     assert torch.equal(maker(x[rows], draws[rows]), maker(x, draws)[:, rows])
 
 
+@settings(max_examples=20)
+@given(st.lists(st.booleans(), max_size=9), st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+def test_images_that_are_left_are_themselves(left, dtype):
+    maker, n, which = ViewMaker(), len(left), torch.tensor(left, dtype=torch.bool)
+    x, draws = torch.rand(n, 3, 9, 9).to(dtype), maker.draw(n)
+    before = draws.clone()
+    made, all_made = maker(x, maker.leave(draws, which)), maker(x, draws)
+    assert torch.equal(made[:, which], x[which].expand(2, -1, -1, -1, -1))
+    assert torch.equal(made[:, ~which], all_made[:, ~which])
+    assert torch.equal(draws, before)
+
+
 def test_views_keep_shape_range_and_precision():
     maker, draws = ViewMaker(), ViewMaker().draw(4)
     x = torch.randint(256, (4, 3, 12, 10)).double() / 255
