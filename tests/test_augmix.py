@@ -206,7 +206,7 @@ def test_images_that_are_left_are_themselves(left, dtype):
     maker, n, which = ViewMaker(), len(left), torch.tensor(left, dtype=torch.bool)
     x, draws = torch.rand(n, 3, 9, 9).to(dtype), maker.draw(n)
     before = draws.clone()
-    made, all_made = maker(x, maker.leave(draws, which)), maker(x, draws)
+    made, all_made = maker(x, maker.leave_alone(draws, which)), maker(x, draws)
     assert torch.equal(made[:, which], x[which].expand(2, -1, -1, -1, -1))
     assert torch.equal(made[:, ~which], all_made[:, ~which])
     assert torch.equal(draws, before)

@@ -86,14 +86,14 @@ def _add_chains(
     TILE: tl.constexpr,
 ) -> None:
     """One view: program v·n + j makes view v of image j."""
-    here = tl.program_id(0).to(tl.int64)
-    view, image = here // n, here % n
+    program = tl.program_id(0).to(tl.int64)
+    view, image = program // n, program % n
     size = C * H * W
-    place = scratch + here * (3 * size)
+    slots = scratch + program * (3 * size)
     spot = tl.arange(0, TILE)
     for first in range(0, size, TILE):
         there = first + spot < size
-        tl.store(place + first + spot, tl.load(pixels + image * size + first + spot, mask=there), mask=there)
+        tl.store(slots + first + spot, tl.load(pixels + image * size + first + spot, mask=there), mask=there)
     tl.debug_barrier()  # what one thread wrote is another's to read
     for chain in range(CHAINS):
         at = (view * CHAINS + chain) * n + image
@@ -103,7 +103,7 @@ def _add_chains(
             kind = tl.load(operation + which)
             if kind >= 0:
                 free = tl.where(slot == 1, 2, 1)
-                source, target = place + slot * size, place + free * size
+                source, target = slots + slot * size, slots + free * size
                 if (kind == AUTOCONTRAST) | (kind == EQUALIZE) | (kind == POSTERIZE) | (kind == SOLARIZE):
                     _look_up(source, target, tones + which * 4, C, H * W, TILE)
                 else:
@@ -115,7 +115,7 @@ def _add_chains(
             for first in range(0, H * W, TILE):
                 pixel = first + spot
                 there = pixel < H * W
-                byte = tl.load(place + slot * size + channel * (H * W) + pixel, mask=there, other=0)
+                byte = tl.load(slots + slot * size + channel * (H * W) + pixel, mask=there, other=0)
                 goal = mixed + view * by_view + image * by_image + channel * by_channel
                 goal += (pixel // W) * by_row + (pixel % W) * by_column
                 before = tl.load(goal, mask=there, other=0.0)

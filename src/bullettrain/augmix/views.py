@@ -61,10 +61,10 @@ class ViewMaker:
         place = torch.device(device)
         return torch.rand(n, views, self.numbers, generator=generator, device=place, dtype=widest(place))
 
-    def leave(self, draws: Tensor, images: Tensor) -> Tensor:
-        """``draws`` (n, v, numbers) by which some images (n,) of booleans stay themselves: mixed with no chain."""
+    def leave_alone(self, draws: Tensor, which: Tensor) -> Tensor:
+        """The same ``draws`` (n, v, numbers), but that images ``which``, booleans (n,), are mixed with no chain."""
         draws = draws.clone()
-        draws[:, :, 0] *= ~images[:, None]
+        draws[:, :, 0] *= ~which[:, None]
         return draws
 
     def __call__(self, x: Tensor, draws: Tensor) -> Tensor:
@@ -81,8 +81,10 @@ class ViewMaker:
             raise ValueError(f"draws have the shape {tuple(draws.shape)}; {len(x)} images need {wanted}")
         share, weights, operation, level = self.choices(draws)
         image = wide(x.detach())
-        pixels, (share, weights) = (image * 255).round().to(torch.uint8), (p.to(image.dtype) for p in (share, weights))
-        mixed, factor = (1 - share)[..., None, None, None] * image, share[:, None] * weights / 255
+        pixels = (image * 255).round().to(torch.uint8)
+        share, weights = share.to(image.dtype), weights.to(image.dtype)
+        factor = share[:, None] * weights / 255
+        mixed = (1 - share)[..., None, None, None] * image
         if self.all_ops or not _add_chains_in_one_kernel(mixed, pixels, factor, operation, level):
             add_chains(mixed, pixels, factor, operation, level, enhancing=self.all_ops)
         return mixed.to(x.dtype)

@@ -220,9 +220,8 @@ def _print_result(console: Console, result: Result) -> None:
     for weights, figures in result.accuracy.items():
         table.add_row(weights, *(percent(figures[attack]) for attack in attacks))
     end = result.end
-    besides = end.get("capture_seconds", 0.0)
-    captures = f" and {duration(besides)} of compiling and capturing" if besides > words.MOMENT else ""
-    lines = [f"trained {duration(end['seconds'])}{captures}, {end['work']:.1f} passes an example"]
+    besides = words.plain(words.captures(end.get("capture_seconds", 0.0), " and {} of compiling and capturing"))
+    lines = [f"trained {duration(end['seconds'])}{besides}, {end['work']:.1f} passes an example"]
     if end["boundary"] < 1:
         shares = [f"{name} {percent(end[name])}" for name in ("outlier", "boundary", "robust")]
         lines.append(", ".join(shares) + _beside_paper(result))

@@ -145,7 +145,7 @@ class Loader:
             chance = self.views.draw(self._size(index), 1, generator=generator, device=self.device)
             if self.view_share < 1:
                 left = torch.rand(len(chance), generator=generator, device=self.device) >= self.view_share
-                chance = self.views.leave(chance, left)
+                chance = self.views.leave_alone(chance, left)
             waiting.append((unit, y, chance[self._share(index)]))
             if len(waiting) >= self._at_once(unit.numel()):
                 yield from self._as_views(waiting)

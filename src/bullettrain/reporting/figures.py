@@ -61,8 +61,7 @@ def accuracy(run: Run, attacked: str) -> Plate | None:
     """Accuracy on clean and on attacked images: training batches, validation set, probe."""
     table, epochs = run.progress, run.epochs
     curves, says = [], []
-    seen = (("clean_accuracy", "soft", run.seen_as), ("robust_accuracy", "accent", attacked))
-    for column, colour, label in seen:
+    for column, colour, label in (("clean_accuracy", "soft", run.seen_as), ("robust_accuracy", "accent", attacked)):
         curves.append(Curve(*thin(table["epoch"], table[column]), colour, label))
     if any(np.isfinite(curve.y).any() for curve in curves):
         how = "corrupted" if run.makes_views else "attacked"

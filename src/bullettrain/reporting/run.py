@@ -115,16 +115,12 @@ class Run:
         return self.section("method").get("objective") == "augmix"
 
     @property
-    def sees_views(self) -> bool:
-        """Whether images, or some, came as views of themselves, so that training accuracy is not a clean one."""
-        return bool(self.section("data").get("views", False))
-
-    @property
     def seen_as(self) -> str:
-        """How the network saw training images that were not corrupted."""
-        if not self.sees_views:
+        """How the network saw training images that were not corrupted: clean, as views, or partly as views."""
+        views = self.section("data").get("views")
+        if not views:
             return "clean"
-        return "as views" if float(self.section("data")["views"]) == 1 else "partly as views"
+        return "as views" if views == 1 else "partly as views"
 
     @property
     def progress(self) -> Table:
@@ -167,7 +163,7 @@ class Comparison:
     bullettrain: Run
     baseline: Run
     rows: dict[str, dict[str, float]]
-    """By name: accuracy by attack, seconds, of captures, too, shares, work."""
+    """By name: accuracy by attack, seconds, those of captures, shares, work."""
     weights: dict[str, str]
     """By name: which weights the row's accuracies are of, where it says."""
     speedup: dict[str, float]

@@ -13,6 +13,7 @@ from bullettrain.reporting.words import (
     MOMENT,
     PAPER_BOUNDARY,
     attack_name,
+    captures,
     duration,
     error_in_words,
     in_all,
@@ -100,8 +101,7 @@ def headline(run: Run, comparison: Comparison | None) -> list[Card]:
     note = f"{epochs} {plural('epoch', epochs)}"
     if math.isfinite(plain.get("seconds", NAN)):
         note = f"baseline {duration(plain['seconds'])}"
-    if run.capture_seconds > MOMENT:
-        note += f"; compiling and capturing: {duration(run.capture_seconds)} more"
+    note += captures(run.capture_seconds, "; compiling and capturing: {} more")
     cards.append(Card(duration(run.seconds), "Training time" if run.ended else "Training time so far", note))
     rates = run.epochs["examples_per_second"]
     if np.isfinite(rates).any():
@@ -205,9 +205,9 @@ def beside_baseline(comparison: Comparison) -> Grid:
         rows.append([f"{attack_name(attack)} accuracy", *pair, points(_gap(mine, plain, attack), 2, error)])
     ratio = {key: times(comparison.speedup.get(key, NAN)) for key in ("wall_clock", "work")}
     rows.append(["Training time", *(duration(row.get("seconds", NAN)) for row in (plain, mine)), ratio["wall_clock"]])
-    captures = [row.get("capture_seconds", 0.0) for row in (plain, mine)]
-    if sum(captures) > MOMENT:
-        rows.append(["Compiling and capturing", *map(duration, captures), ""])
+    captured = [row.get("capture_seconds", 0.0) for row in (plain, mine)]
+    if sum(captured) > MOMENT:
+        rows.append(["Compiling and capturing", *map(duration, captured), ""])
     rows.append(["Passes an example", *(number(row.get("work", NAN), 1) for row in (plain, mine)), ratio["work"]])
     kept = comparison.weights.get("bullettrain")
     note = f" Test accuracy of the {kept} weights." if kept else ""

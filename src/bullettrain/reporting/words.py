@@ -86,6 +86,11 @@ def duration(seconds: float) -> str:
     return f"{days}{THIN}d {rest}{THIN}h"
 
 
+def captures(seconds: float, text: str) -> str:
+    """``text`` with {} for the time of compiling and capturing; nothing where there was hardly any."""
+    return text.format(duration(seconds)) if seconds > MOMENT else ""
+
+
 def in_all(mine: Mapping[str, float], plain: Mapping[str, float]) -> str:
     """What wall-clock is with compiling and capturing, of rows of a comparison, in a sentence; "" without any."""
     taken = [row.get("capture_seconds", 0.0) for row in (mine, plain)]
