@@ -10,9 +10,10 @@ import torch
 from typer.testing import CliRunner
 
 from bullettrain.commands import app
+from bullettrain.commands.bench_terminal import HEADINGS, markdown
 from bullettrain.mining import Category, LastScores
 from bullettrain.training import ConfigError, recipe
-from bullettrain.training.bench import HEADINGS, Imposed, bench, markdown
+from bullettrain.training.bench import Imposed, bench
 from bullettrain.training.folder import RunError
 from bullettrain.training.setup import Place, load_data
 from bullettrain.training.steppers import PlainStepper

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from bullettrain.commands.bench_terminal import HEADINGS, cells, markdown
 from bullettrain.terminal import terminal
-from bullettrain.training.bench import ENGINES, HEADINGS, cells, markdown
+from bullettrain.training.bench import ENGINES
 from bullettrain.training.bench import bench as run_bench
 from bullettrain.training.folder import RunFolder, try_folder
 from bullettrain.training.recipes import recipe as find_recipe
