@@ -56,11 +56,11 @@ def on_gpu(m, seed, classes=10):
     return x, y.to(CUDA), x + 0.02 * torch.randn_like(x)  # far enough for a gradient that rounding leaves alone
 
 
-def captured(train, net, lr, **settings):
+def captured(train, net, lr, tune_after=0.0, **settings):
     """A group engine with everything captured, and its runner."""
     optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(lr, device=CUDA), momentum=0.9, fused=True)
     materialize(optimizer)
-    graphs = Graphs(lambda: [*engine.tensors(), *optimizer_tensors(optimizer)])
+    graphs = Graphs(lambda: [*engine.tensors(), *optimizer_tensors(optimizer)], tune_after=tune_after)
     engine = GroupEngine(train, net, optimizer.step, settings=GroupSettings(captured=True, **settings), runner=graphs)
     return engine, graphs
 
@@ -94,6 +94,13 @@ def test_captured_steps_are_the_plain_ones(name, counts, case, joint):
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_compiled_captured_steps_are_the_plain_ones(name, case):
     compare(name, (4, 2, 0), case, joint=True, compile=True)
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_steps_that_are_tuned_later_are_the_plain_ones(name):
+    """Captured by guess, run for a hundredth of a second, tried and captured anew."""
+    graphs = compare(name, (4, 2, 0), "bf16", joint=True, compile=True, tune_after=0.01)
+    assert len(graphs.untuned) < len(graphs.graphs)
 
 
 @pytest.mark.parametrize("half", [True, False])
@@ -148,6 +155,7 @@ def compare(name, counts, case, *, joint, **settings):
     if in_a_row:
         for (key, a), b in zip(net.state_dict().items(), theirs.state_dict().values(), strict=True):
             assert torch.allclose(a, b, atol=tolerance), key
+    return graphs
 
 
 @pytest.mark.parametrize("compile", [False, True])

@@ -54,3 +54,84 @@ def test_a_capture_that_fails_leaves_cudnn_as_it_was(pretended, monkeypatch):
     assert calls == [True, False]
     assert torch.backends.cudnn.benchmark is False
     assert said == ["CUDA graphs are off, steps run one by one: RuntimeError: not while a graph is captured"]
+
+
+@pytest.fixture
+def timed(pretended, monkeypatch):
+    """Replays that take the seconds which stand in a list, the last of them for ever."""
+    seconds = [0.3]
+
+    def replay(graph):
+        graph.replay()
+        return seconds.pop(0) if len(seconds) > 1 else seconds[0]
+
+    monkeypatch.setattr(graphed, "_timed", replay)
+    return seconds
+
+
+@pytest.fixture
+def choices(timed, monkeypatch):
+    """What cuDNN is told for each capture: whether to try, and the word about TF32."""
+    told, capture = [], Graphs._capture
+
+    def remembered(self, function, warm_ups):
+        told.append((torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32))
+        return capture(self, function, warm_ups)
+
+    monkeypatch.setattr(Graphs, "_capture", remembered)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    return told
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_a_size_is_tuned_when_it_has_run_for_long_enough(choices, monkeypatch, tf32):
+    """Trying convolutions takes seconds a size: worth it for one that stays, and a training has dozens that do not."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    graphs, runs = Graphs(list, tune_after=1.0), []
+    for use in range(8):
+        graphs("often", lambda: runs.append("often"))
+        if use < 3:
+            graphs("seldom", lambda: runs.append("seldom"))
+    # 0.3 s each: after three runs the fourth would make it more than a second.
+    assert choices == [(False, tf32), (False, tf32), (True, not tf32)]
+    # One call of the piece in each capture, one replay each time that it is asked for.
+    assert runs.count("often") == 2 + 8
+    assert runs.count("seldom") == 1 + 3
+    assert set(graphs.untuned) == {"seldom"}
+    assert torch.backends.cudnn.benchmark is False
+    assert torch.backends.cudnn.allow_tf32 is tf32
+
+
+def test_what_is_slower_when_tuned_goes_back(choices, timed):
+    timed[:] = [0.6, 0.7, 0.6]
+    graphs = Graphs(list, tune_after=1.0)
+    for _ in range(6):
+        graphs("piece", lambda: None)
+    assert [tried for tried, _ in choices] == [False, True, False]
+    assert not graphs.untuned
+
+
+def test_what_cannot_be_captured_again_is_run_as_it_is(choices):
+    said, runs = [], []
+    graphs = Graphs(list, said.append, tune_after=1.0)
+
+    def piece():
+        if torch.backends.cudnn.benchmark:
+            raise RuntimeError("out of memory")
+        runs.append(None)
+
+    for _ in range(6):
+        graphs("piece", piece)
+    assert len(runs) == 1 + 6
+    assert said == ["CUDA graphs are off, steps run one by one: RuntimeError: out of memory"]
+    assert torch.backends.cudnn.benchmark is False
+
+
+def test_new_buffers_are_waited_for_anew(choices, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    graphs = Graphs(list, tune_after=1.0)
+    graphs("piece", lambda: None)
+    graphs.reset()
+    for _ in range(3):
+        graphs("piece", lambda: None)
+    assert [tried for tried, _ in choices] == [False, False]

@@ -182,6 +182,23 @@ def test_a_group_is_attacked_with_the_same_weights_and_updated_one_by_one(name, 
     assert float(train.robust_fraction.value) == pytest.approx(float(F_R.value), abs=1e-15)
 
 
+def test_where_nobody_gets_views_no_loss_is_compiled_for_it():
+    """An empty batch is a program of its own; it comes while everyone is still wrong, and then no more."""
+    net = norm_net().double()
+    train, x = BulletTrain(bt.AugMix(selection="eval"), budget=StepBudget(1, 0)), learnable(net, [0])[0][0]
+    x = (x * 255).round() / 255
+    group, given = GroupEngine(train, net, lambda: None), []
+    compiled = group.loss
+    group.loss = lambda *parts: given.append(parts) or compiled(*parts)
+    with torch.no_grad():
+        right = copy.deepcopy(net).eval()(x).argmax(1)
+    for labels in ((right + 1) % 4, right):
+        (out,) = group.step([(x, labels, train.objective.opening(x))])
+        assert bool(out.steps.sum()) == bool(given)
+        assert out.loss.item() > 0
+    assert len(given) == 1
+
+
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("case", ["mined", "mined in eval mode", "everyone", "no jsd"])
 def test_augmix_in_a_group_is_the_plain_step(case, joint):

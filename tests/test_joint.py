@@ -11,6 +11,8 @@ from bullettrain.engine import joint as joint_module
 from bullettrain.engine.copies import Shadow
 from bullettrain.engine.group import GroupEngine, GroupSettings
 from bullettrain.engine.joint import Joint, _gradients, harm
+from bullettrain.engine.learner import Learner
+from bullettrain.engine.memory import take
 from bullettrain.models import build
 from conftest import batch, norm_net
 from grouped import engine, learnable
@@ -364,3 +366,18 @@ def test_compiled_once_for_every_size(monkeypatch):
     assert counters["_Inner"].frame_count == 1
     assert counters["Shadow"].frame_count == 1
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("t", [0, 3])
+def test_images_are_laid_out_alike_whether_any_are_corrupted_or_none(t, monkeypatch):
+    """Compiled, another layout is another program: half a minute, and slower from then on."""
+    x = batch(8, size=4)[0].contiguous(memory_format=torch.channels_last)
+    learner, seen = Learner(norm_net(), half=False, compile=False, joint=True), []
+    learner.look_at(x)
+    together = learner._together
+    monkeypatch.setattr(learner, "_together", lambda x, count: seen.append(x) or together(x, count))
+    z, moved = learner.both(x, take(x, torch.arange(t)), None)
+    assert z.shape == (8, 4)
+    assert (moved is None) == (t == 0)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert not seen[0].is_contiguous()

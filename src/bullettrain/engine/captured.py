@@ -22,7 +22,7 @@ from bullettrain.checks import (
     check_module,
     check_range,
 )
-from bullettrain.engine.graphed import Graphs
+from bullettrain.engine.graphed import TUNE_AFTER, Graphs
 from bullettrain.engine.group import Batch, GroupEngine, GroupSettings, Runner, at_once
 from bullettrain.engine.learner import in_any_size
 from bullettrain.engine.parts import why_not_grouped, why_not_replayed, why_not_whole
@@ -210,13 +210,14 @@ class Captured:
         if not captured and not grouped:
             return None
         self._gradients = _Gradients(self.model)
+        tune_after = TUNE_AFTER if self.half else 0.0
         return static_engine(
             self.train,
             self.model,
             self._gradients.hold,
             dataclasses.replace(self.settings, captured=captured),
             whole=apart is not None,
-            runner=Graphs(self._state, self._given_up) if captured else at_once,
+            runner=Graphs(self._state, self._given_up, tune_after=tune_after) if captured else at_once,
             say=self.say,
         )
 

@@ -291,7 +291,8 @@ class GroupEngine:
         z_prime = moved if z is None else self.objective.fill_in(z, moved, touched)
         assert z_prime is not None
         given = [None if values is None else dynamic(values) for values in (z, None if t == m else touched)]
-        loss = self.loss(given[0], dynamic(z_prime, z_prime.ndim - 2), dynamic(y), given[1])
+        of = self.loss if t else self.objective.loss  # nobody is a size that is compiled apart, and comes seldom
+        loss = of(given[0], dynamic(z_prime, z_prime.ndim - 2), dynamic(y), given[1])
         loss.backward()  # type: ignore[no-untyped-call]
         self.learner.give_back()
         self.update()

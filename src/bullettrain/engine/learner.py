@@ -73,7 +73,8 @@ class Learner:
         if self.joint is not None and z is None and 1 not in sizes:  # a lone example has no statistics
             if clean is None:
                 return None, self._together(corrupted, len(corrupted))
-            logits = self._together(torch.cat([clean, corrupted]), len(clean))
+            # An empty part would take channels_last from the whole, for which nothing is compiled.
+            logits = self._together(torch.cat([clean, corrupted]) if len(corrupted) else clean, len(clean))
             return logits[: len(clean)], logits[len(clean) :] if len(corrupted) else None
         with self._precision():
             if clean is not None:

@@ -245,6 +245,8 @@ class Timed:
         self.trainer, self.device, stepper = trainer, trainer.place.device, trainer.stepper
         if shares is not None:
             impose(trainer.engine, shares)
+        if isinstance(stepper, StaticStepper) and stepper.graphs is not None:
+            stepper.graphs.tune_after = 0.0  # what a long training comes to is what is timed
         # Timing must not change the state much.
         trainer._rate = lambda step: 1e-6  # type: ignore[method-assign]
         self.units, self.turns = _units(trainer), max(1, steps // stepper.unit)

@@ -16,11 +16,11 @@ class Clock:
     def __init__(self, device: torch.device, stepper: Stepper) -> None:
         self.device, self.stepper = device, stepper
         self._began: float | None = None
-        self._captured = 0.0
+        self._captured_before, self._counted = 0.0, 0.0
 
     def start(self) -> None:
         """Count from now."""
-        self._began = time.perf_counter()
+        self._began, self._captured_before = time.perf_counter(), self.stepper.capture_seconds
 
     def running(self) -> float:
         """Seconds since it was started, captures among them; the device may still be at work."""
@@ -32,9 +32,9 @@ class Clock:
             return
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        captured = self.stepper.capture_seconds - self._captured
-        spent = self.running() - captured
-        self._began, self._captured = None, self.stepper.capture_seconds
-        at.capture_seconds += captured
+        captured = self.stepper.capture_seconds
+        spent = self.running() - (captured - self._captured_before)
+        at.capture_seconds += captured - self._counted  # also what was spent while the clock stood
+        self._began, self._counted = None, captured
         at.seconds += spent
         at.epoch_seconds += spent

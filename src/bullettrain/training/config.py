@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from bullettrain.attacks.norms import NORMS, USUAL_EPS
 from bullettrain.checks import MendableError, instead
+from bullettrain.engine.graphed import TUNE_AFTER
 from bullettrain.training.method import MethodConfig
 from bullettrain.training.settings import ConfigError, as_setting, parse
 
@@ -96,6 +97,8 @@ class TrainingConfig:
     """Compiled with graphs: one forward for the clean and the corrupted examples, each with its own statistics."""
     bucket: int = 8
     """With graphs, numbers of attacked examples are rounded up to a multiple of this."""
+    tune_after: float = TUNE_AFTER
+    """With graphs in bf16, seconds that a size runs before cuDNN tries its convolutions for it; 0: at once."""
     accumulate: int = 1
     """Mini-batches to one update of the weights."""
     replays: int = 1
@@ -154,6 +157,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "training.attack_group": (1, 1e6),
     "training.fresh": (0, 1e6),
     "training.bucket": (1, 1e6),
+    "training.tune_after": (0, 1e30),
     "training.accumulate": (1, 1e6),
     "training.replays": (1, 1e6),
     "training.average": (0, 0.9999999),

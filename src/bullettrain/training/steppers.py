@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -140,9 +141,10 @@ class StaticStepper:
         say: Callable[[str], None],
     ) -> None:
         training = config.training
-        self.unit = 1 if whole else training.attack_group
+        self.unit, self.warm_up_seconds = 1 if whole else training.attack_group, 0.0
         self.network, self.optimizer, self.average, self.tally, self.config = network, optimizer, average, tally, config
-        self.graphs = Graphs(self._state, say) if captured else None
+        # In single precision what is chosen first stays.
+        self.graphs = Graphs(self._state, say, tune_after=training.tune_after if half else 0.0) if captured else None
         settings = GroupSettings(
             group=training.attack_group,
             bucket=training.bucket,
@@ -163,10 +165,15 @@ class StaticStepper:
     def capture_seconds(self) -> float:
         """Time spent so far on compilation and captures."""
         compiled = self.engine.seconds if isinstance(self.engine, GroupEngine) else 0.0
-        return compiled + (0.0 if self.graphs is None else self.graphs.seconds)
+        return self.warm_up_seconds + compiled + (0.0 if self.graphs is None else self.graphs.seconds)
 
     def warm_up(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Not needed: captures and compilations are counted one by one."""
+        """Make a mini-batch: what makes views of images may have to be compiled. All else is counted as it comes."""
+        began = time.perf_counter()
+        x, _ = next(iter(batches))
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+        self.warm_up_seconds = time.perf_counter() - began
 
     def loaded(self) -> None:
         """The optimiser's and the average's state were loaded: they may lie elsewhere now."""
