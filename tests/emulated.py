@@ -37,11 +37,11 @@ class Recording(TorchDispatchMode):
 
 
 class Emulated:
-    """A runner of pieces that records and replays."""
+    """A runner of pieces that records and replays; in the place of `Graphs`, whose words it has no use for."""
 
     seconds = 0.0
 
-    def __init__(self, state):
+    def __init__(self, state, say=None, *, tune_after=0.0):
         self.state, self.recordings = state, {}
 
     def reset(self):

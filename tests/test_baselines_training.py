@@ -318,7 +318,7 @@ def test_a_step_that_is_recorded_and_replayed_trains_what_the_plain_one_trains(t
         return PlainStepper(*parts, place, half=False), optimizer
 
     monkeypatch.setattr(loop, "choose", choose)
-    monkeypatch.setattr(steppers, "Graphs", lambda state, say: Emulated(state))
+    monkeypatch.setattr(steppers, "Graphs", Emulated)
     runs.train(config, tmp_path / "plain", CPU)
     calls, original = [0], StaticStepper.take
 

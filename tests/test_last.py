@@ -234,7 +234,7 @@ def test_in_a_loop_of_ones_own(group):
 def test_scores_of_other_examples_are_the_ones_that_move(monkeypatch):
     """Captured, as if on a GPU: a new table, or one that has been elsewhere meanwhile, is not the one recorded."""
     monkeypatch.setattr(captured, "_on_gpu", lambda x: True)
-    monkeypatch.setattr(captured, "Graphs", lambda state, say: Emulated(state))
+    monkeypatch.setattr(captured, "Graphs", Emulated)
     net = norm_net().double()
     x, y = examples(net)
     train = make("mart")
