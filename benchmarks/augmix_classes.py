@@ -46,7 +46,7 @@ METHODS = {
     "bullettrain, selected by last logits, half of the images as views": ["selection=last", "data.views=0.5"],
     "bullettrain, by chance": ["score=random"],
 }
-CUTS = ["network.name=wrn-10-1", "data.train_size=8000", "data.test_size=2000", "epochs=20", "average=0", "threads=1"]
+CUTS = ["network.name=wrn-10-1", "data.train_size=8000", "data.test_size=2000", "epochs=20", "threads=1"]
 REST = ["probe=0", "precision=float32", "channels_last=false"]
 
 
@@ -57,9 +57,11 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--average", type=float, default=0.0, help="decay of a weight average, to be judged as well")
     options = parser.parse_args()
     settings = [setting for setting in METHODS[options.method] if setting != "baseline"]
-    config = recipe("cifar10-augmix-short").with_settings([*CUTS, *REST, f"seed={options.seed}", *settings])
+    settings += [f"seed={options.seed}", f"average={options.average}"]
+    config = recipe("cifar10-augmix-short").with_settings([*CUTS, *REST, *settings])
     config = config.baseline() if "baseline" in METHODS[options.method] else config
     data = tuple(halved(part) for part in load_data(config, options.data_dir))
     with tempfile.TemporaryDirectory() as folder:
@@ -69,6 +71,8 @@ def main() -> None:
     row: dict[str, Any] = {"method": options.method, "seed": options.seed, "work": end["work"]}
     row |= {name: end[name] for name in ("outlier", "boundary", "robust")}
     row["as it is"] = judged(trainer.network, data[2])
+    if trainer.average is not None:
+        row |= {"average": options.average, "averaged": judged(trainer.average.module, data[2])}
     for of in (("clean",), ("views",), ("clean", "views")):
         row[f"statistics of {' and '.join(of)}"] = judged(anew(trainer.network, config, data[0], of), data[2])
     content = json.loads(options.out.read_text()) if options.out.exists() else {"environment": None, "rows": []}

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+ENOUGH = 4096
+"""Training examples that batch-norm statistics are taken of."""
 
 
 class MovingAverage(nn.Module):
     """Of weights and statistics; of counts, the network's own.
+
+    A mean of statistics is not that of the mean weights: before these are judged, they get their own, within
+    :func:`statistics_anew`.
 
     Update n, counted from 0, keeps min(``decay``, n / (n + 9)) of the average: the first copies the network, and a
     short run's average is not of weights from before it had learned. At 0.999 that ends after 8,991 updates.
@@ -37,6 +46,36 @@ class MovingAverage(nn.Module):
             else:
                 torch._foreach_copy_(means, values)
         self.n_averaged.add_(1)
+
+
+def norms(network: nn.Module) -> list[_BatchNorm]:
+    """Its batch norms that keep statistics and learn them."""
+    found = [module for module in network.modules() if isinstance(module, _BatchNorm) and module.training]
+    return [norm for norm in found if norm.running_mean is not None]
+
+
+@contextmanager
+def statistics_anew(network: nn.Module) -> Iterator[None]:
+    """Within, batch norms forget their statistics, and take the plain mean of those of the batches that they see.
+
+    Counts, and on an exception everything, are put back.
+    """
+    learning = norms(network)
+    momenta = [norm.momentum for norm in learning]
+    before = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in learning]
+    for norm in learning:
+        norm.reset_running_stats()
+        norm.momentum = None
+    changed = {"num_batches_tracked"}
+    try:
+        yield
+    except BaseException:
+        changed |= {"running_mean", "running_var"}
+        raise
+    finally:
+        for norm, momentum, buffers in zip(learning, momenta, before, strict=True):
+            norm.momentum = momentum
+            norm.load_state_dict({k: v for k, v in buffers.items() if k in changed}, strict=False)
 
 
 def _tensors(network: nn.Module) -> list[Tensor]:

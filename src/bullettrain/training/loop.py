@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import signal
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from bullettrain.engine.group import Batch
 from bullettrain.models.called import is_foreign
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.training import checkpoint
-from bullettrain.training.average import MovingAverage
+from bullettrain.training.average import ENOUGH, MovingAverage, norms, statistics_anew
 from bullettrain.training.checkpoint import Position
 from bullettrain.training.clock import Clock
 from bullettrain.training.collapse import Alarm, CollapseError, WrongStreak, look_at_epoch, look_at_loss
@@ -34,7 +35,7 @@ from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, Shape, check_fits, fingerprint, make_loader, make_network
 from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.starts import Starts
-from bullettrain.training.steppers import choose
+from bullettrain.training.steppers import choose, in_half
 from bullettrain.training.tally import Counts, Tally
 from bullettrain.training.writer import Writer
 
@@ -311,9 +312,29 @@ class Trainer:
 
     def _evaluate(self) -> None:
         """Accuracy on the test set of all the weights that were kept."""
+        self._settle_average()
         self._one_set_of_statistics()
         for record in self.judge.records(self._kept(), self.test_set, self.at.epoch):
             self.recorder.log(record)
+
+    def _settle_average(self) -> None:
+        """Batch-norm statistics of the averaged weights themselves: of what training steps would show them now."""
+        if self.average is None or not norms(self.average.module):
+            return
+        training, device, epoch = self.config.training, self.place.device, self.at.epoch
+        engine = self.config.method.engine(examples=len(self.train_set))
+        engine.load_state_dict(self.engine.state_dict())
+        engine.check_every = 0
+        count = min(self.batches, max(2, -(-ENOUGH // training.batch_size)))
+        images = sum(self.loader.joint_size(index) for index in range(count))
+        batches = enumerate(itertools.islice(self.loader.epoch(epoch), count))
+        with self.display.evaluating("averaged: statistics", images) as bar, statistics_anew(self.average.module):
+            for index, (x, y) in batches:
+                batch = self.batch(x, y, epoch, index)
+                with torch.autocast(device.type, torch.bfloat16, enabled=in_half(training, device)):
+                    engine.step(self.average.module, batch.x, batch.y, start=batch.start, index=batch.which)
+                bar(self.loader.joint_size(index))
+        self.save()
 
     def _kept(self) -> Iterator[tuple[str, nn.Module]]:
         """A network for each of the weights, by their name."""

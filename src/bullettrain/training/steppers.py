@@ -228,7 +228,7 @@ def choose(
         say(f"CUDA graphs are off, steps run one by one: {obstacle}")
     if training.attack_group > 1 and apart:
         say(f"mini-batches are attacked one by one: {apart}")
-    half = _in_half(training, place.device)
+    half = in_half(training, place.device)
     optimizer = make_optimizer(network, config.optimizer, capturable=captured)
     parts = engine, network, optimizer, average, tally, config
     if captured or (apart is None and training.attack_group > 1):
@@ -251,7 +251,7 @@ def _why_plain(config: Config, place: Place) -> str | None:
     return None
 
 
-def _in_half(training: TrainingConfig, device: torch.device) -> bool:
+def in_half(training: TrainingConfig, device: torch.device) -> bool:
     """Whether steps run in bfloat16."""
     if training.precision == "auto":
         return device.type == "cuda" and torch.cuda.is_bf16_supported()

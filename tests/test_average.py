@@ -1,0 +1,127 @@
+"""Statistics of averaged weights: taken anew, of what training steps show them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from bullettrain.training import run as runs
+from bullettrain.training.average import MovingAverage, norms, statistics_anew
+from bullettrain.training.folder import RunFolder, read_weights
+from bullettrain.training.loop import Trainer
+from bullettrain.training.setup import load_data
+from conftest import norm_net
+from short_runs import CPU, small
+
+NORMS = ("network.name=wrn-10-1", "epochs=2", "data.train_size=120", "training.batch_size=30", "training.probe=0")
+
+
+def buffers(network):
+    return {name: buffer.clone() for name, buffer in network.named_buffers()}
+
+
+def test_statistics_are_the_plain_mean_of_what_is_seen():
+    torch.manual_seed(0)
+    net = norm_net().double()
+    batches = [torch.rand(m, 3, 8, 8, dtype=torch.float64) for m in (4, 9, 6)]
+    net(batches[0])
+    momenta, before = [norm.momentum for norm in norms(net)], buffers(net)
+    seen, first = [], norms(net)[0]
+    hook = first.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    with statistics_anew(net):
+        for x in batches:
+            net(x)
+    hook.remove()
+    means = torch.stack([x.mean(dim=(0, 2, 3)) for x in seen]).mean(dim=0)
+    variances = torch.stack([x.var(dim=(0, 2, 3)) for x in seen]).mean(dim=0)
+    assert torch.allclose(first.running_mean, means, atol=1e-12)
+    assert torch.allclose(first.running_var, variances, atol=1e-12)
+    assert [norm.momentum for norm in norms(net)] == momenta
+    assert all(torch.equal(b, before[name]) for name, b in net.named_buffers() if name.endswith("tracked"))
+
+
+def test_a_frozen_norm_keeps_its_own_and_what_breaks_off_changes_nothing():
+    def taken_of(x):
+        with statistics_anew(net):
+            net(x)
+            if len(x) == 7:
+                raise KeyboardInterrupt
+
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+    net[1].eval()
+    net(torch.rand(6, 3, 8, 8))
+    before = buffers(net)
+    with pytest.raises(KeyboardInterrupt):
+        taken_of(torch.rand(7, 3, 8, 8))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
+    taken_of(torch.rand(6, 3, 8, 8))
+    assert torch.equal(net[1].running_mean, before["1.running_mean"])
+    assert not torch.equal(net[3].running_mean, before["3.running_mean"])
+
+
+@pytest.mark.parametrize("settings", [[], ["objective=pgd-at", "beta=null"], ["objective=mart", "selection=last"]])
+def test_a_run_judges_and_keeps_averaged_weights_with_statistics_of_their_own(tmp_path, monkeypatch, settings):
+    made, settle = [], Trainer._settle_average
+
+    def watched(self):
+        average = self.average.module
+        made.append((copy.deepcopy(average), copy.deepcopy(self.network), float(self.engine.robust_fraction.value)))
+        settle(self)
+        made.append((copy.deepcopy(average), copy.deepcopy(self.network), float(self.engine.robust_fraction.value)))
+
+    monkeypatch.setattr(Trainer, "_settle_average", watched)
+    runs.train(small(*NORMS, "data.validation=0", *settings), tmp_path / "run", CPU)
+    (before, network, was), (after, same, still) = made
+    assert still == was
+    for a, b in zip(network.state_dict().values(), same.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(before.parameters(), after.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not any(torch.equal(a.running_var, b.running_var) for a, b in zip(norms(before), norms(after), strict=True))
+    kept, _ = read_weights(tmp_path / "run" / "averaged.safetensors")
+    assert all(torch.equal(kept[name], value) for name, value in after.state_dict().items())
+
+
+def test_they_are_nearer_to_what_the_averaged_network_sees(tmp_path):
+    """Of the images of a whole epoch in training mode, by the sum of squared errors of every norm's mean."""
+    config = small(
+        *NORMS, "data.validation=0", "epochs=6", "optimizer.lr=0.01", "schedule.name=constant", "average=0.98"
+    )
+    data = load_data(config, None)
+    trainer = Trainer(config, RunFolder(tmp_path), CPU, data)
+    for _ in range(config.training.epochs):
+        for index, (x, y) in enumerate(trainer.loader.epoch(trainer.at.epoch)):
+            trainer._take([trainer.batch(x, y, trainer.at.epoch, index)])
+        trainer.at.epoch, trainer.at.index = trainer.at.epoch + 1, 0
+    mean_of_others = copy.deepcopy(trainer.average.module)
+    trainer._settle_average()
+    true = copy.deepcopy(trainer.average.module)
+    with statistics_anew(true), torch.no_grad():
+        for x, _ in trainer.loader.epoch(0):
+            true(x)
+
+    def off(network):
+        pairs = zip(norms(network), norms(true), strict=True)
+        return sum(((a.running_mean - b.running_mean) / b.running_var.sqrt()).square().sum().item() for a, b in pairs)
+
+    assert off(trainer.average.module) < 0.5 * off(mean_of_others)
+
+
+def test_weights_without_norms_are_left_as_they_are(tmp_path, monkeypatch):
+    saved, save = [], Trainer.save
+    monkeypatch.setattr(Trainer, "save", lambda self: saved.append(self.at.epoch) or save(self))
+    runs.train(small("epochs=1"), tmp_path / "run", CPU)
+    assert saved == [1]
+    assert not norms(MovingAverage(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)), 0.9).module)
+
+
+def test_a_run_that_comes_to_its_end_again_ends_the_same(tmp_path):
+    """As one does that was killed while it was judged."""
+    config = small(*NORMS, "data.validation=0")
+    runs.train(config, tmp_path / "run", CPU)
+    once = (tmp_path / "run" / "averaged.safetensors").read_bytes()
+    trainer = Trainer(config, RunFolder(tmp_path / "run"), CPU, load_data(config, None))
+    trainer.resume()
+    trainer._settle_average()
+    assert (tmp_path / "run" / "averaged.safetensors").read_bytes() == once
