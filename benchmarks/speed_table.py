@@ -43,6 +43,8 @@ def line(result: dict[str, Any], engine: str, baseline: dict[str, Any], mined: d
     config = result["config"]
     batch = config["training"]["batch_size"]
     objective = OBJECTIVES[config["method"]["objective"]] + SELECTIONS.get(config["method"].get("selection"), "")
+    objective += f", views for {100 * mined['boundary']:.0f} %" if objective.startswith("AugMix") else ""
+    objective += ", images as views" if config["data"].get("views") else ""
     cells = [
         NETWORKS.get(config["network"]["name"], config["network"]["name"]),
         DATA.get(config["data"]["name"], config["data"]["name"]),

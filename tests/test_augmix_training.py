@@ -223,7 +223,12 @@ def test_the_papers_share_stands_beside_the_runs_own(both, tmp_path):
     (tmp_path / "run").mkdir()
     for name in ("config.yaml", "metrics.jsonl"):
         (tmp_path / "run" / name).write_bytes((mined.folder / name).read_bytes())
-    for name, share in (("cifar10-augmix", 35), ("cifar100-augmix", 36), ("cifar10-augmix-fast", 35)):
+    for name, share in (
+        ("cifar10-augmix", 35),
+        ("cifar100-augmix", 36),
+        ("cifar10-augmix-fast", 35),
+        ("cifar100-augmix-fast", 36),
+    ):
         config.write_text(re.sub("recipe: .*", f"recipe: {name}", config.read_text()))
         result = runs.read_result(RunFolder(tmp_path / "run"))
         assert f"; in the paper boundary {share} %\n" in shown(_print_result, result)

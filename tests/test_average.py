@@ -1,15 +1,19 @@
 """Statistics of averaged weights: taken anew, of what training steps show them."""
 
 import copy
+import signal
 
 import pytest
 import torch
 from torch import nn
 
+from bullettrain import BulletTrain
+from bullettrain.evaluation.accuracy import clean_accuracy
 from bullettrain.training import run as runs
 from bullettrain.training.average import MovingAverage, norms, statistics_anew
 from bullettrain.training.folder import RunFolder, read_weights
 from bullettrain.training.loop import Trainer
+from bullettrain.training.methods import with_method
 from bullettrain.training.setup import load_data
 from conftest import norm_net
 from short_runs import CPU, small
@@ -29,7 +33,9 @@ def test_statistics_are_the_plain_mean_of_what_is_seen():
     momenta, before = [norm.momentum for norm in norms(net)], buffers(net)
     seen, first = [], norms(net)[0]
     hook = first.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
-    with statistics_anew(net):
+    with statistics_anew(net, 5 + torch.rand(7, 3, 8, 8, dtype=torch.float64)):
+        assert first.running_mean.abs().min() > 0  # not what nobody has seen
+        seen.clear()
         for x in batches:
             net(x)
     hook.remove()
@@ -43,7 +49,7 @@ def test_statistics_are_the_plain_mean_of_what_is_seen():
 
 def test_a_frozen_norm_keeps_its_own_and_what_breaks_off_changes_nothing():
     def taken_of(x):
-        with statistics_anew(net):
+        with statistics_anew(net, x):
             net(x)
             if len(x) == 7:
                 raise KeyboardInterrupt
@@ -62,18 +68,31 @@ def test_a_frozen_norm_keeps_its_own_and_what_breaks_off_changes_nothing():
 
 @pytest.mark.parametrize("settings", [[], ["objective=pgd-at", "beta=null"], ["objective=mart", "selection=last"]])
 def test_a_run_judges_and_keeps_averaged_weights_with_statistics_of_their_own(tmp_path, monkeypatch, settings):
-    made, settle = [], Trainer._settle_average
+    made, settle, step = [], Trainer._settle_average, BulletTrain.step
 
     def watched(self):
-        average = self.average.module
-        made.append((copy.deepcopy(average), copy.deepcopy(self.network), float(self.engine.robust_fraction.value)))
-        settle(self)
-        made.append((copy.deepcopy(average), copy.deepcopy(self.network), float(self.engine.robust_fraction.value)))
+        for around in (lambda: None, lambda: settle(self)):
+            around()
+            engine, scores = self.engine.robust_fraction.value, self.engine.last.live.clone()
+            made.append((copy.deepcopy(self.average.module), copy.deepcopy(self.network), float(engine), scores))
 
+    def seen(self, model, x, y, **given):
+        out = step(self, model, x, y, **given)
+        if made:  # after training
+            shares.append(out.shares)
+        return out
+
+    shares = []
     monkeypatch.setattr(Trainer, "_settle_average", watched)
-    runs.train(small(*NORMS, "data.validation=0", *settings), tmp_path / "run", CPU)
-    (before, network, was), (after, same, still) = made
+    monkeypatch.setattr(BulletTrain, "step", seen)
+    config = small(*NORMS, "data.validation=0", *settings)
+    result = runs.train(config, tmp_path / "run", CPU)
+    (before, network, was, scores), (after, same, still, kept_scores) = made
     assert still == was
+    assert torch.equal(scores, kept_scores)
+    assert len(shares) == 4  # all that an epoch has
+    if config.method.selection != "last":  # by statistics of images, not of nobody, from the first mini-batch on
+        assert abs(shares[0]["outlier"] - shares[1]["outlier"]) < 0.4
     for a, b in zip(network.state_dict().values(), same.state_dict().values(), strict=True):
         assert torch.equal(a, b)
     for a, b in zip(before.parameters(), after.parameters(), strict=True):
@@ -81,6 +100,7 @@ def test_a_run_judges_and_keeps_averaged_weights_with_statistics_of_their_own(tm
     assert not any(torch.equal(a.running_var, b.running_var) for a, b in zip(norms(before), norms(after), strict=True))
     kept, _ = read_weights(tmp_path / "run" / "averaged.safetensors")
     assert all(torch.equal(kept[name], value) for name, value in after.state_dict().items())
+    assert result.accuracy["averaged"]["clean"] == clean_accuracy(after, load_data(config, None)[2], device=CPU.device)
 
 
 def test_they_are_nearer_to_what_the_averaged_network_sees(tmp_path):
@@ -97,7 +117,7 @@ def test_they_are_nearer_to_what_the_averaged_network_sees(tmp_path):
     mean_of_others = copy.deepcopy(trainer.average.module)
     trainer._settle_average()
     true = copy.deepcopy(trainer.average.module)
-    with statistics_anew(true), torch.no_grad():
+    with statistics_anew(true, x), torch.no_grad():
         for x, _ in trainer.loader.epoch(0):
             true(x)
 
@@ -123,5 +143,42 @@ def test_a_run_that_comes_to_its_end_again_ends_the_same(tmp_path):
     once = (tmp_path / "run" / "averaged.safetensors").read_bytes()
     trainer = Trainer(config, RunFolder(tmp_path / "run"), CPU, load_data(config, None))
     trainer.resume()
+    for norm in norms(trainer.average.module):
+        norm.running_mean.add_(1)  # whatever it had
     trainer._settle_average()
     assert (tmp_path / "run" / "averaged.safetensors").read_bytes() == once
+
+
+def test_a_run_that_is_stopped_while_statistics_are_taken_resumes_to_the_same_end(tmp_path, monkeypatch):
+    config = small(*NORMS, "data.validation=0")
+    runs.train(config, tmp_path / "whole", CPU)
+    step, asked = BulletTrain.step, []
+
+    def interrupting(self, model, x, y, **given):
+        if not any(parameter.requires_grad for parameter in model.parameters()):  # the average
+            asked.append(len(y))
+            if len(asked) == 2:
+                signal.raise_signal(signal.SIGTERM)
+        return step(self, model, x, y, **given)
+
+    monkeypatch.setattr(BulletTrain, "step", interrupting)
+    assert runs.train(config, tmp_path / "run", CPU).signal == signal.SIGTERM
+    assert len(asked) == 2
+    assert runs.train(config, tmp_path / "run", CPU, resume=True).finished
+    files = [(tmp_path / folder / "averaged.safetensors").read_bytes() for folder in ("run", "whole")]
+    assert files[0] == files[1]
+
+
+def test_a_replay_is_shown_once(tmp_path, monkeypatch):
+    """Free trains eight times on a mini-batch."""
+    shown, step = [], BulletTrain.step
+
+    def seen(self, model, x, y, **given):
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            shown.append(len(y))
+        return step(self, model, x, y, **given)
+
+    monkeypatch.setattr(BulletTrain, "step", seen)
+    free = with_method(small(*NORMS, "data.validation=0", "epochs=4", "boundary=10", "robust=2"), "free-4")
+    runs.train(free, tmp_path / "run", CPU)
+    assert shown == [30] * 4

@@ -162,3 +162,26 @@ def test_the_command_writes_json_and_markdown(tmp_path):
     assert "wall-clock ×" in done.output
     table = done.output[done.output.index("engine") :].partition("written")[0]
     assert max(len(line) for line in table.splitlines()) <= 80
+
+
+def test_what_is_timed_is_tuned_at_once(monkeypatch):
+    """Also by the training before it: in a process the first choice of a convolution stays."""
+    module, seen = importlib.import_module("bullettrain.training.bench"), []
+    make = module.Trainer
+    monkeypatch.setattr(
+        module, "Trainer", lambda config, *rest: seen.append(config.training.tune_after) or make(config, *rest)
+    )
+    config = recipe("digits").with_settings(["data.train_size=200", "data.validation=0", "training.batch_size=40"])
+    bench(
+        config,
+        CPU,
+        load_data(config, None),
+        engines=["eager"],
+        train_steps=2,
+        steps=1,
+        repeats=1,
+        say=lambda text: None,
+    )
+    assert config.training.tune_after > 0
+    assert seen
+    assert set(seen) == {0.0}

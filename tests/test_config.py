@@ -34,6 +34,7 @@ WANTED = {
     "cifar10-augmix-short",
     "cifar100-augmix-short",
     "cifar10-augmix-fast",
+    "cifar100-augmix-fast",
 }
 
 
@@ -70,11 +71,19 @@ def test_the_short_recipes_differ_in_their_objective_alone():
     assert {**changed.to_dict(), "recipe": "cifar10-pgd-short"} == pgd.to_dict()
 
 
-def test_the_fast_recipe_is_the_one_that_was_measured():
-    record = Path(__file__).parents[1] / "results" / "augmix" / "cifar10-batch-512" / "bullettrain" / "config.yaml"
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("cifar10-augmix-fast", "cifar10-batch-512/bullettrain"),
+        ("cifar10-augmix-fast", "cifar10-batch-512/bullettrain-again"),
+        ("cifar100-augmix-fast", "cifar100-batch-500/bullettrain"),
+    ],
+)
+def test_the_fast_recipes_are_those_that_were_measured(name, folder):
+    record = Path(__file__).parents[1] / "results" / "augmix" / folder / "config.yaml"
     measured = Config.from_dict({k: v for k, v in yaml.safe_load(record.read_text()).items() if k != "environment"})
     differ = {"recipe", "schedule.final", "training.compile"}  # the second is a cosine's alone
-    assert recipe("cifar10-augmix-fast").differences(measured).keys() <= differ
+    assert recipe(name).differences(measured).keys() <= differ
     assert measured.training.compile
 
 

@@ -47,11 +47,12 @@ class Captured:
             out = fast.step(x, y)  # gradients are there, as after out.loss.backward()
             optimizer.step()
 
-    Optimiser, scheduler, clipping and weight averages stay the loop's. Each step writes all gradients anew, to the
-    same memory: there is nothing to zero, and nothing can be accumulated. The first steps compile and capture, some
-    seconds to minutes; then sizes repeat. What Python does in the network, or in hooks of it, is done once a size and
-    not again. ``train`` keeps F_R and its ``state_dict()``, and looks at values every ``check_every`` steps, as ever.
-    Without a GPU, and for what cannot be captured, steps are the plain ones, and a warning says why.
+    Optimiser, scheduler, clipping and weight averages stay the loop's. Each step writes all gradients anew, to the same
+    memory: there is nothing to zero, and nothing can be accumulated. The first steps compile and capture, some seconds
+    to minutes; then sizes repeat, and in half precision one that has run for a minute is tuned, for some seconds. What
+    Python does in the network, or in hooks of it, is done once or twice a size and not again. ``train`` keeps F_R and
+    its ``state_dict()``, and looks at values every ``check_every`` steps, as ever. Without a GPU, and for what cannot
+    be captured, steps are the plain ones, and a warning says why.
 
     Args:
         train: what is to be trained by.

@@ -128,7 +128,9 @@ class _Process:
 def _serve(pipe: Connection, record: Record, how: How) -> None:
     """In the process: be ready, then time whenever asked."""
     try:
-        place, config = find_place(how.device), Config.from_dict(record.config)
+        # Tuned at once: what a long training comes to is what is timed.
+        config = Config.from_dict(record.config).replace_section("training", tune_after=0.0)
+        place = find_place(how.device)
         data = load_data(config, how.data_dir)
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(config, RunFolder(Path(folder)), place, data)

@@ -29,7 +29,7 @@ class MovingAverage(nn.Module):
 
     def __init__(self, network: nn.Module, decay: float) -> None:
         super().__init__()
-        self.module, self.decay = copy.deepcopy(network), decay
+        self.module, self.decay = copy.deepcopy(network).requires_grad_(False), decay
         self.register_buffer("n_averaged", torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device))
 
     @torch.no_grad()
@@ -55,19 +55,25 @@ def norms(network: nn.Module) -> list[_BatchNorm]:
 
 
 @contextmanager
-def statistics_anew(network: nn.Module) -> Iterator[None]:
+def statistics_anew(network: nn.Module, first: Tensor) -> Iterator[None]:
     """Within, batch norms forget their statistics, and take the plain mean of those of the batches that they see.
 
-    Counts, and on an exception everything, are put back.
+    Until they have seen one they have those of ``first``, images (n, …). Counts, and on an exception everything, are
+    put back.
     """
     learning = norms(network)
     momenta = [norm.momentum for norm in learning]
     before = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in learning]
-    for norm in learning:
-        norm.reset_running_stats()
-        norm.momentum = None
     changed = {"num_batches_tracked"}
     try:
+        for norm in learning:
+            norm.reset_running_stats()
+            norm.momentum = None
+        with torch.no_grad():
+            network(first)
+        for norm in learning:
+            assert norm.num_batches_tracked is not None
+            norm.num_batches_tracked.zero_()
         yield
     except BaseException:
         changed |= {"running_mean", "running_var"}

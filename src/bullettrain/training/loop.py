@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 from torch import Tensor, nn
 
+from bullettrain.attacks.state import training as in_training
 from bullettrain.checks import DivergedError
 from bullettrain.data import ImageSet
 from bullettrain.engine import StepOutput
@@ -319,21 +320,33 @@ class Trainer:
 
     def _settle_average(self) -> None:
         """Batch-norm statistics of the averaged weights themselves: of what training steps would show them now."""
-        if self.average is None or not norms(self.average.module):
-            return
-        training, device, epoch = self.config.training, self.place.device, self.at.epoch
+        if self.average is not None:
+            with in_training(self.average.module):
+                if norms(self.average.module):
+                    self._take_statistics(self.average.module)
+
+    def _take_statistics(self, network: nn.Module) -> None:
+        training, device = self.config.training, self.place.device
         engine = self.config.method.engine(examples=len(self.train_set))
         engine.load_state_dict(self.engine.state_dict())
-        engine.check_every = 0
-        count = min(self.batches, max(2, -(-ENOUGH // training.batch_size)))
-        images = sum(self.loader.joint_size(index) for index in range(count))
-        batches = enumerate(itertools.islice(self.loader.epoch(epoch), count))
-        with self.display.evaluating("averaged: statistics", images) as bar, statistics_anew(self.average.module):
-            for index, (x, y) in batches:
-                batch = self.batch(x, y, epoch, index)
-                with torch.autocast(device.type, torch.bfloat16, enabled=in_half(training, device)):
-                    engine.step(self.average.module, batch.x, batch.y, start=batch.start, index=batch.which)
-                bar(self.loader.joint_size(index))
+        engine.budget, engine.check_every = self.engine.budget, 0
+        # Each process sees its share, and that of the first counts; a replay shows nothing new.
+        distinct = max(2, -(-ENOUGH * self.place.world // training.batch_size))
+        shown = range(0, min(self.batches, distinct * training.replays), training.replays)
+        images = sum(self.loader.joint_size(index) for index in shown)
+        half = in_half(training, device)
+        first, _ = next(iter(self.loader.epoch(self.at.epoch)))
+        with (
+            self.display.evaluating("averaged: statistics", images) as bar,
+            torch.autocast(device.type, torch.bfloat16, enabled=half),
+            statistics_anew(network, first),
+        ):
+            for index, (x, y) in enumerate(itertools.islice(self.loader.epoch(self.at.epoch), shown.stop)):
+                if index in shown:
+                    batch = self.batch(x, y, self.at.epoch, index)
+                    engine.objective.eps = self.engine.objective.eps
+                    engine.step(network, batch.x, batch.y, start=batch.start, index=batch.which)
+                    bar(self.loader.joint_size(index))
         self.save()
 
     def _kept(self) -> Iterator[tuple[str, nn.Module]]:

@@ -168,11 +168,12 @@ class StaticStepper:
         return self.warm_up_seconds + compiled + (0.0 if self.graphs is None else self.graphs.seconds)
 
     def warm_up(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Make a mini-batch: what makes views of images may have to be compiled. All else is counted as it comes."""
+        """Make a mini-batch: on a GPU what makes views of images is compiled. All else is counted as it comes."""
+        if self.graphs is None:
+            return
         began = time.perf_counter()
-        x, _ = next(iter(batches))
-        if x.is_cuda:
-            torch.cuda.synchronize(x.device)
+        next(iter(batches))
+        torch.cuda.synchronize()
         self.warm_up_seconds = time.perf_counter() - began
 
     def loaded(self) -> None:
