@@ -21,7 +21,13 @@ GUESSES = [
     (KEYS, {"gama": "gamma", "momentm": "momentum", "group": "attack_group", "ema": "average"}),
     (KEYS, dict.fromkeys(("schedule", "sched", "arch", "dropout", "nr", "val_size", "x", ""), "")),
     (RECIPES, {"digit": "digits", "mnist": "mnist-pgd", "cifar10_trades": "cifar10-trades"}),
-    (RECIPES, {"trades": "cifar10-trades cifar10-trades-short", "cifar100": "cifar100-augmix cifar100-augmix-short"}),
+    (
+        RECIPES,
+        {
+            "trades": "cifar10-trades cifar10-trades-short",
+            "cifar100": "cifar100-augmix cifar100-augmix-short cifar100-augmix-fast",
+        },
+    ),
     (RECIPES, dict.fromkeys(("cifar10", "imagenet", "mnist-trades", "cifar10-fast", "digits-trades"), "")),
     (PGD.__annotations__, {"step_size": "step", "epsilon": "eps", "stepz": "steps step", "iters": ""}),
     (

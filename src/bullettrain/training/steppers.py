@@ -169,12 +169,11 @@ class StaticStepper:
 
     def warm_up(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Make a mini-batch: on a GPU what makes views of images is compiled. All else is counted as it comes."""
-        if self.graphs is None:
-            return
-        began = time.perf_counter()
-        next(iter(batches))
-        torch.cuda.synchronize()
-        self.warm_up_seconds = time.perf_counter() - began
+        if next(self.network.parameters()).is_cuda:
+            began = time.perf_counter()
+            next(iter(batches))
+            torch.cuda.synchronize()
+            self.warm_up_seconds = time.perf_counter() - began
 
     def loaded(self) -> None:
         """The optimiser's and the average's state were loaded: they may lie elsewhere now."""
