@@ -25,6 +25,11 @@ def buffers(network):
     return {name: buffer.clone() for name, buffer in network.named_buffers()}
 
 
+def is_average(network):
+    """Averaged weights learn nothing themselves."""
+    return not any(parameter.requires_grad for parameter in network.parameters())
+
+
 def test_statistics_are_the_plain_mean_of_what_is_seen():
     torch.manual_seed(0)
     net = norm_net().double()
@@ -155,7 +160,7 @@ def test_a_run_that_is_stopped_while_statistics_are_taken_resumes_to_the_same_en
     step, asked = BulletTrain.step, []
 
     def interrupting(self, model, x, y, **given):
-        if not any(parameter.requires_grad for parameter in model.parameters()):  # the average
+        if is_average(model):
             asked.append(len(y))
             if len(asked) == 2:
                 signal.raise_signal(signal.SIGTERM)
@@ -174,7 +179,7 @@ def test_a_replay_is_shown_once(tmp_path, monkeypatch):
     shown, step = [], BulletTrain.step
 
     def seen(self, model, x, y, **given):
-        if not any(parameter.requires_grad for parameter in model.parameters()):
+        if is_average(model):
             shown.append(len(y))
         return step(self, model, x, y, **given)
 

@@ -326,6 +326,7 @@ class Trainer:
                     self._take_statistics(self.average.module)
 
     def _take_statistics(self, network: nn.Module) -> None:
+        """Those of batch norms in plain training steps of some thousand examples, which change nothing else."""
         training, device = self.config.training, self.place.device
         engine = self.config.method.engine(examples=len(self.train_set))
         engine.load_state_dict(self.engine.state_dict())
