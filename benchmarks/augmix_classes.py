@@ -44,6 +44,10 @@ METHODS = {
     "bullettrain, selected by last logits, images as views": ["selection=last", "data.views=true"],
     "bullettrain, half of the images as views": ["data.views=0.5"],
     "bullettrain, selected by last logits, half of the images as views": ["selection=last", "data.views=0.5"],
+    "bullettrain, half of the images as views, beta 18": ["data.views=0.5", "method.beta=18"],
+    "bullettrain, half of the images as views, beta 24": ["data.views=0.5", "method.beta=24"],
+    "bullettrain, half of the images as views, gamma 0.5": ["data.views=0.5", "gamma=0.5"],
+    "bullettrain, half of the images as views, gamma 0.35": ["data.views=0.5", "gamma=0.35"],
     "bullettrain, by chance": ["score=random"],
 }
 CUTS = ["network.name=wrn-10-1", "data.train_size=8000", "data.test_size=2000", "epochs=20", "threads=1"]

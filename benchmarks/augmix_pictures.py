@@ -32,10 +32,16 @@ PICTURES = {
         "AugMix": "cifar10-batch-512/augmix",
         "+ BulletTrain, images as views, last logits": "cifar10-batch-512/bullettrain",
         "the same again": "cifar10-batch-512/bullettrain-again",
+        "and again": "cifar10-batch-512/bullettrain-alone",
+    },
+    "cifar100-batch-500": {
+        "AugMix": "cifar100-batch-500/augmix",
+        "+ BulletTrain, half of the images as views, γ = 0.5": "cifar100-batch-500/bullettrain",
+        "γ = 0.4": "cifar100-batch-500/bullettrain-gamma-0.4",
+        "γ = 0.3": "cifar100-batch-500/bullettrain-gamma-0.3",
     },
     "cifar100-batch-512": {
         "AugMix": "cifar100-batch-512/augmix",
-        "half of the images as views, eval-mode logits": "cifar100-batch-500/bullettrain",
         "all images as views, own logits": "cifar100-batch-512/bullettrain-own-logits",
         "all images as views, last logits": "cifar100-batch-512/bullettrain",
     },

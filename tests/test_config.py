@@ -76,7 +76,8 @@ def test_the_short_recipes_differ_in_their_objective_alone():
     [
         ("cifar10-augmix-fast", "cifar10-batch-512/bullettrain"),
         ("cifar10-augmix-fast", "cifar10-batch-512/bullettrain-again"),
-        ("cifar100-augmix-fast", "cifar100-batch-500/bullettrain"),
+        ("cifar10-augmix-fast", "cifar10-batch-512/bullettrain-alone"),
+        ("cifar100-augmix-fast", "cifar100-batch-500/bullettrain-gamma-0.4"),
     ],
 )
 def test_the_fast_recipes_are_those_that_were_measured(name, folder):

@@ -169,7 +169,7 @@ def cifar10_augmix_fast() -> Config:
 
 def cifar100_augmix_fast() -> Config:
     """AugMix on CIFAR-100 where a GPU is large: batches of 500, half of the images as views, selected four at once."""
-    method = dataclasses.replace(AUGMIX_100, selection="eval")
+    method = dataclasses.replace(AUGMIX_100, gamma=0.4, selection="eval")
     return _augmix_fast("cifar100-augmix-fast", "cifar100", method, views=0.5, batch_size=500)
 
 
