@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -25,6 +26,7 @@ from bullettrain.data import ImageSet
 from bullettrain.evaluation.accuracy import clean_accuracy
 from bullettrain.reproduction.measures import spot_corruptions
 from bullettrain.training import recipe
+from bullettrain.training.average import statistics_anew
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunFolder, environment
 from bullettrain.training.loop import Trainer
@@ -105,17 +107,13 @@ def judged(network: nn.Module, test: ImageSet) -> dict[str, float]:
 def anew(network: nn.Module, config: Config, train: ImageSet, of: tuple[str, ...]) -> nn.Module:
     """A copy whose batch norms have the mean statistics of 32 mini-batches, cropped and flipped as in training."""
     network, maker, chance = copy.deepcopy(network).train(), ViewMaker(), torch.Generator().manual_seed(0)
-    for module in network.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.reset_running_stats()
-            module.momentum = None
-    for index, (x, _) in enumerate(make_loader(config, train, CPU).epoch(0)):
-        if index == 32:
-            break
-        if "clean" in of:
-            network(x)
-        if "views" in of:
-            network(maker(x, maker.draw(len(x), 2, generator=chance, device=x.device)).flatten(0, 1))
+    images = [x for x, _ in itertools.islice(make_loader(config, train, CPU).epoch(0), 32)]
+    with statistics_anew(network, images[0]):
+        for x in images:
+            if "clean" in of:
+                network(x)
+            if "views" in of:
+                network(maker(x, maker.draw(len(x), 2, generator=chance, device=x.device)).flatten(0, 1))
     return network
 
 

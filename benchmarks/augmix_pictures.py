@@ -6,7 +6,6 @@ python benchmarks/augmix_pictures.py [--out results/augmix]
 from __future__ import annotations
 
 import argparse
-import json
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bullettrain.corruptions.table import AVERAGED
+from bullettrain.evaluation.results import Store
 from bullettrain.reporting.svg import COLOURS, printed
 from bullettrain.reproduction.canvas import canvas
+from bullettrain.training.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,8 +43,8 @@ PICTURES = {
     },
     "cifar100-batch-512": {
         "AugMix": "cifar100-batch-512/augmix",
-        "all images as views, own logits": "cifar100-batch-512/bullettrain-own-logits",
-        "all images as views, last logits": "cifar100-batch-512/bullettrain",
+        "+ BulletTrain, all images as views, own logits": "cifar100-batch-512/bullettrain-own-logits",
+        "the same, last logits": "cifar100-batch-512/bullettrain",
     },
 }
 """The first of each is what the others are compared with."""
@@ -68,7 +69,7 @@ def drawn(runs: dict[str, str]) -> Figure:
     first = next(iter(found.values()))
     names = sorted(AVERAGED, key=lambda name: first[name])
     for (title, folder), (marker, colour) in zip(runs.items(), LOOKS, strict=False):
-        course = epochs(ROOT / folder)
+        course = [record for record in RunFolder(ROOT / folder).records() if record["kind"] == "epoch"]
         at = [epoch["epoch"] for epoch in course]
         look: dict[str, Any] = {"color": COLOURS[colour], "linewidth": 1.4, "marker": marker, "markersize": 5}
         look["markevery"] = (9, 20)
@@ -90,16 +91,9 @@ def drawn(runs: dict[str, str]) -> Figure:
 
 def by_corruption(run: Path) -> dict[str, float]:
     """Percent, the mean of five severities, of a run's last weights."""
-    judged = json.loads((run / "evaluation.json").read_text())["evaluations"]
-    results = chain.from_iterable(one["results"] for one in judged if one["weights"] == "last")
-    accuracy = next(result["corruptions"]["accuracy"] for result in results if result["name"] == "corruptions")
+    judged = chain.from_iterable(entry.results for entry in Store(run).entries if entry.weights == "last")
+    accuracy = next(result.corruptions["accuracy"] for result in judged if result.corruptions)
     return {name: 100 * float(np.mean(accuracy[name])) for name in AVERAGED}
-
-
-def epochs(run: Path) -> list[dict[str, Any]]:
-    """What was recorded of each epoch."""
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["kind"] == "epoch"]
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from bullettrain import BulletTrain, StepBudget
 from bullettrain.baselines import GradAlign, grad_align
 from bullettrain.data import ImageSet, load, to_unit
 from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
-from bullettrain.engine.group import Batch, GroupEngine, GroupSettings
+from bullettrain.engine.group import GroupEngine, GroupSettings
 from bullettrain.engine.learner import Learner
+from bullettrain.engine.runner import Batch
 from bullettrain.models import WideResNet, build
 from bullettrain.training import recipe
 from bullettrain.training import run as runs

@@ -23,9 +23,10 @@ from bullettrain.checks import (
     check_range,
 )
 from bullettrain.engine.graphed import TUNE_AFTER, Graphs
-from bullettrain.engine.group import Batch, GroupEngine, GroupSettings, Runner, at_once
+from bullettrain.engine.group import GroupEngine, GroupSettings
 from bullettrain.engine.learner import in_any_size
 from bullettrain.engine.parts import why_not_grouped, why_not_replayed, why_not_whole
+from bullettrain.engine.runner import Batch, Runner, at_once
 from bullettrain.engine.step import BulletTrain, StepOutput
 from bullettrain.engine.whole import WholeEngine
 from bullettrain.objectives import AugMix

@@ -7,9 +7,8 @@ and of sizes that repeat, run by a runner: at once, or as a captured CUDA graph 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,33 +34,12 @@ from bullettrain.engine.learner import Learner, dynamic
 from bullettrain.engine.memory import Memory, take
 from bullettrain.engine.parts import check_last, why_not_grouped
 from bullettrain.engine.plan import Plan, allot, arrange
+from bullettrain.engine.runner import Batch, Runner, at_once
 from bullettrain.engine.step import BulletTrain, StepOutput
 from bullettrain.engine.still import Still
 from bullettrain.mining import Category, SeparationWithModel, separate
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.precision import wide
-
-
-class Batch(NamedTuple):
-    """A mini-batch, and what its step is to start from."""
-
-    x: Tensor
-    """(m, …) clean examples."""
-    y: Tensor
-    """(m,) labels."""
-    start: Tensor
-    """What the corruption starts from: points (m, …), or AugMix's draws."""
-    which: Tensor | None = None
-    """(m,) which examples these are, where the last logits select."""
-
-
-Runner = Callable[[Hashable, Callable[[], None]], None]
-"""Runs a function of static buffers; the key names it and its sizes."""
-
-
-def at_once(key: Hashable, function: Callable[[], None]) -> None:
-    """The plain runner."""
-    function()
 
 
 @dataclass(frozen=True)
@@ -291,8 +269,8 @@ class GroupEngine:
         z_prime = moved if z is None else self.objective.fill_in(z, moved, touched)
         assert z_prime is not None
         given = [None if values is None else dynamic(values) for values in (z, None if t == m else touched)]
-        of = self.loss if t else self.objective.loss  # nobody is a size that is compiled apart, and comes seldom
-        loss = of(given[0], dynamic(z_prime, z_prime.ndim - 2), dynamic(y), given[1])
+        loss_of = self.loss if t else self.objective.loss  # nobody is a size that is compiled apart, and comes seldom
+        loss = loss_of(given[0], dynamic(z_prime, z_prime.ndim - 2), dynamic(y), given[1])
         loss.backward()  # type: ignore[no-untyped-call]
         self.learner.give_back()
         self.update()

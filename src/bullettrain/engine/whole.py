@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from bullettrain.attacks import frozen
 from bullettrain.attacks.state import uncompiled
 from bullettrain.checks import check_batch, check_labels, check_logits, check_network, check_range
-from bullettrain.engine.group import Batch, Runner, at_once
 from bullettrain.engine.memory import like
+from bullettrain.engine.runner import Batch, Runner, at_once
 from bullettrain.engine.step import BulletTrain, StepOutput
 from bullettrain.precision import wide
 

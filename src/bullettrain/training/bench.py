@@ -20,7 +20,8 @@ from bullettrain.attacks import frozen
 from bullettrain.checks import instead
 from bullettrain.data import ImageSet
 from bullettrain.engine import BulletTrain
-from bullettrain.engine.group import Batch, GroupEngine
+from bullettrain.engine.group import GroupEngine
+from bullettrain.engine.runner import Batch
 from bullettrain.loading import misfit
 from bullettrain.mining import Category
 from bullettrain.training.config import Config

@@ -18,7 +18,7 @@ from bullettrain.attacks.state import training as in_training
 from bullettrain.checks import DivergedError
 from bullettrain.data import ImageSet
 from bullettrain.engine import StepOutput
-from bullettrain.engine.group import Batch
+from bullettrain.engine.runner import Batch
 from bullettrain.models.called import is_foreign
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.training import checkpoint

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from bullettrain.engine import BulletTrain, StepOutput
 from bullettrain.engine.captured import static_engine
 from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
-from bullettrain.engine.group import Batch, GroupEngine, GroupSettings, at_once
+from bullettrain.engine.group import GroupEngine, GroupSettings
 from bullettrain.engine.learner import in_any_size
 from bullettrain.engine.parts import why_not_grouped
+from bullettrain.engine.runner import Batch, at_once
 from bullettrain.training.average import MovingAverage
 from bullettrain.training.config import Config, TrainingConfig
 from bullettrain.training.optim import make_optimizer, set_rate
