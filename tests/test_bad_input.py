@@ -144,7 +144,7 @@ def test_nan_that_appears_in_mid_training_names_its_step():
         (lambda: bt.PGDAT(eps=float("inf")), "eps is inf"),
         (lambda: bt.TRADES(eps=8), r"eps is 8, but pixels are in \[0, 1\]; did you mean 8/255"),
         (lambda: bt.TRADES(beta=0), "beta is 0"),
-        (lambda: bt.TRADES(eps=torch.rand(3)), r"eps is float32 of shape \(3,\); it has to be a number"),
+        (lambda: bt.TRADES(eps=-torch.rand(3)), "eps has values that are not above 0"),
         (lambda: bt.AugMix(beta=-2), "beta is -2"),
         (lambda: bt.AugMix(views="x"), "views are 'x'; give a ViewMaker, or a function"),
         (lambda: bt.AugMix(views=ViewMaker), "views are <class"),
@@ -246,7 +246,7 @@ def test_parts_that_are_none_are_named_at_once():
     for make, name in ((grad_align, "GradAlign"), (free, "Free")):
         with pytest.raises(TypeError, match=f"the objective is PGDAT; give {name}"):
             make(bt.PGDAT())
-    for bounds in ((0, 1, 2), "ab", 1.0, (torch.rand(3), torch.rand(3))):
+    for bounds in ((0, 1, 2), "ab", 1.0, torch.rand(2, 3)):
         with pytest.raises(TypeError, match="give two numbers") as caught:
             bt.PGDAT(bounds=bounds)
         assert "tensor" not in str(caught.value)

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 import bullettrain as bt
-from bullettrain.attacks import Normalized, pgd
+from bullettrain import Normalized
+from bullettrain.attacks import pgd
+from bullettrain.attacks.norms import Linf
 
 MEAN, STD = (0.49, 0.48, 0.1), (0.2, 0.3, 0.5)
 
@@ -40,7 +42,7 @@ def test_the_attack_is_that_on_pixels(both, norm, eps, start):
     seed = torch.Generator().manual_seed
     expected = pgd(inside, pixels, y, norm=norm, generator=seed(1), **about)
     outside = Normalized(MEAN, STD, norm)
-    found = pgd(inside.network, x, y, norm=outside, bounds=outside.bounds, generator=seed(1), **about)
+    found = pgd(inside.network, x, y, norm=outside, generator=seed(1), **about)
     assert torch.allclose(found * inside.std + inside.mean, expected, atol=1e-12)
     assert (found - x).abs().max() > 0.1
 
@@ -51,7 +53,7 @@ def test_a_step_is_that_of_the_network_with_the_normalisation_inside(both):
     start = pixels + 0.02 * torch.randn_like(pixels).clamp(-1, 1)
     for network, images, more in (
         (inside, pixels, {}),
-        (inside.network, x, {"norm": outside, "bounds": outside.bounds}),
+        (inside.network, x, {"norm": outside}),
     ):
         train = bt.BulletTrain(bt.TRADES(eps=0.1, **more), budget=bt.StepBudget(boundary=4, robust=2))
         at = start if not more else (start - inside.mean) / inside.std
@@ -71,3 +73,113 @@ def test_bounds_are_those_of_all_channels_and_nonsense_is_refused():
     for std in ((0.2, 0.3), (0.2, 0.3, 0.0)):
         with pytest.raises(ValueError, match="a mean and a positive std for each channel"):
             Normalized(MEAN, std)
+
+
+# ------------------------------------------------------------------------------------- nothing leaves its ball
+
+
+def tabular(features=20, m=64):
+    torch.manual_seed(3)
+    network = nn.Sequential(nn.Linear(features, 16), nn.ReLU(), nn.Linear(16, 3)).double()
+    return network, 5 * torch.randn(m, features, dtype=torch.float64), torch.randint(0, 3, (m,))
+
+
+def train_on(objective, network, x, y):
+    return bt.BulletTrain(objective, budget=bt.StepBudget(boundary=4, robust=2)).step(network, x, y)
+
+
+def test_bounds_that_differ_from_the_norms_pixels_are_refused():
+    norm = Normalized(torch.zeros(20), torch.full((20,), 0.5))
+    for bounds in (None, (0.0, 1.0), (torch.zeros(20), torch.ones(20))):
+        with pytest.raises(ValueError, match=r"which makes them \(0, 2\); leave bounds out, and give Normalized"):
+            bt.TRADES(eps=0.1, norm=norm, bounds=bounds)
+    assert bt.TRADES(eps=0.1, norm=norm, bounds=norm.bounds).bounds == (0.0, 2.0)
+
+
+def test_tabular_data_without_bounds_moves_by_eps_in_the_units_of_each_feature():
+    network, x, y = tabular()
+    norm = Normalized(torch.zeros(20), torch.full((20,), 0.5), pixels=None)
+    out = train_on(bt.TRADES(eps=0.1, norm=norm), network, x, y)
+    assert 0.19 < (out.x_prime - x).abs().max() <= 0.2 + 1e-12
+
+
+def test_images_normalised_by_another_mean_and_std_are_refused(both):
+    inside, pixels, _, y = both
+    other = (pixels - 0.5) / 0.1
+    with pytest.raises(ValueError, match=r"x ranges over .* in pixels, outside \[0, 1\].*bullettrain.Normalized"):
+        train_on(bt.TRADES(eps=0.1, norm=Normalized(MEAN, STD)), inside.network, other, y)
+
+
+def test_a_channel_is_looked_at_by_its_own_range(both):
+    """Blue goes down to −0.2 normalised, red to −2.45: what is a pixel of the one is none of the other."""
+    inside, _, x, y = both
+    x[0, 2] = -1.0
+    with pytest.raises(ValueError, match="in pixels, outside"):
+        train_on(bt.TRADES(eps=0.1, norm=Normalized(MEAN, STD)), inside.network, x, y)
+
+
+class Leaky(Linf):
+    def project(self, x_adv, x, eps, bounds):
+        return x_adv.clamp(*bounds)
+
+
+@pytest.mark.parametrize("objective", [bt.PGDAT, bt.TRADES, bt.MART])
+def test_a_perturbation_outside_its_ball_is_an_error_on_checked_steps(objective, both):
+    inside, pixels, _, y = both
+    with pytest.raises(RuntimeError, match=r"moved an example by [\d.]+ times eps, out of its ball"):
+        train_on(objective(eps=0.05, norm=Leaky()), inside, pixels, y)
+
+
+class Unclipped(Linf):
+    def project(self, x_adv, x, eps, bounds):
+        return x_adv.clamp(x - eps, x + eps)
+
+
+def test_a_perturbation_outside_the_bounds_is_an_error_on_checked_steps(both):
+    inside, pixels, _, y = both
+    with pytest.raises(ValueError, match="x' ranges over"):
+        train_on(bt.PGDAT(eps=0.05, norm=Unclipped()), inside, pixels, y)
+
+
+@pytest.mark.parametrize("objective", [bt.PGDAT, bt.TRADES, bt.MART])
+def test_eps_and_bounds_of_each_feature(objective):
+    """As one feature at a time in units of its own: the same attack on rescaled data."""
+    network, x, y = tabular()
+    eps = torch.linspace(0.01, 1.0, 20, dtype=torch.float64)
+    low, high = x.amin(0) - 0.3 * eps, x.amax(0) + 0.3 * eps
+    torch.manual_seed(0)
+    out = train_on(objective(eps=eps, bounds=(low, high)), network, x, y)
+    moved = ((out.x_prime - x).abs() / eps).amax(dim=0)
+    assert ((moved > 0.99) & (moved <= 1 + 1e-9)).all()
+    assert (out.x_prime >= low).all()
+    assert (out.x_prime <= high).all()
+
+    rescaled = nn.Sequential(Rescale(eps), network)
+    torch.manual_seed(0)
+    start = None
+    if objective is not bt.PGDAT:  # their noise has a size of its own, whatever eps is
+        noise = 0.001 * torch.randn_like(x)
+        start, out = (x + noise) / eps, None
+        torch.manual_seed(0)
+        out = train_on(objective(eps=eps, bounds=(low, high)), network, x, y)
+    engine = bt.BulletTrain(
+        objective(eps=1.0, bounds=(low / eps, high / eps)), budget=bt.StepBudget(boundary=4, robust=2)
+    )
+    torch.manual_seed(0)
+    twin = engine.step(rescaled, x / eps, y, start=start)
+    assert torch.allclose(twin.x_prime * eps, out.x_prime, atol=1e-9)
+
+
+class Rescale(nn.Module):
+    def __init__(self, eps):
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x):
+        return x * self.eps
+
+
+def test_a_norm_says_itself():
+    norm = Normalized((0.5,), (0.25,), pixels=None)
+    assert repr(norm) == "Normalized(mean=(0.5), std=(0.25), norm=Linf, pixels=(-inf, inf))"
+    assert "Normalized(" in repr(bt.TRADES(eps=0.1, norm=Normalized(MEAN, STD)))

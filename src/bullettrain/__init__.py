@@ -1,6 +1,7 @@
 """BulletTrain: robust training of neural networks at a fraction of the cost, by boundary example mining."""
 
 from bullettrain.allocation import StepBudget, theoretical_speedup
+from bullettrain.attacks import Normalized
 from bullettrain.engine import BulletTrain, Captured, StepOutput
 from bullettrain.loading import load
 from bullettrain.mining import (
@@ -26,6 +27,7 @@ __all__ = [
     "BulletTrain",
     "Captured",
     "Category",
+    "Normalized",
     "Objective",
     "OracleSeparation",
     "RobustFraction",

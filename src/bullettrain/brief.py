@@ -45,10 +45,11 @@ def brief(value: object) -> str:
         return f"{value:g}"
     if isinstance(value, tuple):
         return f"({', '.join(map(brief, value))})"
-    if isinstance(value, _PLAIN) or type(value).__repr__ is one_line:
-        return repr(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return one_line(value)
+    own = getattr(type(value).__repr__, "__module__", "") or ""
+    if isinstance(value, _PLAIN) or own.startswith("bullettrain."):  # one of ours, in a line
+        return repr(value)
     return getattr(value, "__name__", type(value).__name__)
 
 

@@ -6,6 +6,7 @@ import math
 import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -176,17 +177,23 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         raise ValueError(f"x is on {x.device} and the labels are on {y.device}; move them to one device")
 
 
-def check_range(x: Tensor, bounds: tuple[float, float]) -> None:
-    """Pixel values of ``x`` within ``bounds``; waits for the device."""
-    low, high = (float(v) for v in torch.aminmax(x.detach()))
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError("x has NaN or infinite values; look at the input pipeline")
-    if low < bounds[0] - ROUNDING or high > bounds[1] + ROUNDING:
+def check_range(x: Tensor, bounds: tuple[float | Tensor, float | Tensor], name: str = "x") -> None:
+    """Values of ``x`` (m, …), in pixels, within ``bounds``, each feature by its own; waits for the device."""
+    low, high = x.detach().amin(dim=0), x.detach().amax(dim=0)
+    if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
+        raise ValueError(f"{name} has NaN or infinite values; look at the input pipeline")
+    if bool((low < bounds[0] - ROUNDING).any() | (high > bounds[1] + ROUNDING).any()):
+        valid = ", ".join(f"{v:g}" if isinstance(v, float) else described(v) for v in map(_number, bounds))
         raise ValueError(
-            f"x ranges over [{low:.4g}, {high:.4g}], outside [{bounds[0]:g}, {bounds[1]:g}]; scale the images "
-            "and normalise inside the network, or give the objective bounds=(low, high), for normalised images with "
-            "norm=bullettrain.attacks.Normalized(mean, std)"
+            f"{name} ranges over [{float(low.min()):.4g}, {float(high.max()):.4g}] in pixels, outside [{valid}]; scale "
+            "the images and normalise inside the network, or give the objective bounds=(low, high), for normalised "
+            "images norm=bullettrain.Normalized(mean, std) with the mean and std that were used"
         )
+
+
+def _number(value: float | Tensor) -> float | Tensor:
+    """A tensor of one value as a number."""
+    return float(value) if not isinstance(value, Tensor) or value.numel() == 1 else value
 
 
 def check_logits_shape(logits: object, m: int) -> None:
@@ -249,16 +256,20 @@ def check_labels(y: Tensor, classes: int) -> None:
         )
 
 
-def check_bounds(bounds: tuple[float, float] | None) -> tuple[float, float]:
-    """A pair (low, high) with low < high; None: without any."""
+def check_bounds(bounds: object) -> Any:
+    """A pair (low, high) with low < high, of numbers or of tensors; None: without any."""
     if bounds is None:
         return -math.inf, math.inf
     try:
-        low, high = (float(v) for v in bounds)
+        if isinstance(bounds, Tensor):
+            raise TypeError
+        low, high = (v if isinstance(v, Tensor) and v.numel() > 1 else float(v) for v in bounds)  # type: ignore[attr-defined]
     except (TypeError, ValueError, RuntimeError):  # the last is a tensor's
         raise TypeError(f"bounds are {shown(bounds)}; give two numbers (low, high)") from None
-    if not low < high:
-        raise ValueError(f"bounds are ({low:g}, {high:g}); give (low, high) with low < high")
+    below = low < high
+    if not (bool(below.all()) if isinstance(below, Tensor) else below):
+        values = ", ".join(f"{v:g}" if isinstance(v, float) else described(v) for v in (low, high))
+        raise ValueError(f"bounds are ({values}); give (low, high) with low < high")
     return low, high
 
 

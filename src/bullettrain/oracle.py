@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks import Norm, frozen, pgd
-from bullettrain.attacks.norms import find_norm
-from bullettrain.brief import one_line
+from bullettrain.attacks.norms import AUTO, Bounds, Limit, check_eps, find_norm
+from bullettrain.brief import brief, one_line
 from bullettrain.checks import check_bounds, check_count, check_positive
 from bullettrain.mining import Category, Separation, is_correct
 from bullettrain.objectives import Objective
@@ -32,17 +32,18 @@ class OracleSeparation:
     def __init__(
         self,
         *,
-        eps: float | None = None,
+        eps: Limit | None = None,
         steps: int = 10,
         step_size: float | None = None,
         norm: str | Norm | None = None,
-        bounds: tuple[float, float] | None = None,
+        bounds: Bounds | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.eps, self.steps = None if eps is None else check_positive(eps, "eps"), check_count(steps, "steps")
+        self.norm = None if norm is None else find_norm(norm)
+        self.eps = None if eps is None else check_eps(eps, self.norm or find_norm("linf"))
+        self.steps = check_count(steps, "steps")
         check_positive(steps, "steps")
         self.step_size = None if step_size is None else check_positive(step_size, "step_size")
-        self.norm = None if norm is None else find_norm(norm)
         self.bounds, self.generator = None if bounds is None else check_bounds(bounds), generator
         self.passes_per_example = 2 * steps + 1
 
@@ -50,8 +51,8 @@ class OracleSeparation:
 
     def suited_to(self, objective: Objective) -> OracleSeparation:
         """The same oracle with the objective's ball and bounds where it was given none; this one stays as it is."""
-        if self.bounds not in (None, objective.bounds):
-            given, valid = (f"({low:g}, {high:g})" for low, high in (self.bounds, objective.bounds))
+        if self.bounds is not None and not _same(self.bounds, objective.bounds):
+            given, valid = (brief(bounds) for bounds in (self.bounds, objective.bounds))
             raise ValueError(
                 f"the oracle's bounds are {given}, but the objective's are {valid}; leave the oracle's out, or give "
                 "both the same"
@@ -71,17 +72,18 @@ class OracleSeparation:
         """Attack the batch; what is returned gives the categories that the attack found."""
         if self.eps is None:
             raise ValueError("the oracle has no eps; give it one, or that of an objective: suited_to(objective)")
+        unit = 1.0 if isinstance(self.eps, Tensor) else self.eps
         x_adv = pgd(
             model,
             x,
             y,
             eps=self.eps,
             steps=self.steps,
-            step_size=1.7 * self.eps / self.steps if self.step_size is None else self.step_size,
+            step_size=1.7 * unit / self.steps if self.step_size is None else self.step_size,
             norm=self.norm or "linf",
             random_start="uniform",
             generator=self.generator,
-            bounds=self.bounds or (0.0, 1.0),
+            bounds=self.bounds or AUTO,
             check=False,
         )
         with frozen(model), torch.no_grad():
@@ -89,3 +91,8 @@ class OracleSeparation:
         category = torch.where(survives, int(Category.ROBUST), int(Category.BOUNDARY))
         category = torch.where(is_correct(logits, y), category, int(Category.OUTLIER))
         return lambda score, robust_fraction: category
+
+
+def _same(bounds: Bounds, others: Bounds) -> bool:
+    """Whether two ranges are equal, numbers or tensors."""
+    return all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(bounds, others, strict=True))

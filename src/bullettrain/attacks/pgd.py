@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,16 +11,14 @@ from torch import Tensor, nn
 
 from bullettrain.attacks.climb import WHOLE_NETWORK, Climb
 from bullettrain.attacks.losses import AttackLoss, loss_named
-from bullettrain.attacks.norms import Norm, find_norm, per_example
+from bullettrain.attacks.norms import AUTO, Ball, Bounds, Limit, Norm, per_example
 from bullettrain.attacks.state import Mode, bare, frozen, underflows
 from bullettrain.checks import (
     check_batch,
-    check_bounds,
     check_count,
     check_logits_shape,
     check_module,
     check_positive,
-    check_range,
 )
 from bullettrain.precision import wide
 
@@ -33,7 +31,7 @@ def pgd(
     x: Tensor,
     y: Tensor,
     *,
-    eps: float,
+    eps: Limit,
     steps: int | Tensor,
     step_size: float | Tensor,
     norm: str | Norm = "linf",
@@ -42,7 +40,7 @@ def pgd(
     random_start: RandomStart | None = "uniform",
     start: Tensor | None = None,
     generator: torch.Generator | None = None,
-    bounds: tuple[float, float] | None = (0.0, 1.0),
+    bounds: Bounds | Literal["auto"] | None = AUTO,
     mode: Mode = "eval",
     project: bool = True,
     climb: Climb = WHOLE_NETWORK,
@@ -57,10 +55,11 @@ def pgd(
         model: returns logits (n, K) for any n.
         x: (m, …) clean examples, within ``bounds``.
         y: (m,) labels.
-        eps: radius of the ball around ``x``.
+        eps: radius of the ball around ``x``; in L∞ also a tensor that broadcasts to one example, (C, 1, 1) or (D,),
+            in units of which step sizes then are.
         steps: one number for all, or (m,) integers.
         step_size: one number for all, or (m,).
-        norm: "linf" or "l2".
+        norm: "linf", "l2" or :class:`Normalized`.
         loss: "ce", "kl" or "margin", or a function of (logits, labels, target) that returns (n,).
         target: (m, K) probabilities for "kl"; not tracked.
         random_start: "uniform" in the ball, "normal" (x + 0.001·N(0,1), as TRADES and MART do), "clipped"
@@ -68,7 +67,8 @@ def pgd(
         start: (m, …) points to start from instead; given as they are.
         generator: source of the noise. Noise is drawn for the whole batch, so that an example's noise does
             not depend on how many steps the others get.
-        bounds: valid range of pixels; None: any are.
+        bounds: valid range of ``x``, numbers or tensors as ``eps``; None: any is. "auto": (0, 1), or what follows
+            from :class:`Normalized`.
         mode: of the network during the attack.
         project: bring each step back into the ball. False: into ``bounds`` only.
         climb: how one step is taken; the usual one goes through the whole network.
@@ -79,13 +79,11 @@ def pgd(
     """
     check_module(model)
     check_batch(x, y)
-    check_positive(eps, "eps")
     if not torch.is_tensor(step_size):
         check_positive(step_size, "step_size")
-    low_high = check_bounds(bounds)
+    ball = dataclasses.replace(Ball.of(norm, eps, bounds), projects=project).on(x)
     if check:
-        check_range(x, low_high)
-    norm = find_norm(norm)
+        ball.check_inputs(x)
     ascend = loss_named(loss) if isinstance(loss, str) else loss
     x = x.detach()
     counts = _host_counts(steps, len(x))  # the one thing the host has to know: how the batch shrinks
@@ -93,7 +91,7 @@ def pgd(
         return x.clone()
     if start is None:
         kind = random_start or "zero"
-        start = starting_point(kind, x, random_noise(kind, norm, x, eps, generator), low_high)
+        start = starting_point(kind, x, random_noise(kind, ball, x, generator=generator), ball)
     elif start.shape != x.shape:
         raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
 
@@ -108,7 +106,7 @@ def pgd(
     sizes = step_size if torch.is_tensor(step_size) else torch.full((), step_size, dtype=x.dtype, device=x.device)
     size = per_example(attacked.take(sizes.to(x.device).expand(len(x))), x)
 
-    net, radius = bare(model), eps if project else math.inf
+    net = bare(model)
     with frozen(net, mode), torch.enable_grad():
         n = len(steps_left)
 
@@ -119,7 +117,7 @@ def pgd(
             return total * 1024 if underflows(x.device) else total
 
         def move(images: Tensor, gradient: Tensor) -> Tensor:
-            return norm.project(images + size[:n] * norm.direction(gradient), clean[:n], radius, low_high)
+            return ball.step(images, clean[:n], gradient, size[:n])
 
         for t in range(steps_left[0]):
             while steps_left[n - 1] <= t:
@@ -161,11 +159,11 @@ def _host_counts(steps: int | Tensor, m: int) -> list[int]:
 
 
 def random_noise(
-    kind: RandomStart, norm: Norm, x: Tensor, eps: float, generator: torch.Generator | None = None
+    kind: RandomStart, ball: Ball, x: Tensor, radius: float = 1.0, generator: torch.Generator | None = None
 ) -> Tensor:
-    """What a random start adds to ``x`` (m, …)."""
+    """What a random start adds to ``x`` (m, …); ``radius`` of a uniform one is in units of eps."""
     if kind in ("uniform", "clipped"):
-        return norm.noise(x, eps, generator)
+        return ball.norm.noise(x, radius * ball.eps, generator)
     if kind == "normal":
         return 0.001 * torch.empty_like(x).normal_(generator=generator)
     if kind == "zero":
@@ -173,10 +171,10 @@ def random_noise(
     raise ValueError(f"there is no random start {kind!r}; there are 'uniform', 'normal', 'clipped', 'zero' and None")
 
 
-def starting_point(kind: RandomStart, x: Tensor, noise: Tensor, bounds: tuple[float, float]) -> Tensor:
+def starting_point(kind: RandomStart, x: Tensor, noise: Tensor, ball: Ball) -> Tensor:
     """Where an attack starts, (m, …): ``x`` and its noise."""
     start = x + noise
-    return start.clamp(*bounds) if kind == "clipped" else start
+    return ball.norm.clip(start, ball.bounds) if kind == "clipped" else start
 
 
 @dataclass(frozen=True)

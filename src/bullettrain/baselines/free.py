@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bullettrain.allocation import Cost, StepBudget
-from bullettrain.attacks import Attack, Norm
-from bullettrain.attacks.norms import per_example
+from bullettrain.attacks import Attack, Norm, Normalized
+from bullettrain.attacks.norms import AUTO, Bounds, per_example
 from bullettrain.engine import BulletTrain
 from bullettrain.objectives import PGDAT
 
@@ -37,9 +37,13 @@ class Free(PGDAT):
     """
 
     def __init__(
-        self, *, eps: float = 8 / 255, norm: str | Norm = "linf", bounds: tuple[float, float] | None = (0.0, 1.0)
+        self, *, eps: float = 8 / 255, norm: str | Norm = "linf", bounds: Bounds | Literal["auto"] | None = AUTO
     ) -> None:
         super().__init__(eps=eps, norm=norm, bounds=bounds, attack=Attack(start="zero"))
+        if isinstance(self.norm, Normalized) or isinstance(self.eps, Tensor):
+            raise ValueError(
+                "Free carries perturbations from image to image; give a number for eps and norm 'linf' or 'l2'"
+            )
         self.delta: Tensor | None = None
         """(M, …) of the largest batch so far; row i is that of every batch's example i."""
 
@@ -69,7 +73,7 @@ class Free(PGDAT):
             raise ValueError("Free was given other than one step for everyone; use free_budget()")
         carried, size = self._rows(x), per_example(step_sizes.to(x.device), x)
         moved, (low, high) = x.detach() + carried, self.bounds
-        x_prime = moved.clamp(low, high).requires_grad_()
+        x_prime = self.norm.clip(moved, self.bounds).requires_grad_()
 
         def move(gradient: Tensor) -> None:
             # Where x + δ was clipped, δ has no effect; and NaN of an overflow in float16 would stay in δ for good.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from bullettrain.allocation import Cost, StepBudget
 from bullettrain.attacks import Attack, Norm
 from bullettrain.attacks.climb import Move, Value, WholeNetwork
-from bullettrain.attacks.norms import length, per_example
+from bullettrain.attacks.norms import AUTO, Bounds, length, per_example
 from bullettrain.attacks.state import Mode, uncompiled, underflows
 from bullettrain.checks import check_positive
 from bullettrain.engine import BulletTrain
@@ -35,7 +37,7 @@ class GradAlign(PGDAT):
         weight: float = 0.2,
         eps: float = 8 / 255,
         norm: str | Norm = "linf",
-        bounds: tuple[float, float] | None = (0.0, 1.0),
+        bounds: Bounds | Literal["auto"] | None = AUTO,
         attack_mode: Mode = "train",
         selection: Selection | None = None,
         generator: torch.Generator | None = None,
@@ -64,7 +66,7 @@ class GradAlign(PGDAT):
 
     def noise(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """η (m, …), uniform in the ball."""
-        return self.norm.noise(like, self.eps, generator)
+        return self.norm.noise(like, self.ball.on(like).eps, generator)
 
     def corrupt(
         self,

@@ -150,4 +150,4 @@ def yopo(objective: AdversarialObjective, *, passes: int = 2, updates: int = 5) 
         updates: n.
     """
     changed = attacked(objective, Attack(climb=FirstLayer(updates)))
-    return BulletTrain(changed, budget=yopo_budget(objective.eps, passes, updates))
+    return BulletTrain(changed, budget=yopo_budget(objective.unit, passes, updates))

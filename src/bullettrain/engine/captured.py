@@ -20,7 +20,6 @@ from bullettrain.checks import (
     check_labels,
     check_logits,
     check_module,
-    check_range,
 )
 from bullettrain.engine.graphed import TUNE_AFTER, Graphs
 from bullettrain.engine.group import GroupEngine, GroupSettings
@@ -144,10 +143,11 @@ class Captured:
         mine, objective = self._turn, self.train.objective
         if looks:
             for x, *_ in batches:
-                check_range(x, objective.bounds)
+                objective.check_inputs(x)
         begun = [Batch(x, y, self._opening(x) if start is None else start, index) for x, y, start, index in batches]
-        for (_, y, *_), out in zip(begun, engine.updates(begun), strict=True):
+        for (x, y, *_), out in zip(begun, engine.updates(begun), strict=True):
             if looks:
+                objective.check_perturbed(x, out.x_prime)
                 check_logits(out.z_prime, self.train.steps_taken)
                 check_labels(y, out.z_prime.shape[-1])
             self._gradients.show()

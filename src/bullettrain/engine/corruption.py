@@ -70,11 +70,11 @@ class AttackPieces(CorruptionPieces):
     def __init__(self, objective: AdversarialObjective, budget: StepBudget, still: Still) -> None:
         self.budget, self.still, compile = budget, still, still.compile
         self.in_turns = any(0 < steps < budget.boundary for steps in (budget.robust, budget.outlier))
-        norm, reach, bounds = objective.norm, objective.reach, objective.bounds
+        ball = objective.ball.on(next(still.network.parameters()))
 
         # Buffers with the rows to look at in them: compiled, the looking up is part of the kernel.
         def move(images: Tensor, gradient: Tensor, clean: Tensor, size: Tensor, rows: Tensor | None) -> Tensor:
-            return norm.project(images + some(size, rows) * norm.direction(gradient), some(clean, rows), reach, bounds)
+            return ball.step(images, some(clean, rows), gradient, some(size, rows))
 
         self.aims = objective.attack_loss == "kl"
         climb = gradient_at_logits(objective.ascended)

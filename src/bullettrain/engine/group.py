@@ -24,7 +24,6 @@ from bullettrain.checks import (
     check_logits,
     check_network,
     check_no_nan,
-    check_range,
     check_score,
     check_selection,
 )
@@ -247,7 +246,7 @@ class GroupEngine:
     def _lay_out(self, order: Tensor, category: Tensor, counts: Tensor, held: Tensor | None, fresh: int) -> None:
         """Who gets what, and the rows in the order of their corruption."""
         memory = self._memory
-        treated, steps, size = allot(counts, category[order], self.budget, self.objective.eps, memory.step_size.dtype)
+        treated, steps, size = allot(counts, category[order], self.budget, self.objective.unit, memory.step_size.dtype)
         memory.order[: len(order)] = order
         memory.category.index_copy_(0, order, treated)
         memory.steps.index_copy_(0, order, steps)
@@ -351,7 +350,7 @@ class GroupEngine:
     def _check(self, batches: Sequence[Batch], classes: int) -> None:
         """What the plain step looks at once in a while; here it waits for the device, so only with new buffers."""
         for x, y, *_ in batches:
-            check_range(x, self.objective.bounds)
+            self.objective.check_inputs(x)
             check_labels(y, classes)
 
     def _look_at_selection(self, rows: int) -> None:

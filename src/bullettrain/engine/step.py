@@ -26,7 +26,6 @@ from bullettrain.checks import (
     check_module,
     check_network,
     check_no_nan,
-    check_range,
     check_score,
     check_selection,
     check_steps,
@@ -184,10 +183,12 @@ class BulletTrain:
         else:  # equal steps for everyone: nothing to select, no forward for it
             s, svar, category = None, None, torch.full_like(y, int(Category.BOUNDARY))
         steps = check_steps(self.budget.allocate(category, svar), len(y))
-        sizes = self.budget.step_sizes(category, steps, objective.eps)
+        sizes = self.budget.step_sizes(category, steps, objective.unit)
         counts = self._on_host(steps)  # the host has to know how the batch shrinks
 
         x_prime = objective.corrupt(model, x, y, s, counts, sizes, start=start)  # no steps: untouched
+        if self._looking:
+            objective.check_perturbed(x, x_prime)
         z = objective.clean_logits(model, x, s)
         z_prime = objective.corrupted_logits(model, x_prime, z, counts)  # no steps: z again
         touched = counts.nonzero()[:, 0]
@@ -276,7 +277,7 @@ class BulletTrain:
         if not due:
             yield
             return
-        check_range(x, self.objective.bounds)
+        self.objective.check_inputs(x)
 
         def look(module: nn.Module, args: tuple[Any, ...], logits: Tensor) -> None:
             check_logits_shape(logits, len(args[0]))

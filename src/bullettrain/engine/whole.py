@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bullettrain.attacks import frozen
 from bullettrain.attacks.state import uncompiled
-from bullettrain.checks import check_batch, check_labels, check_logits, check_network, check_range
+from bullettrain.checks import check_batch, check_labels, check_logits, check_network
 from bullettrain.engine.memory import like
 from bullettrain.engine.runner import Batch, Runner, at_once
 from bullettrain.engine.step import BulletTrain, StepOutput
@@ -120,7 +120,7 @@ class WholeEngine:
         check_network(self.network)
         if not self.train.check_every:
             return
-        check_range(x, self.train.objective.bounds)
+        self.train.objective.check_inputs(x)
         with frozen(self.network), torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16, enabled=self.half):
             logits = wide(self.network(x))
         check_logits(logits, self.train.steps_taken + 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, get_args
@@ -24,10 +23,10 @@ from bullettrain.attacks import (
     starting_point,
 )
 from bullettrain.attacks.losses import loss_named
-from bullettrain.attacks.norms import NORMS, USUAL_EPS, find_norm
+from bullettrain.attacks.norms import AUTO, NORMS, USUAL_EPS, Ball, Bounds, Limit, find_norm
 from bullettrain.attacks.state import Mode, check_mode, forward_some, training
 from bullettrain.brief import one_line
-from bullettrain.checks import check_bounds, check_logits_shape, check_positive
+from bullettrain.checks import check_logits_shape, check_positive, check_range
 
 Adversarial = TypeVar("Adversarial", bound="AdversarialObjective")
 
@@ -45,12 +44,17 @@ class Objective(ABC):
             they see.
     """
 
-    eps: float = 1.0
-    bounds: tuple[float, float] = (0.0, 1.0)
+    eps: Limit = 1.0
+    bounds: Bounds = (0.0, 1.0)
     has_clean_term = True
     """Whether the loss looks at the clean logits z."""
     copies = 1
     """Corrupted copies of an example that a step makes: AugMix makes two views."""
+
+    @property
+    def unit(self) -> float:
+        """What step sizes are computed from: eps, or 1 where eps is a tensor and they are in units of it."""
+        return 1.0 if isinstance(self.eps, Tensor) else self.eps
 
     def __init__(self, selection: Selection) -> None:
         if selection not in get_args(Selection):
@@ -132,6 +136,13 @@ class Objective(ABC):
         """
         return None
 
+    def check_inputs(self, x: Tensor) -> None:
+        """ValueError unless ``x`` (m, …) is within the bounds; waits for the device."""
+        check_range(x, self.bounds)
+
+    def check_perturbed(self, x: Tensor, x_prime: Tensor) -> None:  # noqa: B027 (not every corruption has limits)
+        """RuntimeError where x' is not where it may be; waits for the device."""
+
     def opening(self, x: Tensor) -> Tensor | None:
         """What the corruption of ``x`` (m, …) starts from, drawn anew, as :meth:`corrupt` takes it; None: nothing."""
         return None
@@ -162,9 +173,11 @@ class AdversarialObjective(Objective):
     """An objective whose corruption is a PGD attack.
 
     Args:
-        eps: radius of the ball; None: 0.031, which is of L∞ alone.
-        norm: "linf" or "l2".
-        bounds: valid range of pixels; None: any are.
+        eps: radius of the ball; None: 0.031, which is of L∞ alone. In L∞ also a tensor that broadcasts to one example,
+            (C, 1, 1) or (D,), in units of which step sizes then are.
+        norm: "linf", "l2" or :class:`Normalized`.
+        bounds: valid range of ``x``, numbers or tensors as ``eps``; None: any is. "auto": (0, 1), or what follows from
+            :class:`Normalized`.
         attack_mode: mode of the network during the attack; the TRADES and MART authors have it in eval mode.
         selection: see :class:`Objective`; None: the objective's own choice.
         generator: source of the attack's noise.
@@ -178,23 +191,24 @@ class AdversarialObjective(Objective):
     def __init__(
         self,
         *,
-        eps: float | None = None,
+        eps: Limit | None = None,
         norm: str | Norm = "linf",
-        bounds: tuple[float, float] | None = (0.0, 1.0),
+        bounds: Bounds | Literal["auto"] | None = AUTO,
         attack_mode: Mode = "eval",
         selection: Selection | None = None,
         generator: torch.Generator | None = None,
         attack: Attack = Attack(),  # noqa: B008 (frozen)
     ) -> None:
         super().__init__(self.own_selection if selection is None else selection)
-        self.norm, self.bounds = find_norm(norm), check_bounds(bounds)
-        linf = self.norm is NORMS["linf"]
+        norm = find_norm(norm)
+        linf = norm is NORMS["linf"]
         if eps is None and not linf:
             usual = f"{USUAL_EPS['linf']}, which it is unless given, is of L∞; in L2 {USUAL_EPS['l2']} is usual"
             raise ValueError(f"give eps as well: {usual}")
-        self.eps = USUAL_EPS["linf"] if eps is None else check_positive(eps, "eps")
+        ball = Ball.of(norm, USUAL_EPS["linf"] if eps is None else eps, bounds)
+        self.norm, self.eps, self.bounds = ball.norm, ball.eps, ball.bounds
         low, high = self.bounds
-        if linf and self.eps > high - low:
+        if linf and bool(torch.as_tensor(self.eps > high - low).any()):
             raise ValueError(f"eps is {eps:g}, but pixels are in [{low:g}, {high:g}]; did you mean {eps:g}/255?")
         self.attack_mode: Mode = check_mode(attack_mode, "attack_mode")
         self.generator = generator
@@ -217,9 +231,17 @@ class AdversarialObjective(Objective):
         return loss_named(self.attack_loss) if isinstance(self.attack_loss, str) else self.attack_loss
 
     @property
-    def reach(self) -> float:
-        """How far x' may be from x: eps, or without limit."""
-        return self.eps if self.attack.project else math.inf
+    def ball(self) -> Ball:
+        """Where x' may be."""
+        return Ball(self.norm, self.eps, self.bounds, self.attack.project)
+
+    def check_inputs(self, x: Tensor) -> None:
+        """``x`` within the bounds."""
+        self.ball.check_inputs(x)
+
+    def check_perturbed(self, x: Tensor, x_prime: Tensor) -> None:
+        """x' in the ball and within the bounds."""
+        self.ball.check_perturbed(x, x_prime)
 
     @property
     def not_grouped(self) -> str | None:
@@ -228,7 +250,7 @@ class AdversarialObjective(Objective):
 
     def noise(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """What chance adds to a batch before its attack, shaped as ``like`` (m, …)."""
-        return random_noise(self.start, self.norm, like, self.attack.radius * self.eps, generator)
+        return random_noise(self.start, self.ball.on(like), like, self.attack.radius, generator)
 
     def opening(self, x: Tensor) -> Tensor:
         """Points (m, …) that the attack on ``x`` starts from, drawn anew."""
@@ -236,7 +258,7 @@ class AdversarialObjective(Objective):
 
     def begin(self, x: Tensor, noise: Tensor) -> Tensor:
         """Where the attack on ``x`` (m, …) starts, given :meth:`noise`: what :meth:`corrupt` takes as ``start``."""
-        return starting_point(self.start, x, noise, self.bounds)
+        return starting_point(self.start, x, noise, self.ball.on(x))
 
     def corrupt(
         self,
@@ -287,9 +309,9 @@ class RegularizedObjective(AdversarialObjective):
         self,
         *,
         beta: float = 6.0,
-        eps: float | None = None,
+        eps: Limit | None = None,
         norm: str | Norm = "linf",
-        bounds: tuple[float, float] | None = (0.0, 1.0),
+        bounds: Bounds | Literal["auto"] | None = AUTO,
         attack_mode: Mode = "eval",
         selection: Selection | None = None,
         generator: torch.Generator | None = None,
