@@ -272,9 +272,9 @@ def check_eps(eps: Limit, norm: Norm) -> Limit:
 def find_bounds(norm: Norm, bounds: Bounds | Literal["auto"] | None) -> Bounds:
     """The bounds that were given, or those that follow from the norm; a ValueError where the two differ."""
     if not isinstance(norm, Normalized):
-        return (0.0, 1.0) if isinstance(bounds, str) else check_bounds(bounds)
+        return (0.0, 1.0) if _is_auto(bounds) else check_bounds(bounds)
     own = norm.bounds
-    if isinstance(bounds, str):
+    if _is_auto(bounds):
         return own
     low, high = check_bounds(bounds)
     if isinstance(low, Tensor) or isinstance(high, Tensor) or not all(map(_close, (low, high), own)):
@@ -283,6 +283,10 @@ def find_bounds(norm: Norm, bounds: Bounds | Literal["auto"] | None) -> Bounds:
             f"{brief(norm.pixels)}, which makes them {brief(own)}; leave bounds out, and give Normalized(…, pixels=…)"
         )
     return own
+
+
+def _is_auto(bounds: object) -> bool:
+    return isinstance(bounds, str) and bounds == AUTO
 
 
 def _broadcast(value: Tensor, x: Tensor, name: str) -> Tensor:
