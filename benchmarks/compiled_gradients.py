@@ -15,10 +15,9 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from bullettrain.attacks.state import training
+from bullettrain.attacks.state import dynamic, training
 from bullettrain.data import load, to_unit
-from bullettrain.engine.joint import Joint
-from bullettrain.engine.learner import dynamic
+from bullettrain.engine.paired_forward import PairedForward
 from bullettrain.models import build
 from bullettrain.training.folder import environment
 from bullettrain.training.setup import find_place
@@ -54,9 +53,9 @@ def main() -> None:
                 began = time.perf_counter()
                 torch._dynamo.reset()
                 with training(network):
-                    joint = Joint(network, half)
+                    joint = PairedForward(network, torch.bfloat16 if half else None)
                     joint.compile(options={"split_reductions": False})
-                    harm = joint.harm(dynamic(x))
+                    harm = joint.gradient_error(dynamic(x))
                 seconds = time.perf_counter() - began
                 precision = "bf16" if half else "float32"
                 rows.append({"network": name, "steps": steps, "precision": precision, "harm": harm, "seconds": seconds})

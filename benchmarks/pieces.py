@@ -1,4 +1,4 @@
-"""Where the time of a captured step goes: each piece's milliseconds, and the kernels in it.
+"""Where the time of a captured step goes: each phase's milliseconds, and the kernels in it.
 
 python benchmarks/pieces.py cifar10-trades-short bullettrain attack_group=4 --data-dir DATA
 
@@ -11,18 +11,16 @@ import argparse
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Hashable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bullettrain.engine.corruption import AttackPieces
-from bullettrain.engine.group import GroupEngine
+from bullettrain.engine.cuda_graphs import CudaGraphRunner
 from bullettrain.training import recipe
 from bullettrain.training.bench import _maker, _units, impose
 from bullettrain.training.setup import Place, load_data
-from bullettrain.training.steppers import StaticStepper
 
 KINDS = {
     "convolution": ("cudnn", "xmma", "cutlass", "implicit", "conv"),
@@ -33,13 +31,13 @@ KINDS = {
 
 
 def main() -> None:
-    """Print a line a piece."""
+    """Print a line a graph."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe")
     parser.add_argument("method", choices=["baseline", "bullettrain"])
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--kernels", type=int, default=0, help="list this many of each piece's kernels")
+    parser.add_argument("--kernels", type=int, default=0, help="list this many of each graph's kernels")
     options = parser.parse_args()
 
     config = recipe(options.recipe).with_settings(options.settings)
@@ -52,51 +50,38 @@ def main() -> None:
         for _ in range(6):
             trainer._take(next(units))
         torch.cuda.synchronize()
-        assert isinstance(trainer.stepper, StaticStepper)
+        runner = trainer.stepper.fast.runner
+        assert isinstance(runner, CudaGraphRunner)
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.recipe} {options.method}", end=" ")
         print(f"{' '.join(options.settings)}: {trainer.stepper.capture_seconds:.1f} s of compilation and captures")
-        graphs = trainer.stepper.graphs
-        assert graphs is not None
-        for key in graphs.graphs:
-            show(trainer.stepper, key, options.kernels)
+        for key, graph in runner.graphs.items():
+            report(key, graph, options.kernels)
 
 
-def show(stepper: StaticStepper, key: Hashable, kernels: int) -> None:
-    """One piece: the median of 20 replays, then the kernels of three more."""
-    assert stepper.graphs is not None
-    assert isinstance(stepper.engine, GroupEngine)
-    graph, memory, corruption = stepper.graphs.graphs[key], stepper.engine.memory, stepper.engine.corruption
-    assert memory is not None
-
-    def back() -> None:
-        memory.at.zero_()  # an update moves on to the next mini-batch, an attack to the next turn
-        if isinstance(corruption, AttackPieces):
-            corruption.turn.zero_()
-
+def report(key: Any, graph: torch.cuda.CUDAGraph, kernels: int) -> None:
+    """Time a graph and say what it is made of."""
     times = []
-    for _ in range(23):
+    for _ in range(20):
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        back()
         before.record()
         graph.replay()
         after.record()
         torch.cuda.synchronize()
         times.append(before.elapsed_time(after))
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(3):
-            back()
-            graph.replay()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        graph.replay()
         torch.cuda.synchronize()
-    events = [event for event in seen.key_averages() if event.self_device_time_total > 0]
-    micros, counts = Counter[str](), Counter[str]()
-    for event in events:
-        kind = next((kind for kind, names in KINDS.items() if any(n in event.key.lower() for n in names)), "other")
-        micros[kind] += event.self_device_time_total / 3
-        counts[kind] += event.count / 3
-    parts = ", ".join(f"{kind} {micros[kind]:.0f} us in {counts[kind]:.0f}" for kind in micros)
-    print(f"{statistics.median(times[3:]):8.3f} ms  {key}  {sum(counts.values()):.0f} kernels: {parts}")
-    for event in sorted(events, key=lambda event: -event.self_device_time_total)[:kernels]:
-        print(f"    {event.self_device_time_total / 3:8.1f} us {event.count / 3:5.0f} x {event.key[:100]}")
+    spent: Counter[str] = Counter()
+    names: Counter[str] = Counter()
+    for event in profiled.key_averages():
+        kind = next((kind for kind, words in KINDS.items() if any(word in event.key for word in words)), "other")
+        spent[kind] += event.device_time_total / 1000
+        names[event.key] += event.device_time_total / 1000
+    sizes = [part for part in key[1:] if isinstance(part, tuple)]
+    parts = ", ".join(f"{kind} {ms:.2f}" for kind, ms in spent.most_common())
+    print(f"{key[0]:12s} {sizes[-1] if sizes else ''!s:24s} {statistics.median(times):7.3f} ms: {parts}")
+    for name, ms in names.most_common(kernels):
+        print(f"    {ms:7.3f} ms  {name[:100]}")
 
 
 if __name__ == "__main__":

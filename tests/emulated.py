@@ -1,4 +1,4 @@
-"""What a captured CUDA graph does, on a CPU: a piece is recorded once, operation by operation, and replayed.
+"""What a captured CUDA graph does, on a CPU: a phase is recorded once, operation by operation, and replayed.
 
 A replay repeats the operations on the memory that they used when they were recorded, and nothing else: no Python, no
 read of what a device would have to be waited for: a number that no tensor from before the recording went into is the
@@ -9,6 +9,8 @@ share their memory. So whatever a piece leaves to Python, to the host, or to mem
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from bullettrain.engine.cuda_graphs import CudaGraphRunner
 
 READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::masked_select"}
 DRAWS = ("rand", "normal", "uniform", "bernoulli", "exponential")
@@ -36,35 +38,58 @@ class Recording(TorchDispatchMode):
         return out
 
 
-class Emulated:
-    """A runner of pieces that records and replays; in the place of `Graphs`, whose words it has no use for."""
+class EmulatedRunner(CudaGraphRunner):
+    """The runner of CUDA graphs, with graphs that are recorded and replayed on a CPU."""
 
-    seconds = 0.0
+    def _new_pool(self):
+        return []  # all recordings: they share their memory
 
-    def __init__(self, state, say=None, *, tune_after=0.0):
-        self.state, self.recordings = state, {}
+    def _synchronize(self):
+        pass
 
-    def reset(self):
-        self.recordings.clear()
+    def _now(self):
+        return 0.0
 
-    def __call__(self, key, function):
-        if key not in self.recordings:
-            state = self.state()
-            saved = [tensor.detach().clone() for tensor in state]
-            recording = Recording()
-            for context in (torch.enable_grad(), recording):  # a warm-up, then the recording; neither counts
-                with context:
-                    function()
-                with torch.no_grad():
-                    for tensor, value in zip(state, saved, strict=True):
-                        tensor.copy_(value)
-            self.recordings[key] = recording.operations
+    def _generator_state(self):
+        return torch.get_rng_state()
+
+    def _set_generator_state(self, state):
+        torch.set_rng_state(state)
+
+    def _run_aside(self, function):
+        function()
+
+    def _free_generator(self):
+        pass
+
+    def _capture(self, function):
+        """Record a phase. A capture runs nothing: what the recording changed is put back."""
+        state = [*self.state(), *self._inputs.values(), *self._static.values()]
+        state += [t for call in self._calls.values() for t in call.outputs]
+        saved = [t.detach().clone() for t in state]
+        recording = Recording()
+        try:
+            with recording:
+                function()
+        finally:
+            with torch.no_grad():
+                for tensor, value in zip(state, saved, strict=True):
+                    tensor.copy_(value)
+        self.pool.append(recording.operations)
+        return _Graph(recording.operations, self.pool)
+
+
+class _Graph:
+    def __init__(self, operations, pool):
+        self.operations, self.pool = operations, pool
+
+    def replay(self):
         with torch.no_grad():
-            for operations in self.recordings.values():
+            for operations in self.pool:
                 for _, args, kwargs, out in operations:
                     for made in fresh(args, kwargs, out):
                         made.fill_(float("nan") if made.is_floating_point() else 0)
-            for func, args, kwargs, out in self.recordings[key]:
+            for func, args, kwargs, out in self.operations:
                 again = func(*args, **kwargs)
                 for made, value in zip(tree_leaves(out), tree_leaves(again), strict=True):
                     if any(made is one for one in fresh(args, kwargs, out)):

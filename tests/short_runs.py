@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bullettrain.engine.group import GroupEngine
+from bullettrain.engine.captured import Captured
 from bullettrain.training import Config, recipe
 from bullettrain.training.folder import RunFolder
 from bullettrain.training.setup import Place
@@ -42,15 +42,15 @@ def died(target, *args) -> bool:
 
 def interrupt_at_the_third_group(monkeypatch) -> None:
     """Ctrl-C while a group is trained."""
-    calls, original = [0], GroupEngine.updates
+    calls, original = [0], Captured.updates
 
-    def updates(self, batches):
+    def updates(self, batches, accumulation=(False, 1.0)):
         calls[0] += 1
         if calls[0] == 3:
             signal.raise_signal(signal.SIGINT)
-        return original(self, batches)
+        return original(self, batches, accumulation)
 
-    monkeypatch.setattr(GroupEngine, "updates", updates)
+    monkeypatch.setattr(Captured, "updates", updates)
 
 
 def free_port() -> int:

@@ -177,8 +177,8 @@ def test_a_scheme_that_allocates_nonsense_is_named():
     class Fractions:
         uniform_steps = None
 
-        def allocate(self, category, svar=None):
-            return svar
+        def allocate(self, category, score=None, past=None):
+            return score
 
         def step_sizes(self, category, steps, eps):
             return steps
@@ -316,7 +316,7 @@ def test_negative_steps_of_a_scheme_are_refused():
     class Negative:
         uniform_steps = None
 
-        def allocate(self, category, svar=None):
+        def allocate(self, category, score=None, past=None):
             return torch.full_like(category, -1)
 
         def step_sizes(self, category, steps, eps):

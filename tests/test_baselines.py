@@ -19,9 +19,8 @@ from bullettrain import baselines
 from bullettrain.attacks import pgd
 from bullettrain.baselines import FirstLayer, Free, GradAlign
 from bullettrain.engine import BulletTrain
-from bullettrain.engine.group import GroupEngine
-from bullettrain.engine.parts import why_not_grouped
 from conftest import assert_same, batch, norm_net, snapshot, tiny_net
+from grouped import Fast
 
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
 EPS = 0.1
@@ -515,33 +514,23 @@ def test_a_compiled_network_gives_the_same(name):
     same(*results)
 
 
-@pytest.mark.parametrize("name", ["fast trades", "fast mart", "fast-3", "n-fgsm"])
-def test_what_is_a_setting_runs_in_the_group_engine(name):
-    """Two steps on static buffers, as they are captured on a GPU, against two plain ones."""
+@pytest.mark.parametrize("name", ["fast trades", "fast mart", "fast-3", "n-fgsm", "yopo"])
+def test_fast_phases_take_the_plain_steps(name):
+    """Two steps as they are captured on a GPU against two plain ones."""
     torch.manual_seed(0)
     net = norm_net().double()
     twin = copy.deepcopy(net)
     optimizers = [torch.optim.SGD(n.parameters(), lr=0.1) for n in (net, twin)]
     train, group = makers()[name](), makers()[name]()
-    engine = GroupEngine(group, twin, optimizers[1].step)
+    engine = Fast(group, twin, optimizers[1])
     for seed in (1, 2):
         x, y = batch(dtype=torch.float64, seed=seed)
-        start = train.objective.begin(x, train.objective.noise(x))
+        start = train.objective.start_from(x, train.objective.noise(x))
         out = train.step(net, x, y, start=start)
         out.loss.backward()
         optimizers[0].step()
         optimizers[0].zero_grad()
-        theirs = engine.step([(x, y, start)])[0]
+        theirs = engine.train_on([(x, y, start)])[0]
         torch.testing.assert_close(out.x_prime, theirs.x_prime, rtol=0, atol=1e-12)
         assert out.work.total == theirs.work.total
     same(net.parameters(), twin.parameters(), 1e-10)
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("yopo", "first layer alone"), ("grad-align", "a gradient of the network"), ("free", "backward")],
-)
-def test_what_is_not_captured_says_why(name, reason):
-    assert reason in why_not_grouped(makers()[name]())
-    with pytest.raises(ValueError, match=reason):
-        GroupEngine(makers()[name](), norm_net(), lambda: None)

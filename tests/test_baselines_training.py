@@ -80,7 +80,7 @@ def test_methods_are_the_engines_of_the_library():
         assert type(ours.objective) is type(engine.objective)
         mine, theirs = ours.objective.attack, engine.objective.attack
         assert (mine.start, mine.radius, mine.project) == (theirs.start, theirs.radius, theirs.project)
-        assert getattr(mine.climb, "updates", None) == getattr(theirs.climb, "updates", None)
+        assert getattr(mine.ascent, "updates", None) == getattr(theirs.ascent, "updates", None)
         assert ours.budget.boundary_step(0.15) == engine.budget.boundary_step(0.15)
         assert ours.budget.uniform_steps == engine.budget.uniform_steps
 

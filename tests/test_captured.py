@@ -11,15 +11,15 @@ import bullettrain as bt
 from bullettrain import Captured, StepBudget, baselines
 from bullettrain.engine import captured as module
 from bullettrain.models import WideResNet
-from conftest import batch, norm_net
-from emulated import Emulated
+from conftest import batch, norm_net, tiny_net
+from emulated import EmulatedRunner
 
 
 @pytest.fixture
 def on_gpu(monkeypatch):
     """As if there were one: pieces are recorded once, and replayed."""
     monkeypatch.setattr(module, "_on_gpu", lambda x: True)
-    monkeypatch.setattr(module, "Graphs", Emulated)
+    monkeypatch.setattr(module, "CudaGraphRunner", EmulatedRunner)
 
 
 def makers():
@@ -63,7 +63,7 @@ def test_a_loop_with_it_trains_what_the_plain_loop_trains(on_gpu, name):
     trains = [makers()[name]() for _ in range(2)]
     for train in trains:
         train.robust_fraction.load_state_dict({"value": 0.4, "gamma": 0.8, "momentum": 0.9})
-    fast = Captured(trains[1], nets[1], bucket=1)
+    fast = Captured(trains[1], nets[1], size_multiple=1)
     loops = [parts(net, torch.optim.AdamW) for net in nets]
     states = [torch.Generator().manual_seed(7).get_state() for _ in range(2)]
     for x, y in data(6):
@@ -116,7 +116,7 @@ def test_groups_are_attacked_at_once_and_updated_one_by_one(request, gpu):
     found = []
     for k in (1, 3):
         net, train = copy.deepcopy(start), makers()["trades"]()
-        fast = Captured(train, net, group=k, bucket=1, say=lambda text: None)
+        fast = Captured(train, net, attack_group=k, size_multiple=1, say=lambda text: None)
         optimizer, _ = parts(net)
         batches = list(data(3, (16,)))
         updates = 0
@@ -132,12 +132,12 @@ def test_groups_are_attacked_at_once_and_updated_one_by_one(request, gpu):
     assert all(torch.isfinite(p).all() for p in found[1])
     apart = max((a - b).abs().max().item() for a, b in zip(*found, strict=True))
     assert 0 < apart < 0.1  # attacked with weights of two updates ago
-    with pytest.raises(ValueError, match="more mini-batches were given at once than group=1"):
+    with pytest.raises(ValueError, match="more mini-batches were given at once than attack_group=1"):
         Captured(makers()["trades"](), start, say=print).steps(batches)
     endless = itertools.cycle(batches)
     with pytest.raises(ValueError, match=r"give so many at a time, e.g. list\(itertools.islice\(batches, 2\)\)"):
-        Captured(makers()["trades"](), start, group=2, say=print).steps(endless)
-    one_by_one = Captured(makers()["trades"](), start, group=2, say=lambda text: None).steps(iter(batches[:2]))
+        Captured(makers()["trades"](), start, attack_group=2, say=print).steps(endless)
+    one_by_one = Captured(makers()["trades"](), start, attack_group=2, say=lambda text: None).steps(iter(batches[:2]))
     assert len(list(one_by_one)) == 2
 
 
@@ -158,7 +158,7 @@ def test_gradients_are_set_anew_and_those_of_frozen_and_unused_weights_are_none(
 
     net = Net().double()
     net.body[0].weight.requires_grad_(False)
-    fast = Captured(makers()["trades"](), net, bucket=1)
+    fast = Captured(makers()["trades"](), net, size_multiple=1)
     x, y = next(data(1))
     fast.step(x, y)
     first = {name: p.grad for name, p in net.named_parameters()}
@@ -188,7 +188,7 @@ def test_gradients_are_set_anew_and_those_of_frozen_and_unused_weights_are_none(
 def test_what_changes_is_captured_anew_and_what_keeps_changing_is_left(on_gpu):
     net, said = norm_net().double(), []
     train = makers()["trades"]()
-    fast = Captured(train, net, bucket=1, say=said.append)
+    fast = Captured(train, net, size_multiple=1, say=said.append)
     twin, plain = copy.deepcopy(net), makers()["trades"]()
     batches = list(data(3))
     changes = [
@@ -239,7 +239,7 @@ def beside(fast, plain, twin, x, y):
 
 def pair(name, **settings):
     net = norm_net().double()
-    return Captured(makers()[name](), net, bucket=1, **settings), makers()[name](), copy.deepcopy(net)
+    return Captured(makers()[name](), net, size_multiple=1, **settings), makers()[name](), copy.deepcopy(net)
 
 
 @pytest.mark.parametrize("name", ["trades", "yopo", "free"])
@@ -277,7 +277,7 @@ def test_weights_that_were_replaced_and_layers_that_were_held_are_noticed(on_gpu
 
 
 def test_steady_steps_are_forgiven(on_gpu, monkeypatch):
-    monkeypatch.setattr(module, "FEW", 3)
+    monkeypatch.setattr(module, "EARLY_STEPS", 3)
     fast, plain, twin = pair("trades")
     x, y = next(data(1))
     for eps in (0.05, 0.04, 0.03, 0.02, 0.01):
@@ -336,47 +336,27 @@ def test_mistakes_are_said_before_anything_is_drawn(on_gpu):
     ):
         fast.step(x, y)
     fast.step(x, y)
-    with pytest.raises(ValueError, match=r"start has the shape \(1, 3, 8, 8\); captured steps want \(16, 3, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"start has the shape \(1, 3, 8, 8\); it has to be x's, \(16, 3, 8, 8\)"):
         fast.step(x, y, start=x[:1])
-    group = Captured(makers()["trades"](), norm_net().double(), group=2)
+    group = Captured(makers()["trades"](), norm_net().double(), attack_group=2)
     open_one = group.steps([(x, y), (x, y)])
     next(open_one)
     group.step(x, y)
     with pytest.raises(RuntimeError, match="finish a group before the next"):
         next(open_one)
-    wrong = Captured(makers()["trades"](), norm_net().double(), group=2, fresh=3)
-    for _ in range(2):  # and again, not plainly and without a word
-        with pytest.raises(ValueError, match="fresh is 3"):
-            wrong.step(x, y)
 
 
-def test_a_score_of_ones_own_says_that_it_can_be_captured(on_gpu):
-    def own(logits, y):
-        return bt.signed_prediction_variance(logits, y)
-
-    said, (x, y) = [], next(data(1))
-    for expected in (1, 0):
-        train = bt.BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(4, 2), score=own)
-        fast = Captured(train, norm_net().double(), say=said.append)
-        fast.step(x, y)
-        assert len(said) == expected
-        assert (fast.reason is None) == (not expected)
-        own.captured = True
-        said.clear()
-
-
-def test_what_is_captured_whole_cannot_be_grouped_and_says_so(on_gpu):
+def test_what_is_one_piece_is_not_grouped_and_says_so(on_gpu):
     said = []
-    fast = Captured(makers()["yopo"](), norm_net().double(), group=2, say=said.append)
+    fast = Captured(makers()["grad-align"](), norm_net().double(), attack_group=2, say=said.append)
     batches = list(data(2))
     assert len(list(fast.steps(batches))) == 2
-    assert said == ["mini-batches are attacked one by one: its attack goes through the first layer alone"]
-    said.clear()
+    assert said == ["mini-batches are attacked one by one: corruption and update are one piece of this objective"]
 
 
 def test_a_group_without_a_gpu_is_attacked_at_once_and_the_line_does_not_say_otherwise():
     said = []
-    fast = Captured(makers()["trades"](), norm_net().double(), group=2, say=said.append)
+    fast = Captured(makers()["trades"](), norm_net().double(), attack_group=2, say=said.append)
     assert len(list(fast.steps(list(data(2))))) == 2
     assert said == ["CUDA graphs are off: there is no CUDA device"]
 
@@ -392,33 +372,203 @@ def test_without_a_gpu_it_is_the_plain_step_and_says_so_once():
     assert [len(out.category) for out in outs] == [16, 16, 9]
 
 
-class Own(bt.PGDAT):
-    pass
+# ------------------------------------------------------------------------------------ parts of one's own
 
 
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda: bt.BulletTrain(Own(eps=0.05), budget=StepBudget.uniform(2)), "Own may do something in Python"),
-        (lambda: bt.BulletTrain(Own(eps=0.05), budget=StepBudget(2, 1)), "Own may corrupt in a way of its own"),
-        (
-            lambda: bt.BulletTrain(bt.AugMix(views=lambda x: (x, x)), budget=StepBudget.uniform(1)),
-            "function of its own",
-        ),
-        (
-            lambda: bt.BulletTrain(bt.PGDAT(eps=0.05), budget=StepBudget(2, 1), separation=bt.OracleSeparation()),
-            "looks at the network",
-        ),
-    ],
-)
-def test_what_cannot_be_captured_runs_plainly(on_gpu, make, reason):
-    net, said = norm_net().double(), []
-    fast = Captured(make(), net, say=said.append)
-    for x, y in data(2):
+class OwnObjective(bt.TRADES):
+    """Made of tensor operations: label smoothing in its clean term, and a margin to attack."""
+
+    attack_loss = staticmethod(lambda logits, y, target: (logits.gather(1, y[:, None])[:, 0] - logits.amax(1)).neg())
+
+    def loss(self, z, z_prime, y, touched=None, weight=None):
+        smooth = -z.log_softmax(1).mean(1).mean()
+        return super().loss(z, z_prime, y, touched) + 0.1 * smooth
+
+
+class OwnBudget:
+    """As many steps as the score's rank says."""
+
+    uniform_steps = None
+
+    def allocate(self, category, score=None, past=None):
+        steps = score.argsort().argsort() % 5
+        return bt.Allocated(steps, eps=torch.where(score > 0, 0.05, 0.02).to(score), weight=1 + score.abs())
+
+    def step_sizes(self, category, steps, eps):
+        return 1.7 * eps / steps.clamp_min(1).double()
+
+
+def own_score(logits, y):
+    return bt.signed_margin(logits, y) * 0.5
+
+
+def own_separation(score, F_R):
+    return torch.where(score < 0, 0, torch.where(score < score.mean(), 1, 2))
+
+
+class Stopping:
+    """Attacks stop one step after the first prediction that is wrong."""
+
+    uniform_steps = None
+
+    def allocate(self, category, score=None, past=None):
+        return torch.full_like(category, 5)
+
+    def step_sizes(self, category, steps, eps):
+        return torch.full_like(steps, eps / 3, dtype=torch.float64)
+
+    def revise(self, t, logits, y, remaining):
+        return torch.where(logits.argmax(1) == y, remaining, remaining.clamp_max(1))
+
+
+OWN = {
+    "objective": lambda: bt.BulletTrain(OwnObjective(eps=0.05), budget=StepBudget(4, 2)),
+    "budget": lambda: bt.BulletTrain(bt.TRADES(eps=0.05), budget=OwnBudget()),
+    "budget, pgd-at": lambda: bt.BulletTrain(bt.PGDAT(eps=0.05), budget=OwnBudget()),
+    "budget, mart": lambda: bt.BulletTrain(bt.MART(eps=0.05), budget=OwnBudget()),
+    "any order": lambda: bt.BulletTrain(bt.MART(eps=0.05), budget=StepBudget(0, 3, 2, ordered=False)),
+    "score": lambda: bt.BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(4, 2), score=own_score),
+    "separation": lambda: bt.BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(4, 2), separation=own_separation),
+    "oracle": lambda: bt.BulletTrain(
+        bt.PGDAT(eps=0.05), budget=StepBudget(3, 1), separation=bt.OracleSeparation(steps=2)
+    ),
+    "revised": lambda: bt.BulletTrain(bt.PGDAT(eps=0.1), budget=Stopping()),
+    "attack in training mode": lambda: bt.BulletTrain(
+        bt.TRADES(eps=0.05, attack_mode="train"), budget=StepBudget(3, 1)
+    ),
+    "gaussian": lambda: bt.BulletTrain(bt.PGDAT(eps=0.05), budget=bt.GaussianBudget(5)),
+}
+
+
+@pytest.mark.parametrize("multiple", [1, 4])
+@pytest.mark.parametrize("name", OWN)
+def test_parts_of_ones_own_are_captured_like_the_built_in_ones(on_gpu, name, multiple):
+    """Categories, steps, x' and gradients of the plain step, whatever sizes are rounded to."""
+    net = norm_net().double() if multiple == 1 else tiny_net(channels=3, size=8)
+    fast, plain, twin = Captured(OWN[name](), net, size_multiple=multiple), OWN[name](), copy.deepcopy(net)
+    for x, y in data(5):
+        noise = torch.Generator().manual_seed(3)
+        start = x + 0.02 * torch.randn(x.shape, dtype=x.dtype, generator=noise).clamp(-1, 1)
+        state = torch.get_rng_state()
+        out = fast.step(x, y, start=start)
+        torch.set_rng_state(state)
+        twin.zero_grad()
+        expected = plain.step(twin, x, y, start=start)
+        expected.loss.backward()
+        assert torch.equal(out.category, expected.category)
+        assert torch.equal(out.steps, expected.steps)
+        torch.testing.assert_close(out.x_prime, expected.x_prime, rtol=0, atol=1e-10)
+        torch.testing.assert_close(out.loss, expected.loss.detach(), rtol=0, atol=1e-10)
+        for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10)
+        same(net, twin)
+    assert fast.reason is None
+    assert len(fast.runner.graphs) > 3
+
+
+def test_views_of_ones_own_are_captured(on_gpu):
+    train = bt.BulletTrain(bt.AugMix(views=lambda x: (x * 0.9, x.flip(-1))), budget=StepBudget(1, 0))
+    fast = Captured(train, norm_net().double())
+    for x, y in data(3):
         assert torch.isfinite(fast.step(x, y).loss)
-    assert all(p.grad is not None for p in net.parameters())
+    assert fast.reason is None
+
+
+# --------------------------------------------------------------------- what a graph cannot hold is noticed
+
+
+class Counting(bt.TRADES):
+    """Python counts, where nobody sees it."""
+
+    calls = [0]  # noqa: RUF012
+
+    def loss(self, z, z_prime, y, touched=None, weight=None):
+        self.calls[0] += 1
+        return super().loss(z, z_prime, y, touched) * (1 + self.calls[0] % 3)
+
+
+class GrowingEps(bt.PGDAT):
+    """An attribute that changes at every step."""
+
+    def initial_perturbation(self, x):
+        self.eps += 0.01
+        return x.clone()
+
+
+class Reading(bt.TRADES):
+    """The host is asked what the device found."""
+
+    def loss(self, z, z_prime, y, touched=None, weight=None):
+        value = super().loss(z, z_prime, y, touched)
+        return value * 2 if value.item() > 1.0 else value
+
+
+def test_a_counter_in_python_is_noticed_at_the_first_replay(on_gpu):
+    said = []
+    fast = Captured(bt.BulletTrain(Counting(eps=0.05), budget=StepBudget(3, 1)), norm_net().double(), say=said.append)
+    for x, y in data(3):
+        before = Counting.calls[0]
+        assert torch.isfinite(fast.step(x, y).loss)
+        assert Counting.calls[0] > before  # it is Python that runs
     assert len(said) == 1
-    assert reason in said[0]
+    assert "a replay of learn is not what it does by itself" in said[0]
+
+
+def test_an_eps_that_grows_is_the_one_that_is_used(on_gpu):
+    said, budget = [], StepBudget.uniform(2, scale=1.0)
+    net = norm_net().double()
+    fast = Captured(bt.BulletTrain(GrowingEps(eps=0.05), budget=budget), net, say=said.append)
+    plain, twin = bt.BulletTrain(GrowingEps(eps=0.05), budget=budget), copy.deepcopy(net)
+    for x, y in data(6):
+        out, expected = fast.step(x, y), plain.step(twin, x, y)
+        torch.testing.assert_close(out.x_prime, expected.x_prime, rtol=0, atol=1e-10)
+    assert len(said) == 1
+    assert "change again and again" in said[0]
+
+
+def test_what_reads_the_host_runs_without_graphs(on_gpu):
+    said, net = [], norm_net().double()
+    fast = Captured(bt.BulletTrain(Reading(eps=0.05), budget=StepBudget(3, 1)), net, say=said.append)
+    plain, twin = bt.BulletTrain(Reading(eps=0.05), budget=StepBudget(3, 1)), copy.deepcopy(net)
+    for x, y in data(3):
+        start = x + 0.01
+        out, expected = fast.step(x, y, start=start), plain.step(twin, x, y, start=start)
+        torch.testing.assert_close(out.loss, expected.loss.detach(), rtol=0, atol=1e-10)
+    assert len(said) == 1
+    assert "reads back while a graph is captured" in said[0]
+
+
+def test_a_replay_is_compared_once_more_on_every_checked_step(on_gpu, monkeypatch):
+    """What begins to differ later is noticed then."""
+    late = []
+
+    class Later(bt.PGDAT):
+        def loss(self, z, z_prime, y, touched=None, weight=None):
+            return super().loss(z, z_prime, y, touched) * (2 if late else 1)
+
+    said, (x, y) = [], next(data(1))
+    train = bt.BulletTrain(Later(eps=0.05), budget=StepBudget.uniform(1), check_every=1)
+    fast = Captured(train, norm_net().double(), say=said.append)
+    before = [float(fast.step(x, y, start=x).loss) for _ in range(3)]
+    late.append(True)
+    losses = [float(fast.step(x, y, start=x).loss) for _ in range(8)]
+    assert len(said) == 1
+    assert losses[-1] == pytest.approx(2 * before[-1], rel=0.1)
+
+
+def test_gradients_are_accumulated(on_gpu):
+    net, train = norm_net().double(), makers()["trades"]()
+    twin, plain = copy.deepcopy(net), makers()["trades"]()
+    fast = Captured(train, net, size_multiple=1)
+    for round_ in range(2):
+        twin.zero_grad()
+        for i, (x, y) in enumerate(data(3, (16,))):
+            start = x + 0.01 * (round_ + 1)
+            fast.step(x, y, start=start, accumulate=i > 0, scale=1 / 3)
+            (plain.step(twin, x, y, start=start).loss / 3).backward()
+        for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10)
+    assert fast.reason is None
 
 
 def test_what_is_refused():
@@ -429,9 +579,9 @@ def test_what_is_refused():
         Captured(train, lambda x: x)
     with pytest.raises(ValueError, match="compiled already"):
         Captured(train, torch.compile(net))
-    with pytest.raises(ValueError, match="bucket is 0"):
-        Captured(train, net, bucket=0)
-    with pytest.raises(ValueError, match="fresh is -1"):
-        Captured(train, net, fresh=-1)
+    with pytest.raises(ValueError, match="size_multiple is 0"):
+        Captured(train, net, size_multiple=0)
+    with pytest.raises(ValueError, match="refresh_steps is -1"):
+        Captured(train, net, refresh_steps=-1)
     with pytest.raises(ValueError, match="several devices"):
         Captured(train, nn.DataParallel(net))

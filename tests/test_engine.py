@@ -15,8 +15,8 @@ import bullettrain as bt
 import plain
 import reference
 from bullettrain import BulletTrain, Category, StepBudget
-from bullettrain.allocation import Work
 from bullettrain.attacks import Attack
+from bullettrain.cost import Work
 from bullettrain.mining import Separation
 from bullettrain.models import SmallCNN
 from conftest import batch, counting, norm_net, tiny_net
@@ -228,8 +228,8 @@ def test_another_allocation_scheme_replaces_the_budget_alone():
 
         uniform_steps = None
 
-        def allocate(self, category, svar=None):
-            return (svar.abs().argsort().argsort() * -1 + len(svar) - 1).clamp_max(4)
+        def allocate(self, category, score=None, past=None):
+            return (score.abs().argsort().argsort() * -1 + len(score) - 1).clamp_max(4)
 
         def step_sizes(self, category, steps, eps):
             return 1.7 * eps / steps.clamp_min(1)
@@ -595,7 +595,7 @@ def test_an_engine_prints_as_its_settings_in_a_line():
     views = "ViewMaker(severity=3, width=3, depth=-1, all_ops=False)"
     assert repr(bt.AugMix()) == f"AugMix(views={views}, beta=12, jsd=True, selection='train', bounds=(0, 1))"
     nfgsm = bt.PGDAT(attack=Attack(start="uniform", radius=2.0, project=False))
-    assert repr(nfgsm).endswith("attack=Attack(start='uniform', radius=2, project=False, climb=WholeNetwork))")
+    assert repr(nfgsm).endswith("attack=Attack(start='uniform', radius=2, project=False, ascent=WholeNetwork))")
 
     class Own(bt.PGDAT):
         def __init__(self, depth, **others):

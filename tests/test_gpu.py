@@ -11,10 +11,9 @@ import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
 from bullettrain.baselines import GradAlign, grad_align
 from bullettrain.data import ImageSet, load, to_unit
-from bullettrain.engine.graphed import Graphs, materialize, optimizer_tensors
-from bullettrain.engine.group import GroupEngine, GroupSettings
-from bullettrain.engine.learner import Learner
-from bullettrain.engine.runner import Batch
+from bullettrain.engine.cuda_graphs import CudaGraphRunner, materialize
+from bullettrain.engine.forwards import FastForwards
+from bullettrain.engine.phases import EAGER, Batch
 from bullettrain.models import WideResNet, build
 from bullettrain.training import recipe
 from bullettrain.training import run as runs
@@ -22,11 +21,11 @@ from bullettrain.training.average import MovingAverage
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.folder import read_weights
 from bullettrain.training.methods import with_method
-from bullettrain.training.optim import make_optimizer
 from bullettrain.training.setup import Place
-from bullettrain.training.steppers import PlainStepper, StaticStepper
+from bullettrain.training.steppers import Stepper
 from bullettrain.training.tally import Tally
 from conftest import batch, few_queries, no_waiting
+from grouped import Trained
 from short_runs import interrupt_at_the_third_group
 
 pytestmark = [
@@ -58,12 +57,10 @@ def on_gpu(m, seed, classes=10):
 
 
 def captured(train, net, lr, tune_after=0.0, **settings):
-    """A group engine with everything captured, and its runner."""
+    """Steps with everything captured."""
     optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(lr, device=CUDA), momentum=0.9, fused=True)
     materialize(optimizer)
-    graphs = Graphs(lambda: [*engine.tensors(), *optimizer_tensors(optimizer)], tune_after=tune_after)
-    engine = GroupEngine(train, net, optimizer.step, settings=GroupSettings(captured=True, **settings), runner=graphs)
-    return engine, graphs
+    return Trained(train, net, optimizer, cudnn_benchmark_after=tune_after, **settings)
 
 
 def make(name, counts, norm="linf"):
@@ -83,26 +80,26 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("counts", [(4, 2, 0), (4, 0, 0), (3, 3, 3)])
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
-def test_captured_steps_are_the_plain_ones(name, counts, case, joint):
-    compare(name, counts, case, joint=joint)
+def test_captured_steps_are_the_plain_ones(name, counts, case, pair):
+    compare(name, counts, case, pair=pair)
 
 
 @pytest.mark.parametrize("case", ["float64", "bf16"])
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_compiled_captured_steps_are_the_plain_ones(name, case):
-    compare(name, (4, 2, 0), case, joint=True, compile=True)
+    compare(name, (4, 2, 0), case, pair=True, compile=True)
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_steps_that_are_tuned_later_are_the_plain_ones(name):
     """Captured by guess, run for a hundredth of a second, tried and captured anew, which needs TF32 to be allowed."""
     torch.backends.cudnn.allow_tf32 = True
-    graphs = compare(name, (4, 2, 0), "bf16", joint=True, compile=True, tune_after=0.01)
-    assert len(graphs.untuned) < len(graphs.graphs)
+    graphs = compare(name, (4, 2, 0), "bf16", pair=True, compile=True, tune_after=0.01)
+    assert len(graphs._untuned) < len(graphs.graphs)
 
 
 @pytest.mark.parametrize("half", [True, False])
@@ -112,14 +109,14 @@ def test_updates_of_the_recipes_networks_are_compiled(name, half):
     torch.manual_seed(0)
     said = []
     network = build(name).to(CUDA).to(memory_format=torch.channels_last)
-    learner = Learner(network, half=half, compile=True, joint=True, say=said.append)
+    forwards = FastForwards(network, dtype=torch.bfloat16 if half else None, compile=True, say=said.append)
     x = torch.randint(256, (128, 3, 32, 32), device=CUDA) / 255
-    assert learner.look_at(x.contiguous(memory_format=torch.channels_last)) == 10
-    assert learner.joint is not None
+    forwards.prepare(x.contiguous(memory_format=torch.channels_last))
+    assert forwards.paired is not None
     assert not said
 
 
-def compare(name, counts, case, *, joint, **settings):
+def compare(name, counts, case, *, pair, **settings):
     torch.manual_seed(0)
     precision, norm, tolerance = CASES[case]
     half, in_a_row = precision == torch.bfloat16, precision == torch.float64
@@ -128,7 +125,7 @@ def compare(name, counts, case, *, joint, **settings):
     theirs = copy.deepcopy(net)
     plain, optimizer = make(name, counts, norm), torch.optim.SGD(theirs.parameters(), lr=LR, momentum=0.9)
     train = make(name, counts, norm)
-    engine, graphs = captured(train, net, LR, half=half, joint=joint, **settings)
+    engine = captured(train, net, LR, dtype=torch.bfloat16 if half else None, pair=pair, **settings)
     off = []
     for step in range(20):
         x, y, start = (t.to(dtype) if t.is_floating_point() else t for t in on_gpu(24, step % 5))
@@ -139,7 +136,7 @@ def compare(name, counts, case, *, joint, **settings):
         optimizer.zero_grad()
         expected.loss.backward()
         optimizer.step()
-        (out,) = engine.step([(x, y, start)])
+        (out,) = engine.train_on([(x, y, start)])
         off.append(abs(out.loss.item() / expected.loss.item() - 1))
         if in_a_row:
             assert torch.equal(out.category, expected.category)
@@ -149,15 +146,15 @@ def compare(name, counts, case, *, joint, **settings):
     # Rounding may flip a ReLU once in a while, and then it shows.
     assert sorted(off)[-2] <= tolerance
     assert max(off) <= 10 * tolerance
-    assert graphs.reason is None
-    assert graphs.graphs
-    assert (engine.joint is not None) == joint
-    if joint and settings.get("compile"):
-        assert engine.joint.run is not engine.joint.inner, "its gradients were taken for wrong ones"
+    assert engine.reason is None
+    assert engine.runner.graphs
+    assert (engine.paired is not None) == pair
+    if pair and settings.get("compile"):
+        assert engine.paired.run is not engine.paired.inner, "its gradients were taken for wrong ones"
     if in_a_row:
         for (key, a), b in zip(net.state_dict().items(), theirs.state_dict().values(), strict=True):
             assert torch.allclose(a, b, atol=tolerance), key
-    return graphs
+    return engine.runner
 
 
 @pytest.mark.parametrize("compile", [False, True])
@@ -177,7 +174,7 @@ def test_captured_augmix_steps_are_the_plain_ones(budget, selection, compile):
     theirs = copy.deepcopy(net)
     plain, train = (BulletTrain(objective, budget=budget, examples=5 * 24) for _ in range(2))
     optimizer = torch.optim.SGD(theirs.parameters(), lr=LR, momentum=0.9)
-    engine, graphs = captured(train, net, LR, joint=True, compile=compile)
+    engine = captured(train, net, LR, pair=True, compile=compile)
     for step in range(20):
         x, y, _ = on_gpu(24, step % 5)
         index = torch.arange(24, device=CUDA) + 24 * (step % 5)
@@ -187,12 +184,11 @@ def test_captured_augmix_steps_are_the_plain_ones(budget, selection, compile):
         optimizer.zero_grad()
         expected.loss.backward()
         optimizer.step()
-        (out,) = engine.step([(x, y, draws, index)])
+        (out,) = engine.train_on([(x, y, draws, index)])
         assert torch.equal(out.category, expected.category)
         assert out.loss.item() == pytest.approx(expected.loss.item(), rel=1e-9), step
-    if train.remembers:
-        assert torch.allclose(train.last.live, plain.last.live, atol=1e-7)
-    assert graphs.reason is None
+    assert torch.allclose(train.history.score, plain.history.score, atol=1e-7)
+    assert engine.reason is None
     for (key, a), b in zip(net.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert torch.allclose(a, b, atol=1e-9), key
 
@@ -204,7 +200,7 @@ def test_captured_groups_are_groups_run_at_once(name, fresh, compile):
     """Groups of three with a short last one, buckets, weight decay and clipping; a lone example at the end."""
     nets = [WideResNet(10, 1).to(CUDA, torch.float64).to(memory_format=torch.channels_last)]
     nets.append(copy.deepcopy(nets[0]))
-    settings = {"group": 3, "bucket": 4, "fresh": fresh, "joint": True}
+    settings = {"size_multiple": 4, "refresh_steps": fresh, "pair": True, "clip": 1.0}
     optimizers = [
         torch.optim.SGD(net.parameters(), lr=torch.tensor(LR, device=CUDA), momentum=0.9, weight_decay=1e-3, fused=True)
         for net in nets
@@ -212,35 +208,23 @@ def test_captured_groups_are_groups_run_at_once(name, fresh, compile):
     trains = [make(name, (4, 2, 0)) for _ in nets]
     materialize(optimizers[0])
 
-    def update(net, optimizer):
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
+    class AtOnce(Trained):
+        def _make_runner(self):
+            return EAGER
 
-    graphs = Graphs(lambda: [*engine.tensors(), *optimizer_tensors(optimizers[0])])
-    engine = GroupEngine(
-        trains[0],
-        nets[0],
-        lambda: update(nets[0], optimizers[0]),
-        settings=GroupSettings(captured=True, compile=compile, **settings),
-        runner=graphs,
-    )
-    plain = GroupEngine(
-        trains[1],
-        nets[1],
-        lambda: update(nets[1], optimizers[1]),
-        settings=GroupSettings(captured=True, **settings),
-    )
+    engine = Trained(trains[0], nets[0], optimizers[0], compile=compile, **settings)
+    plain = AtOnce(trains[1], nets[1], optimizers[1], **settings)
     for turn in range(6):
         sizes = ((24, 24, 24), (24, 24, 7), (24, 1))[turn % 3]
         group = [
             tuple(t.double() if t.is_floating_point() else t for t in on_gpu(m, 10 * turn + i))
             for i, m in enumerate(sizes)
         ]
-        for a, b in zip(engine.step(group), plain.step(group), strict=True):
+        for a, b in zip(engine.train_on(group), plain.train_on(group), strict=True):
             assert torch.equal(a.steps, b.steps)
             assert a.loss.item() == pytest.approx(b.loss.item(), rel=1e-9)
             assert a.work == b.work
-    assert graphs.reason is None
+    assert engine.reason is None
     for (key, a), b in zip(nets[0].state_dict().items(), nets[1].state_dict().values(), strict=True):
         assert torch.allclose(a, b, atol=1e-9), key
 
@@ -249,13 +233,17 @@ def test_a_captured_average_is_the_one_moved_at_once():
     """The share that it keeps changes from update to update, on the device."""
     net = WideResNet(10, 1).to(CUDA).to(memory_format=torch.channels_last)
     plain, average = MovingAverage(net, 0.6), MovingAverage(net, 0.6)
-    graphs = Graphs(lambda: [*average.parameters(), *average.buffers()])
+    graphs = CudaGraphRunner(lambda: [*average.parameters(), *average.buffers()])
+
+    def move():
+        average.move(net)
+
     for _ in range(20):
         with torch.no_grad():
             for t in (*net.parameters(), *net.buffers()):
                 t.add_(torch.randn_like(t) if t.is_floating_point() else 100)
         plain.move(net)
-        graphs("average", lambda: average.move(net))
+        graphs(move)
         for (key, mine), expected in zip(average.state_dict().items(), plain.state_dict().values(), strict=True):
             assert torch.equal(mine, expected), key
     assert graphs.reason is None
@@ -263,8 +251,8 @@ def test_a_captured_average_is_the_one_moved_at_once():
 
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("name", ["yopo-2-5", "grad-align", "free-8"])
-def test_a_step_as_one_graph_is_the_plain_one(name, compile):
-    """What cannot be grouped: twelve steps in a row in double precision, also of a shorter batch."""
+def test_a_baselines_captured_step_is_the_plain_one(name, compile):
+    """As a run takes them: twelve steps in a row in double precision, also of a shorter batch."""
     settings = [
         "optimizer.name=sgd",
         "optimizer.momentum=0.9",
@@ -279,25 +267,22 @@ def test_a_step_as_one_graph_is_the_plain_one(name, compile):
     said, both = [], []
     for whole in (False, True):
         own = copy.deepcopy(net)
-        optimizer, average = make_optimizer(own, config.optimizer, capturable=True), MovingAverage(own, 0.9)
-        parts = config.method.engine(), own, optimizer, average, Tally(CUDA), config
-        static = {"whole": True, "captured": True, "say": said.append}
-        both.append(
-            StaticStepper(*parts, half=False, **static) if whole else PlainStepper(*parts, Place(CUDA), half=False)
-        )
+        mine = config.with_settings(["precision=float32", f"engine={'graphs' if whole else 'plain'}"])
+        parts = config.method.engine(), own, MovingAverage(own, 0.9), Tally(CUDA), mine, Place(CUDA)
+        both.append(Stepper(*parts, say=said.append))
     for step in range(12):
         x, y, start = (t.double() if t.is_floating_point() else t for t in on_gpu(9 if step % 4 == 3 else 24, step % 5))
-        outs = [stepper.take([Batch(x, y, start)], lambda i: LR, [len(y)]) for stepper in both]
+        outs = [stepper.take([Batch(x, y, start)], lambda i: LR) for stepper in both]
         for field in ("loss", "category", "steps", "x_prime", "z_prime"):
             torch.testing.assert_close(*(getattr(out, field).detach() for out in outs), rtol=0, atol=1e-9)
     assert not said
     plain, whole = both
-    assert set(whole.graphs.graphs) == {("step", 24), ("step", 9), "average"}
+    assert whole.fast.runner.graphs
     assert plain.tally.passes == whole.tally.passes
     states = ([*s.network.state_dict().values(), *s.average.state_dict().values(), s.tally.sums] for s in both)
     for mine, expected in zip(*states, strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-8)
-    assert whole.engine.train.steps_taken == plain.engine.steps_taken == 12
+    assert whole.engine.steps_taken == plain.engine.steps_taken == 12
 
 
 @pytest.mark.parametrize("name", ["yopo-2-5", "grad-align", "free-4"])
@@ -306,7 +291,7 @@ def test_baselines_are_captured_and_resume(tmp_path, monkeypatch, name):
     whole = runs.train(config, tmp_path / "whole", Place(CUDA))
     assert whole.finished
     assert not whole.end["notes"]
-    calls, original = [0], StaticStepper.take
+    calls, original = [0], Stepper.take
 
     def take(self, *args):
         calls[0] += 1
@@ -314,7 +299,7 @@ def test_baselines_are_captured_and_resume(tmp_path, monkeypatch, name):
             signal.raise_signal(signal.SIGINT)
         return original(self, *args)
 
-    monkeypatch.setattr(StaticStepper, "take", take)
+    monkeypatch.setattr(Stepper, "take", take)
     assert runs.train(config, tmp_path / "cut", Place(CUDA)).reason.startswith("stopped")
     assert runs.train(config, tmp_path / "cut", Place(CUDA), resume=True).finished
     a, b = (read_weights(tmp_path / name / "last.safetensors")[0] for name in ("whole", "cut"))
@@ -338,12 +323,12 @@ def test_a_loop_of_ones_own_has_the_plain_gradients(name, compile):
         for _ in nets
     ]
     said = []
-    fast = bt.Captured(trains[1], nets[1], compile=compile, bucket=1, say=said.append)
+    fast = bt.Captured(trains[1], nets[1], compile=compile, size_multiple=1, say=said.append)
     loops = [torch.optim.AdamW(net.parameters(), lr=1e-3) for net in nets]
     for step in range(8):
         x, y, start = (t.double() if t.is_floating_point() else t for t in on_gpu(9 if step % 4 == 3 else 24, step % 5))
         if name == "augmix":
-            start = trains[0].objective.opening(x)
+            start = trains[0].objective.initial_perturbation(x)
         for parameter in nets[0].parameters():
             parameter.grad = None
         expected = trains[0].step(nets[0], x, y, start=start)
@@ -369,39 +354,39 @@ def test_a_loop_of_ones_own_has_the_plain_gradients(name, compile):
 
 def test_no_graph_is_captured_after_the_sizes_have_been_seen():
     net = WideResNet(10, 1).to(CUDA)
-    engine, graphs = captured(make("trades", (4, 2, 0)), net, 0.0, group=2, bucket=8)
+    engine = captured(make("trades", (4, 2, 0)), net, 0.0, pair=True, size_multiple=8)
     parts = [[on_gpu(24, 2 * i), on_gpu(24, 2 * i + 1)] for i in range(6)]
     for _ in range(4):  # F_R finds its level
         for part in parts:
-            engine.step(part)
-    seen = set(graphs.graphs)
+            engine.train_on(part)
+    seen = set(engine.runner.graphs)
     for part in parts:
-        engine.step(part)
-    assert set(graphs.graphs) == seen
+        engine.train_on(part)
+    assert set(engine.runner.graphs) == seen
 
 
 def test_batch_sizes_may_change():
     net = WideResNet(10, 1).to(CUDA)
-    engine, graphs = captured(make("mart", (4, 2, 0)), net, 0.01, bucket=8)
+    engine = captured(make("mart", (4, 2, 0)), net, 0.01, size_multiple=8)
     for m in (24, 24, 7, 24, 40, 24):
-        (out,) = engine.step([on_gpu(m, m)])
+        (out,) = engine.train_on([on_gpu(m, m)])
         assert torch.isfinite(out.loss)
         assert len(out.category) == m
-    assert graphs.reason is None
+    assert engine.reason is None
 
 
 def test_memory_does_not_grow():
     net = WideResNet(10, 1).to(CUDA)
-    engine, graphs = captured(make("trades", (3, 1, 0)), net, 0.0, bucket=8)  # standing still: sizes settle
+    engine = captured(make("trades", (3, 1, 0)), net, 0.0, pair=True, size_multiple=8)  # standing still: sizes settle
     parts = [[on_gpu(32, i)] for i in range(4)]
     for i in range(200):
-        engine.step(parts[i % 4])
+        engine.train_on(parts[i % 4])
     torch.cuda.synchronize()
-    before, sizes = torch.cuda.memory_allocated(), set(graphs.graphs)
+    before, sizes = torch.cuda.memory_allocated(), set(engine.runner.graphs)
     for i in range(500):
-        engine.step(parts[i % 4])
+        engine.train_on(parts[i % 4])
     torch.cuda.synchronize()
-    assert set(graphs.graphs) == sizes
+    assert set(engine.runner.graphs) == sizes
     assert torch.cuda.memory_allocated() <= before + 2**20
 
 
@@ -417,9 +402,8 @@ def test_a_network_that_reads_back_falls_back_with_a_line():
     torch.manual_seed(0)
     net, said = Reads().to(CUDA), []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    graphs = Graphs(lambda: [*engine.tensors(), *optimizer_tensors(optimizer)], said.append)
-    engine = GroupEngine(make("trades", (2, 1, 0)), net, optimizer.step, runner=graphs)
-    (out,) = engine.step([on_gpu(16, 0)])
+    engine = Trained(make("trades", (2, 1, 0)), net, optimizer, say=said.append)
+    (out,) = engine.train_on([on_gpu(16, 0)])
     assert torch.isfinite(out.loss)
     assert len(said) == 1
     assert "\n" not in said[0]

@@ -12,6 +12,7 @@ import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget, baselines
 from bullettrain.training.setup import leave_group
 from conftest import batch, norm_net, tiny_net
+from grouped import Fast
 from short_runs import free_port
 
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART, "augmix": bt.AugMix}
@@ -71,7 +72,43 @@ def last_steps(model, share):
         optimizer.zero_grad()
         out.loss.backward()
         optimizer.step()
-    return record, train.last.live
+    return record, train.history.score
+
+
+class Around(nn.Module):
+    """A wrapper around the wrapper, as frameworks have."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+NETS = {"tiny": tiny_net, "deeper": lambda: nn.Sequential(nn.LayerNorm(4), tiny_net()).double()}
+FAST = [(name, emulated, "tiny") for name in ("pgd", "trades", "mart") for emulated in (False, True)]
+FAST.append(("trades", True, "deeper"))
+
+
+def by_fast(name, emulated, net, parts):
+    """The same record by fast phases; gradients are averaged between them."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.2)
+    train = make(name, StepBudget(3, 1))
+    # Filling rows add 1e-12 to MART's divergence, by the constants in it.
+    fast, record = Fast(train, net, emulated=emulated, size_multiple=1 if name == "mart" else 4), []
+    for part in parts:
+        (out,) = fast.train_on([part])
+        gradients = [p.grad.clone() for p in net.parameters()]
+        record.append((out.loss.item(), gradients, out.category, float(train.robust_fraction.value)))
+        optimizer.step()
+    assert fast.reason is None
+    return record
+
+
+def by_itself(part):
+    train = BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(3, 1), joint=False)
+    return train.step(tiny_net(), *part[:2], start=part[2]).loss.item()
 
 
 def worker(rank, port, folder):
@@ -108,6 +145,14 @@ def worker(rank, port, folder):
             model = nn.parallel.DistributedDataParallel(torch.compile(net, backend="eager"))
         parts = [tuple(t[share] for t in part) for part in joint_batches()]
         results[order] = run(model, make("trades", StepBudget(3, 1)), parts)
+    # Whatever the model is wrapped in, and by the fast engine, at once or with emulated graphs, without a wrapper.
+    results["inside"] = run(
+        Around(nn.parallel.DistributedDataParallel(tiny_net())), make("trades", StepBudget(3, 1)), parts
+    )
+    for name, emulated, net in FAST:
+        results[name, emulated, net] = by_fast(name, emulated, NETS[net](), parts)
+    alone = BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(3, 1), joint=False)
+    assert alone.step(tiny_net(), *parts[0][:2], start=parts[0][2]).loss.item() == by_itself(parts[0])
     results["last"] = last_steps(nn.parallel.DistributedDataParallel(tiny_net()), share)
     results["norm"] = [p.grad.clone() for p in norms.parameters()]
     torch.save(results, f"{folder}/{rank}.pt")
@@ -140,6 +185,19 @@ def test_two_workers_take_the_joint_batchs_step(two, name):
     assert len({int(c) for step in alone for c in step[2]}) > 1
     for single, first, second in zip(alone, two[0][name], two[1][name], strict=True):
         assert torch.equal(torch.cat([first[2], second[2]]), single[2])  # quantile over the joint batch
+        assert (first[0] + second[0]) / 2 == pytest.approx(single[0], abs=1e-12)
+        assert first[3] == second[3] == pytest.approx(single[3], abs=1e-15)
+        for g, g1, g2 in zip(single[1], first[1], second[1], strict=True):
+            assert torch.equal(g1, g2)
+            assert torch.allclose(g, g1, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["inside", *FAST], ids=str)
+def test_it_does_not_depend_on_the_wrapper(two, case):
+    name, _, net = ("trades", False, "tiny") if case == "inside" else case
+    alone = run(NETS[net](), make(name, StepBudget(3, 1)), joint_batches())
+    for single, first, second in zip(alone, two[0][case], two[1][case], strict=True):
+        assert torch.equal(torch.cat([first[2], second[2]]), single[2])
         assert (first[0] + second[0]) / 2 == pytest.approx(single[0], abs=1e-12)
         assert first[3] == second[3] == pytest.approx(single[3], abs=1e-15)
         for g, g1, g2 in zip(single[1], first[1], second[1], strict=True):

@@ -1,8 +1,9 @@
 """BulletTrain: robust training of neural networks at a fraction of the cost, by boundary example mining."""
 
-from bullettrain.allocation import StepBudget, theoretical_speedup
+from bullettrain.allocation import Allocated, Allocation, GaussianBudget, HistoryBudget, StepBudget
 from bullettrain.attacks import Normalized
-from bullettrain.engine import BulletTrain, Captured, StepOutput
+from bullettrain.cost import theoretical_speedup
+from bullettrain.engine.captured import Captured
 from bullettrain.loading import load
 from bullettrain.mining import (
     Category,
@@ -16,6 +17,7 @@ from bullettrain.mining import (
 )
 from bullettrain.objectives import MART, PGDAT, TRADES, AugMix, Objective
 from bullettrain.oracle import OracleSeparation
+from bullettrain.step import BulletTrain, StepOutput
 
 __version__ = "0.1.0"
 
@@ -23,10 +25,14 @@ __all__ = [
     "MART",
     "PGDAT",
     "TRADES",
+    "Allocated",
+    "Allocation",
     "AugMix",
     "BulletTrain",
     "Captured",
     "Category",
+    "GaussianBudget",
+    "HistoryBudget",
     "Normalized",
     "Objective",
     "OracleSeparation",

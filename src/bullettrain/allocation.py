@@ -1,28 +1,48 @@
-"""How many steps each example gets, and what that costs: counted passes and the paper's theoretical speed-up."""
+"""How many steps each example gets."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from bullettrain.checks import MendableError, check_count, check_positive
+from bullettrain.history import Past
 from bullettrain.mining import Category
 from bullettrain.precision import widest
 
 
+class Allocated(NamedTuple):
+    """What each example gets: more than its steps, where an allocation decides that too."""
+
+    steps: Tensor
+    """(m,) whole numbers; none: the example stays as it is."""
+    step_sizes: Tensor | None = None
+    """(m,); None: what :meth:`Allocation.step_sizes` says."""
+    eps: Tensor | None = None
+    """(m,) radii of the attacks; None: the objective's."""
+    weight: Tensor | None = None
+    """(m,) in the loss; None: 1 each."""
+
+
 class Allocation(Protocol):
-    """A scheme that turns categories into steps. The engine takes any counts and any step sizes."""
+    """A scheme that turns categories into steps. The engine takes any counts and any step sizes.
+
+    One that is made of tensor operations is as fast as the built-in ones. It may also have a method
+    ``revise(t, logits, y, remaining) -> remaining``: after iteration t of the attack it is given the logits (n, K) that
+    iteration saw, labels (n,) and the steps (n,) that these examples have left, and may shorten them. The attack is
+    then ragged, and the host is asked once an iteration how many are left.
+    """
 
     @property
     def uniform_steps(self) -> int | None:
         """The one number of steps that everybody gets, or None. With it nothing has to be selected."""
         ...
 
-    def allocate(self, category: Tensor, svar: Tensor | None = None) -> Tensor:
-        """Steps (m,), int64, for categories (m,) and their scores (m,)."""
+    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor | Allocated:
+        """Steps (m,), int64, for categories (m,), their scores (m,), and what is remembered of the examples."""
         ...
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
@@ -74,8 +94,8 @@ class StepBudget:
         """The number of steps that everybody gets, or None where the classes differ."""
         return self.boundary if self.boundary == self.robust == self.outlier else None
 
-    def allocate(self, category: Tensor, svar: Tensor | None = None) -> Tensor:
-        """Steps (m,), int64, for categories (m,). The scores ``svar`` are not needed here."""
+    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
+        """Steps (m,), int64, for categories (m,). Scores and the past are not needed here."""
         return _by_category(category, self.boundary, self.robust, self.outlier, torch.int64)
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
@@ -94,6 +114,85 @@ class StepBudget:
         return _spread(2.25 if self.scale is None else self.scale, eps, self.boundary)
 
 
+@dataclass(frozen=True)
+class _Graded:
+    """A scheme with steps of its own for each example, of 1.7·ε over their number."""
+
+    most: int
+
+    def __post_init__(self) -> None:
+        check_count(self.most, "most")
+
+    @property
+    def uniform_steps(self) -> int | None:
+        """None: each example has its own number."""
+        return None
+
+    def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
+        """1.7·ε over the number of steps."""
+        return 1.7 * eps / steps.clamp_min(1).to(widest(steps.device))
+
+
+@dataclass(frozen=True)
+class GaussianBudget(_Graded):
+    """Steps by a quantised Gaussian over the score: the most at the boundary, SVar = 0, fewer away from it.
+
+    The paper names this as future work. Outliers get ``outlier`` steps, whatever their score.
+
+    Args:
+        most: N_B, steps at the boundary.
+        width: standard deviation, as a part of the largest score of the batch.
+        least: the fewest steps of a correctly classified example.
+        outlier: N_O.
+    """
+
+    width: float = 0.5
+    least: int = 1
+    outlier: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.width, "width")
+        for name in ("least", "outlier"):
+            if check_count(getattr(self, name), name) > self.most:
+                raise ValueError(f"{name} is {getattr(self, name)}, more than most={self.most}")
+
+    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
+        """round(most · exp(−(score / (width · largest))² / 2)), at least ``least``."""
+        assert score is not None
+        away = score / (self.width * score.abs().amax().clamp_min(1e-12))
+        steps = (self.most * torch.exp(-away.square() / 2)).round().long().clamp(self.least, self.most)
+        return torch.where(category == Category.OUTLIER, self.outlier, steps)
+
+
+@dataclass(frozen=True)
+class HistoryBudget(_Graded):
+    """Steps decided for each example from its history: those that its last attack nearly lost, or lost, get more.
+
+    The margin on x' is the probability of the true class less the largest other one, from −1 to 1. Examples that have
+    not been seen yet get ``most``.
+
+    Args:
+        most: steps where the last margin was 0 or below.
+        least: steps where it was 1.
+    """
+
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if check_count(self.least, "least") > self.most:
+            raise ValueError(f"least is {self.least}, more than most={self.most}")
+
+    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
+        """Linear in the last margin, rounded up."""
+        if past is None:
+            raise ValueError("HistoryBudget needs to know the examples; give BulletTrain examples=, and steps index=")
+        spread = (self.most - self.least) * (1 - past.margin.clamp(0, 1))
+        steps = (self.least + spread - 1e-6).ceil().long().clamp(self.least, self.most)
+        return torch.where(past.visits > 0, steps, self.most)
+
+
 def _by_category(category: Tensor, boundary: float, robust: float, outlier: float, dtype: torch.dtype) -> Tensor:
     values = torch.full_like(category, outlier, dtype=dtype)
     values.masked_fill_(category == Category.ROBUST, robust)
@@ -102,106 +201,3 @@ def _by_category(category: Tensor, boundary: float, robust: float, outlier: floa
 
 def _spread(scale: float, eps: float, steps: int) -> float:
     return scale * eps / steps if steps else 0.0
-
-
-# -------------------------------------------------------------------------------------------- what it costs
-
-
-def theoretical_speedup(
-    budget: StepBudget,
-    *,
-    boundary: float,
-    robust: float,
-    outlier: float,
-    steps: int | None = None,
-    views: int = 1,
-) -> float:
-    """The paper's figure: sequential passes of the plain algorithm over those with ``budget``.
-
-    (N + 1) / (F_B·N_B + F_R·N_R + F_O·N_O + 1) for attacks; with ``views=2`` AugMix's 3 / (1 + 2·F_B).
-    It is an upper bound on parallel hardware without limits, not a measurement: see :class:`Cost`.
-
-    Args:
-        budget: N_B, N_R, N_O.
-        boundary, robust, outlier: measured average fractions F_B, F_R, F_O.
-        steps: N of the plain algorithm; N_B unless given.
-        views: forwards that one step of the corruption adds; 1 for an attack, 2 for AugMix's two views.
-    """
-    plain = budget.boundary if steps is None else check_count(steps, "steps")
-    spent = boundary * budget.boundary + robust * budget.robust + outlier * budget.outlier
-    return (views * plain + 1) / (views * spent + 1)
-
-
-@dataclass(frozen=True)
-class Work:
-    """Counted passes of one step, summed over the examples: a forward, a backward to the input and a
-    backward to the weights are one each."""
-
-    examples: int
-    selection: float
-    """To choose: clean logits that nothing else needs."""
-    attack: float
-    """To corrupt: the target of the attack and its steps."""
-    update: float
-    """To learn: training-mode forward and backward."""
-
-    @property
-    def total(self) -> float:
-        """All passes of the step."""
-        return self.selection + self.attack + self.update
-
-    @property
-    def per_example(self) -> float:
-        """Passes an example: 27 for plain TRADES with ten steps."""
-        return self.total / self.examples
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What an objective's parts cost, in passes an example."""
-
-    selection: int = 0
-    """Forward that selects; not made with a uniform budget, and 0 where the loss's own logits select."""
-    target: int = 0
-    """Clean forward that the attack needs (TRADES)."""
-    shared: bool = False
-    """Whether the forward that selects is also the attack's target."""
-    step: float = 2
-    """One attack step: forward, and backward to the input."""
-    clean: int = 3
-    """Update on the clean example; 0 where the loss has no clean term."""
-    corrupted: int = 3
-    """Update on the corrupted example (AugMix: its two views)."""
-    untouched: int = 0
-    """The same for an example that got no steps: 0 where its clean logits stand in."""
-    penalty: int = 0
-    """A term of the loss that has to see the network itself (GradAlign)."""
-
-    def work(self, *, steps: float, touched: float, examples: int = 1, selects: bool = True) -> Work:
-        """Passes for ``examples`` of which ``touched`` got ``steps`` altogether.
-
-        With one example and average fractions this is the expected work an example.
-        """
-        aimed = steps and not (selects and self.shared)
-        return Work(
-            examples=examples,
-            selection=self.selection * examples if selects else 0,
-            attack=(self.target * examples if aimed else 0) + self.step * steps,
-            update=(self.clean + self.penalty) * examples
-            + self.corrupted * touched
-            + self.untouched * (examples - touched),
-        )
-
-    def speedup(
-        self, budget: StepBudget, *, boundary: float, robust: float, outlier: float, steps: int | None = None
-    ) -> float:
-        """Plain work, with ``steps`` (N_B unless given) for everyone, over that of ``budget`` at these fractions."""
-        full = budget.boundary if steps is None else check_count(steps, "steps")
-        parts = ((boundary, budget.boundary), (robust, budget.robust), (outlier, budget.outlier))
-        plain = self.work(steps=full, touched=1, selects=False)
-        mined = self.work(
-            steps=sum(share * n for share, n in parts),
-            touched=sum(share for share, n in parts if n),
-            selects=budget.uniform_steps is None,
-        )
-        return plain.total / mined.total

@@ -136,71 +136,6 @@ class SeparationForObjective(SeparationWithModel, Protocol):
         ...
 
 
-# ------------------------------------------------------------------------------------------- last scores
-
-
-class LastScores:
-    """The score of each example when it was last trained on: what selects at no cost, mostly an epoch old.
-
-    One that has not been trained on yet has 0: it lies on the boundary, and counts as such.
-
-    Args:
-        examples: how many there are; steps name them by 0 to ``examples`` − 1, each at most once a batch.
-    """
-
-    def __init__(self, examples: int) -> None:
-        self.live = torch.zeros(examples)
-        """The scores, (examples,), changed in place, so that a captured graph finds them where they were."""
-
-    @property
-    def examples(self) -> int:
-        """How many there are."""
-        return len(self.live)
-
-    def to(self, device: torch.device) -> None:
-        """Keep them there."""
-        if self.live.device != device:
-            self.live = self.live.to(device)
-
-    def of(self, index: Tensor) -> Tensor:
-        """(m,) of the examples ``index`` (m,)."""
-        return self.live.index_select(0, index)
-
-    def keep(self, index: Tensor, score: Tensor) -> None:
-        """``score`` (m,) is what the examples ``index`` (m,) have from now on; NaN, of a forward that overflowed: 0."""
-        self.live.index_copy_(0, index, score.to(self.live.dtype).nan_to_num(nan=0.0))
-
-    @staticmethod
-    def careful(separation: Separation) -> Separation:
-        """The same rule, with those on the boundary that nothing is known of.
-
-        In the quantile they count as the safest of their batch, so that they make none of the others robust.
-        """
-
-        def separated(svar: Tensor, robust_fraction: Tensor) -> Tensor:
-            new = (svar == 0) & ~torch.signbit(svar)
-            category = separation(torch.where(new, svar.amax(dim=-1, keepdim=True), svar), robust_fraction)
-            return torch.where(new, int(Category.BOUNDARY), category) if torch.is_tensor(category) else category
-
-        return separated
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """A copy of the scores, on the host."""
-        return {"scores": self.live.to("cpu", copy=True)}
-
-    def fits(self, scores: object) -> Tensor:
-        """``scores``, if they can be loaded."""
-        if not torch.is_tensor(scores) or scores.ndim != 1:
-            raise ValueError("the state's scores are no row of numbers; give what state_dict() returned")
-        if len(scores) != self.examples:
-            raise ValueError(f"the state has scores of {len(scores)} examples; there are {self.examples} here")
-        return scores
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from :meth:`state_dict`."""
-        self.live.copy_(self.fits(state["scores"]))
-
-
 # ----------------------------------------------------------------------------------------------- F_R
 
 
@@ -242,10 +177,19 @@ class RobustFraction:
             y: (m,) labels.
             group: worker processes over which numerator and denominator are summed; None: this one alone.
         """
-        correct = (z_prime.detach().argmax(dim=-1) == y).to(widest(y.device))
-        counts = torch.stack([correct.sum(), correct.new_full((), correct.numel())])
+        counts = self.counts(z_prime, y)
         if group is not None:
             dist.all_reduce(counts, group=group)
+        self.move(counts)
+
+    @staticmethod
+    def counts(z_prime: Tensor, y: Tensor) -> Tensor:
+        """(2,): how many predictions are right, of how many; what processes add up."""
+        correct = (z_prime.detach().argmax(dim=-1) == y).to(widest(y.device))
+        return torch.stack([correct.sum(), correct.new_full((), correct.numel())])
+
+    def move(self, counts: Tensor) -> None:
+        """Fold in the :meth:`counts` of one mini-batch."""
         share = counts[0] / counts[1]
         self.to(share.device)
         self._value.mul_(self.momentum).add_((1 - self.momentum) * self.gamma * share)

@@ -1,6 +1,6 @@
 """Attacks: projected gradient ascent over ragged step counts, in L∞ and L2."""
 
-from bullettrain.attacks.climb import Climb
+from bullettrain.attacks.ascent import AscentStep
 from bullettrain.attacks.losses import LOSSES, AttackLoss
 from bullettrain.attacks.norms import L2, NORMS, Linf, Norm, Normalized
 from bullettrain.attacks.pgd import Attack, RandomStart, pgd, random_noise, starting_point
@@ -10,9 +10,9 @@ __all__ = [
     "L2",
     "LOSSES",
     "NORMS",
+    "AscentStep",
     "Attack",
     "AttackLoss",
-    "Climb",
     "Linf",
     "Norm",
     "Normalized",

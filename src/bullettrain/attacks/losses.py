@@ -42,23 +42,21 @@ def loss_named(name: str) -> AttackLoss:
         raise ValueError(f"there is no attack loss {name!r}; there are {', '.join(LOSSES)}") from None
 
 
-def gradient_at_logits(loss: AttackLoss) -> AttackLoss:
-    """The gradient (n, K) of the summed loss at the logits, in closed form where there is one.
+def gradient_at_logits(loss: AttackLoss, logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
+    """The gradient (n, K) of the summed loss at the logits, by autograd."""
+    with torch.enable_grad():
+        at = logits.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(at, labels, target).sum(), at)
+    return gradient
 
-    An attack needs nothing else of its loss, and the closed form is two kernels instead of some twenty.
-    """
+
+def closed_form(loss: AttackLoss) -> AttackLoss:
+    """:func:`gradient_at_logits` of a loss, in closed form where there is one: two kernels instead of some twenty."""
     if loss is ce:
         return _ce_gradient
     if loss is kl:
         return _kl_gradient
-
-    def by_autograd(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
-        with torch.enable_grad():
-            at = logits.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(loss(at, labels, target).sum(), at)
-        return gradient
-
-    return by_autograd
+    return lambda logits, labels, target: gradient_at_logits(loss, logits, labels, target)
 
 
 def _ce_gradient(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:

@@ -216,10 +216,10 @@ class Ball:
         norm = find_norm(norm)
         return cls(norm, check_eps(eps, norm), find_bounds(norm, bounds))
 
-    def on(self, x: Tensor) -> Ball:
+    def on(self, x: Tensor, *, check: bool = True) -> Ball:
         """The same ball with its tensors on the device and in the precision of ``x``."""
         eps, low, high = (
-            _broadcast(v, x, name) if isinstance(v, Tensor) else v
+            (_broadcast(v, x, name) if check else v.to(x)) if isinstance(v, Tensor) else v
             for v, name in ((self.eps, "eps"), (self.bounds[0], "the lower bound"), (self.bounds[1], "the upper bound"))
         )
         return Ball(self.norm, eps, (low, high), self.projects)
@@ -301,9 +301,9 @@ def _close(a: float, b: float) -> bool:
     return a == b or math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
 
 
-def per_example(values: Tensor, like: Tensor) -> Tensor:
-    """(m,) as (m, 1, …, 1), to go with ``like`` (m, …)."""
-    return values.to(like.dtype).view(-1, *(1,) * (like.ndim - 1))
+def per_example(values: Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """(m,) as (m, 1, …, 1), to go with ``like`` (m, …), in its precision unless told otherwise."""
+    return values.to(dtype or like.dtype).view(-1, *(1,) * (like.ndim - 1))
 
 
 def length(t: Tensor) -> Tensor:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from bullettrain.attacks.climb import WHOLE_NETWORK, Climb
-from bullettrain.attacks.losses import AttackLoss, loss_named
+from bullettrain.attacks.ascent import WHOLE_NETWORK, AscentStep
+from bullettrain.attacks.losses import AttackLoss, closed_form, gradient_at_logits, loss_named
 from bullettrain.attacks.norms import AUTO, Ball, Bounds, Limit, Norm, per_example
+from bullettrain.attacks.schedule import ragged
 from bullettrain.attacks.state import Mode, bare, frozen, underflows
-from bullettrain.checks import (
-    check_batch,
-    check_count,
-    check_logits_shape,
-    check_module,
-    check_positive,
-)
+from bullettrain.checks import check_batch, check_count, check_logits_shape, check_module, check_positive
 from bullettrain.precision import wide
 
 RandomStart = Literal["uniform", "normal", "clipped", "zero"]
@@ -43,7 +39,7 @@ def pgd(
     bounds: Bounds | Literal["auto"] | None = AUTO,
     mode: Mode = "eval",
     project: bool = True,
-    climb: Climb = WHOLE_NETWORK,
+    ascent: AscentStep = WHOLE_NETWORK,
     check: bool = True,
 ) -> Tensor:
     """Corrupt each example by as many ascent steps as it is given.
@@ -71,7 +67,7 @@ def pgd(
             from :class:`Normalized`.
         mode: of the network during the attack.
         project: bring each step back into the ball. False: into ``bounds`` only.
-        climb: how one step is taken; the usual one goes through the whole network.
+        ascent: how one step is taken; the usual one goes through the whole network.
         check: refuse an ``x`` outside ``bounds``, for which there is no valid answer; waits for the device.
 
     Returns:
@@ -84,7 +80,7 @@ def pgd(
     ball = dataclasses.replace(Ball.of(norm, eps, bounds), projects=project).on(x)
     if check:
         ball.check_inputs(x)
-    ascend = loss_named(loss) if isinstance(loss, str) else loss
+    ascended = loss_named(loss) if isinstance(loss, str) else loss
     x = x.detach()
     counts = _host_counts(steps, len(x))  # the one thing the host has to know: how the batch shrinks
     if not any(counts):
@@ -94,56 +90,124 @@ def pgd(
         start = starting_point(kind, x, random_noise(kind, ball, x, generator=generator), ball)
     elif start.shape != x.shape:
         raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
-
-    # Most steps first, so that the examples still under attack are always the first ones. Stable: with equal
-    # steps for everyone nothing moves, and the batch is the plain algorithm's.
-    order = sorted(range(len(counts)), key=lambda i: -counts[i])
-    steps_left = [counts[i] for i in order if counts[i]]
-    attacked = _Rows(order[: len(steps_left)], x)
-    clean, labels = attacked.take(x), attacked.take(y)
-    goal = None if target is None else attacked.take(target.detach())
-    x_adv = attacked.take(start.detach()).clone()
+    number = steps.expand(len(x)) if torch.is_tensor(steps) else torch.full((len(x),), counts[0], device=x.device)
+    number = number.to(x.device, non_blocking=True)
     sizes = step_size if torch.is_tensor(step_size) else torch.full((), step_size, dtype=x.dtype, device=x.device)
-    size = per_example(attacked.take(sizes.to(x.device).expand(len(x))), x)
-
+    attack = AttackState(
+        x_prime=torch.where(per_example(number > 0, x, torch.bool), start.detach(), x),
+        clean=x,
+        labels=y,
+        target=None if target is None else target.detach(),
+        size=per_example(sizes.to(x.device).expand(len(x)), x),
+    )
     net = bare(model)
     with frozen(net, mode), torch.enable_grad():
-        n = len(steps_left)
-
-        def value(logits: Tensor) -> Tensor:
-            check_logits_shape(logits, n)
-            total = ascend(wide(logits), labels[:n], None if goal is None else goal[:n]).sum()
-            # A power of two changes no direction; float16 would round small gradients to 0 without it.
-            return total * 1024 if underflows(x.device) else total
-
-        def move(images: Tensor, gradient: Tensor) -> Tensor:
-            return ball.step(images, clean[:n], gradient, size[:n])
-
-        for t in range(steps_left[0]):
-            while steps_left[n - 1] <= t:
-                n -= 1
-            x_adv[:n] = climb(net, x_adv[:n], value, move)
-    return attacked.put(x_adv, x)
+        for rows in ragged(number, counts):
+            ascent_step(net, attack, rows, ball, ascended, ascent)
+    return attack.x_prime
 
 
-class _Rows:
-    """Some rows of a batch, in an order of their own; nothing is copied where that is all rows as they are."""
+class AttackState(NamedTuple):
+    """A batch under attack: tensors with one row an example."""
 
-    def __init__(self, rows: list[int], batch: Tensor) -> None:
-        everything = rows == list(range(len(batch)))
-        self.index = None if everything else torch.tensor(rows).to(batch.device, non_blocking=True)
-        self.format = torch.contiguous_format
-        if batch.ndim == 4 and batch.is_contiguous(memory_format=torch.channels_last):
-            self.format = torch.channels_last
+    x_prime: Tensor
+    """(m, …) as far as the attack has got; changed in place."""
+    clean: Tensor
+    """(m, …)."""
+    labels: Tensor
+    """(m,)."""
+    target: Tensor | None
+    """(m, K) probabilities that the attack moves away from, where its loss has a target."""
+    size: Tensor
+    """(m, 1, …) step sizes."""
+    eps: Tensor | None = None
+    """(m, 1, …) radii, where each example has its own."""
+    start: Tensor | None = None
+    """What a corruption that is no attack is made of: AugMix's draws (m, …), or views (2, m, …)."""
 
-    def take(self, t: Tensor) -> Tensor:
-        if self.index is None:
-            return t
-        rows = t.index_select(0, self.index)
-        return rows.contiguous(memory_format=self.format) if rows.ndim == 4 else rows
 
-    def put(self, rows: Tensor, batch: Tensor) -> Tensor:
-        return rows if self.index is None else batch.clone().index_copy_(0, self.index, rows)
+Compile = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
+"""What makes a function of tensors faster, or leaves it as it is."""
+
+
+def ascent_step(
+    net: nn.Module,
+    attack: AttackState,
+    rows: Tensor | None,
+    ball: Ball,
+    loss: AttackLoss,
+    ascent: AscentStep = WHOLE_NETWORK,
+    fast: FastFunctions | None = None,
+) -> Tensor:
+    """One ascent step of some rows (n,), or of all: ``attack.x_prime`` is changed in place.
+
+    Args:
+        net: frozen in the attack's mode; gradients are on.
+        attack: the batch.
+        rows: which examples; None: all.
+        ball: where they may be.
+        loss: to be made large.
+        ascent: how a step is taken.
+        fast: compiled twins of what comes before and after the network's backward.
+
+    Returns:
+        (n, K) logits from before the step.
+    """
+
+    def gradient(logits: Tensor) -> Tensor:
+        check_logits_shape(logits, len(attack.labels) if rows is None else len(rows))
+        if fast is not None:
+            return fast.gradient(wide(logits.detach()), attack.labels, attack.target, rows).to(logits.dtype)
+        labels, target = take(attack.labels, rows), None if attack.target is None else take(attack.target, rows)
+        found = gradient_at_logits(loss, wide(logits), labels, target)
+        # A power of two changes no direction; float16 would round small gradients to 0 without it.
+        return (found * 1024 if underflows(logits.device) else found).to(logits.dtype)
+
+    def move(images: Tensor, to_input: Tensor) -> Tensor:
+        if fast is not None:
+            return fast.move(images, to_input, attack.clean, attack.size, attack.eps, rows)
+        return moved(ball, images, to_input, attack.clean, attack.size, attack.eps, rows)
+
+    x_prime, logits = ascent(net, take(attack.x_prime, rows), gradient, move)
+    if rows is None:
+        attack.x_prime.copy_(x_prime)
+    else:
+        attack.x_prime.index_copy_(0, rows, x_prime)
+    return logits
+
+
+def moved(
+    ball: Ball, images: Tensor, gradient: Tensor, clean: Tensor, size: Tensor, eps: Tensor | None, rows: Tensor | None
+) -> Tensor:
+    """``images`` (n, …) after a step along the gradient; what belongs to them is the others' ``rows``."""
+    radius = None if eps is None else take(eps, rows)
+    return ball.step(images, take(clean, rows), gradient, take(size, rows), radius)
+
+
+class FastFunctions:
+    """What an attack does around the network, for a compiler: looking rows up is part of its kernels."""
+
+    def __init__(self, loss: AttackLoss, ball: Ball, compiled: Compile) -> None:
+        at_logits = closed_form(loss)
+
+        def gradient(logits: Tensor, labels: Tensor, target: Tensor | None, rows: Tensor | None) -> Tensor:
+            return at_logits(logits, take(labels, rows), None if target is None else take(target, rows))
+
+        def move(
+            images: Tensor, to_input: Tensor, clean: Tensor, size: Tensor, eps: Tensor | None, rows: Tensor | None
+        ) -> Tensor:
+            return moved(ball, images, to_input, clean, size, eps, rows)
+
+        self.gradient, self.move = compiled(gradient), compiled(move)
+
+
+def take(values: Tensor, rows: Tensor | None) -> Tensor:
+    """These rows (n, …), or all, laid out in memory as they were; `index_select` would forget channels_last."""
+    if rows is None:
+        return values
+    if values.ndim == 4 and values.is_contiguous(memory_format=torch.channels_last):
+        return values.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+    return values.index_select(0, rows)
 
 
 def _host_counts(steps: int | Tensor, m: int) -> list[int]:
@@ -185,13 +249,13 @@ class Attack:
         start: see :data:`RandomStart`; None: the objective's own.
         radius: of a uniform start, in units of eps.
         project: bring each step back into the ball of eps. False: into valid pixels only.
-        climb: how a step is taken.
+        ascent: how a step is taken.
     """
 
     start: RandomStart | None = None
     radius: float = 1.0
     project: bool = True
-    climb: Climb = WHOLE_NETWORK
+    ascent: AscentStep = WHOLE_NETWORK
 
     def __post_init__(self) -> None:
         check_positive(self.radius, "radius")

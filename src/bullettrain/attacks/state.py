@@ -45,7 +45,8 @@ def frozen(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
             parameter.requires_grad_(False)
         for owner, name, buffer in buffers:
             owner[name] = buffer.clone()
-        yield
+        with without_sync(model):
+            yield
     finally:
         for owner, name, buffer in buffers:
             owner[name] = buffer
@@ -68,6 +69,23 @@ def training(model: nn.Module) -> Iterator[None]:
     finally:
         for module, was in modes:
             module.training = was
+
+
+@contextmanager
+def without_sync(model: nn.Module) -> Iterator[None]:
+    """Forwards that other processes may not make: a DistributedDataParallel inside the model does not wait for them."""
+    wrapped = [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
+    flags = ("require_backward_grad_sync", "require_forward_param_sync")
+    before = [[getattr(module, flag) for flag in flags] for module in wrapped]
+    try:
+        for module in wrapped:
+            for flag in flags:
+                setattr(module, flag, False)
+        yield
+    finally:
+        for module, values in zip(wrapped, before, strict=True):
+            for flag, value in zip(flags, values, strict=True):
+                setattr(module, flag, value)
 
 
 def forward_some(model: nn.Module, x: Tensor) -> Tensor:
@@ -119,3 +137,10 @@ def uncompiled(model: nn.Module) -> nn.Module:
 def underflows(device: torch.device) -> bool:
     """Whether autocast runs in float16 here, whose small gradients round to 0."""
     return torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.float16
+
+
+def dynamic(x: Tensor, dim: int = 0) -> Tensor:
+    """Tell the compiler that the batch's size varies; without compilation this does nothing."""
+    if x.is_cuda:
+        torch._dynamo.maybe_mark_dynamic(x, dim)
+    return x

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bullettrain.allocation import StepBudget
 from bullettrain.attacks import Attack
-from bullettrain.engine import BulletTrain
 from bullettrain.objectives import AdversarialObjective
+from bullettrain.step import BulletTrain
 
 FAST = Attack(start="clipped")
 """Wong et al.: from a uniform point of the ball, clipped to valid pixels."""

@@ -9,11 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bullettrain.allocation import Cost, StepBudget
+from bullettrain.allocation import Allocation, StepBudget
 from bullettrain.attacks import Attack, Norm, Normalized
-from bullettrain.attacks.norms import AUTO, Bounds, per_example
-from bullettrain.engine import BulletTrain
+from bullettrain.attacks.norms import AUTO, Bounds
+from bullettrain.attacks.pgd import AttackState, FastFunctions
+from bullettrain.cost import Cost
 from bullettrain.objectives import PGDAT
+from bullettrain.step import BulletTrain
 
 
 class Free(PGDAT):
@@ -52,26 +54,21 @@ class Free(PGDAT):
         """3 a replay, as ordinary training: what moves δ is part of the same backward."""
         return Cost(selection=1, step=0, clean=0, corrupted=3, untouched=3)
 
-    @property
-    def not_grouped(self) -> str | None:
-        """The update's own backward moves δ."""
-        return "its perturbation moves with the update's own backward"
+    whole_step = True
 
-    def corrupt(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        s: Tensor | None,
-        steps: Tensor,
-        step_sizes: Tensor,
-        *,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """x + δ (m, …) in bounds; a backward that comes as far moves δ. ``start`` is not needed."""
-        if not bool((steps == 1).all()):
+    def check_budget(self, budget: Allocation) -> None:
+        """One step for everyone."""
+        if budget.uniform_steps != 1:
             raise ValueError("Free was given other than one step for everyone; use free_budget()")
-        carried, size = self._rows(x), per_example(step_sizes.to(x.device), x)
+
+    def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: FastFunctions | None) -> None:
+        """x + δ (m, …) in bounds; the update's own backward moves δ. ``start`` is not needed."""
+        self._size = attack.size
+        attack.x_prime.copy_(self.norm.clip(attack.clean + self._rows(attack.clean), self.bounds))
+
+    def learns_from(self, x: Tensor, x_prime: Tensor) -> Tensor:
+        """x', with a hook by which the backward of the loss moves δ."""
+        carried, size = self._rows(x), self._size
         moved, (low, high) = x.detach() + carried, self.bounds
         x_prime = self.norm.clip(moved, self.bounds).requires_grad_()
 
@@ -95,7 +92,7 @@ class Free(PGDAT):
             self.delta = old.to(x)  # the same tensor where device and type are
         return self.delta[: len(x)]
 
-    def carried(self, x: Tensor) -> list[Tensor]:
+    def mutable_state(self, x: Tensor) -> list[Tensor]:
         """δ of the rows of ``x`` (m, …)."""
         return [self._rows(x)]
 

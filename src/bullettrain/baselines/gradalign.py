@@ -8,16 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bullettrain.allocation import Cost, StepBudget
+from bullettrain.allocation import Allocation, StepBudget
 from bullettrain.attacks import Attack, Norm
-from bullettrain.attacks.climb import Move, Value, WholeNetwork
+from bullettrain.attacks.ascent import LogitGradient, Move, WholeNetwork
 from bullettrain.attacks.norms import AUTO, Bounds, length, per_example
 from bullettrain.attacks.state import Mode, uncompiled, underflows
 from bullettrain.checks import check_positive
-from bullettrain.engine import BulletTrain
+from bullettrain.cost import Cost
+from bullettrain.engine.forwards import forward
 from bullettrain.objectives import PGDAT
-from bullettrain.objectives.base import Selection, forward
+from bullettrain.objectives.base import Selection
 from bullettrain.precision import wide
+from bullettrain.step import BulletTrain
 
 
 class GradAlign(PGDAT):
@@ -30,6 +32,8 @@ class GradAlign(PGDAT):
         weight: λ; 0.2 at eps = 8/255, and more for larger eps.
         Others: see :class:`AdversarialObjective`.
     """
+
+    whole_step = True
 
     def __init__(
         self,
@@ -51,7 +55,7 @@ class GradAlign(PGDAT):
             attack_mode=attack_mode,
             selection=selection,
             generator=generator,
-            attack=Attack(start="zero", climb=self._first),
+            attack=Attack(start="zero", ascent=self._first),
         )
 
     @property
@@ -59,31 +63,19 @@ class GradAlign(PGDAT):
         """11 with one step: a gradient at x+η is a forward and a backward, and learning through it two of each more."""
         return Cost(selection=1, clean=0, corrupted=3, untouched=3, penalty=6)
 
-    @property
-    def not_grouped(self) -> str | None:
-        """Its loss holds a gradient of the network."""
-        return "its loss holds a gradient of the network"
-
     def noise(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """η (m, …), uniform in the ball."""
         return self.norm.noise(like, self.ball.on(like).eps, generator)
 
-    def corrupt(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        s: Tensor | None,
-        steps: Tensor,
-        step_sizes: Tensor,
-        *,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """x' by PGD from x itself. ``start`` is x+η, where :meth:`penalty` looks."""
-        if not bool((steps == steps[0]).all()) or not bool(steps[0]):
-            raise ValueError("GradAlign was given other steps for other examples, or none; it wants the same for all")
+    def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
+        """The attack starts from x itself. ``start`` is x+η, where :meth:`penalty` looks."""
         self._first.gradient = None
-        return super().corrupt(model, x, y, s, steps, step_sizes, start=x)
+        return x
+
+    def check_budget(self, budget: Allocation) -> None:
+        """The same steps for everyone, and at least one."""
+        if not budget.uniform_steps:
+            raise ValueError("GradAlign was given other steps for other examples, or none; it wants the same for all")
 
     def penalty(self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None) -> Tensor:
         """λ·(1 − cos) in the mean over the examples both of whose gradients are not 0."""
@@ -91,7 +83,7 @@ class GradAlign(PGDAT):
         assert at_x is not None
         if start is not None and start.shape != x.shape:
             raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
-        at = (self.begin(x, self.noise(x, self.generator)) if start is None else start).detach().requires_grad_()
+        at = (self.initial_perturbation(x) if start is None else start).detach().requires_grad_()
         # The wrapper of several workers has seen this step's first forward, and syncs the gradients of this one.
         value = F.cross_entropy(wide(forward(uncompiled(model), at)), y, reduction="sum")
         (near_x,) = torch.autograd.grad(value * 1024 if underflows(x.device) else value, at, create_graph=True)
@@ -111,13 +103,15 @@ class _FirstGradient(WholeNetwork):
 
     gradient: Tensor | None = None
 
-    def __call__(self, net: nn.Module, images: Tensor, value: Value, move: Move) -> Tensor:
-        def keep(at: Tensor, gradient: Tensor) -> Tensor:
-            if self.gradient is None:
-                self.gradient = gradient
-            return move(at, gradient)
+    def __call__(self, net: nn.Module, images: Tensor, gradient: LogitGradient, move: Move) -> tuple[Tensor, Tensor]:
+        """One move along the gradient at ``images``."""
 
-        return super().__call__(net, images, value, keep)
+        def keep(at: Tensor, to_input: Tensor) -> Tensor:
+            if self.gradient is None:
+                self.gradient = to_input
+            return move(at, to_input)
+
+        return super().__call__(net, images, gradient, keep)
 
 
 def grad_align_budget() -> StepBudget:

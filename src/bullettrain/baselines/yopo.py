@@ -13,12 +13,12 @@ from torch.utils.flop_counter import flop_registry
 
 from bullettrain.allocation import StepBudget
 from bullettrain.attacks import Attack
-from bullettrain.attacks.climb import Move, Value
+from bullettrain.attacks.ascent import LogitGradient, Move
 from bullettrain.attacks.state import forward_some, uncompiled
 from bullettrain.baselines.fast import attacked
 from bullettrain.checks import check_count
-from bullettrain.engine import BulletTrain
 from bullettrain.objectives import AdversarialObjective
+from bullettrain.step import BulletTrain
 
 
 class FirstLayer:
@@ -32,8 +32,6 @@ class FirstLayer:
         layer: name of the module in the network; None: the first convolution or linear layer that is called.
     """
 
-    not_grouped: str | None = "its attack goes through the first layer alone"
-
     def __init__(self, updates: int, layer: str | None = None) -> None:
         if check_count(updates, "updates") == 0:
             raise ValueError("updates is 0; YOPO-m-n wants n ≥ 1 moves after each pass")
@@ -46,23 +44,23 @@ class FirstLayer:
         """Forward, and backward as far as the first layer; then both of that layer for each of the moves."""
         return 2 + (2 * self.updates - 1) * (self.share or 0.0)
 
-    def __call__(self, net: nn.Module, images: Tensor, value: Value, move: Move) -> Tensor:
-        """Moved ``images`` (n, …)."""
+    def __call__(self, net: nn.Module, images: Tensor, gradient: LogitGradient, move: Move) -> tuple[Tensor, Tensor]:
+        """Moved ``images`` (n, …), and the logits (n, K) from before."""
         net = uncompiled(net)
         with self._holding(net) as held:
             logits, whole = self._counted(lambda: forward_some(net, images.detach()))
         if not held:
             raise ValueError("YOPO found no convolution or linear layer that was called; say which with layer=")
         layer, output = held[0]
-        (p,) = torch.autograd.grad(value(logits), output)
+        (p,) = torch.autograd.grad(logits, output, gradient(logits))
         for _ in range(self.updates):
             at = images.detach().requires_grad_()
             first, part = self._counted(lambda at=at: front(net, layer, at))  # type: ignore[misc]
-            (gradient,) = torch.autograd.grad(first, at, p)
-            images = move(at.detach(), gradient)
+            (to_input,) = torch.autograd.grad(first, at, p)
+            images = move(at.detach(), to_input)
             if self.share is None:
                 self.share = part / whole if whole else 0.0
-        return images
+        return images, logits.detach()
 
     @contextmanager
     def _holding(self, net: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
@@ -149,5 +147,5 @@ def yopo(objective: AdversarialObjective, *, passes: int = 2, updates: int = 5) 
         passes: m.
         updates: n.
     """
-    changed = attacked(objective, Attack(climb=FirstLayer(updates)))
+    changed = attacked(objective, Attack(ascent=FirstLayer(updates)))
     return BulletTrain(changed, budget=yopo_budget(objective.unit, passes, updates))

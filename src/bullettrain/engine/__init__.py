@@ -1,6 +1,1 @@
-"""The engine: one training step of Algorithm 2, and the same captured as CUDA graphs."""
-
-from bullettrain.engine.captured import Captured
-from bullettrain.engine.step import BulletTrain, StepOutput
-
-__all__ = ["BulletTrain", "Captured", "StepOutput"]
+"""How Algorithm 2 is run: its phases, and who runs them."""

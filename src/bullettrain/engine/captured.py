@@ -7,32 +7,25 @@ import gc
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks.state import bare
-from bullettrain.augmix import ViewMaker
-from bullettrain.checks import (
-    check_batch,
-    check_count,
-    check_index,
-    check_labels,
-    check_logits,
-    check_module,
-)
-from bullettrain.engine.graphed import TUNE_AFTER, Graphs
-from bullettrain.engine.group import GroupEngine, GroupSettings
-from bullettrain.engine.learner import in_any_size
-from bullettrain.engine.parts import why_not_grouped, why_not_replayed, why_not_whole
-from bullettrain.engine.runner import Batch, Runner, at_once
-from bullettrain.engine.step import BulletTrain, StepOutput
-from bullettrain.engine.whole import WholeEngine
-from bullettrain.objectives import AugMix
+from bullettrain.checks import check_batch, check_count, check_labels, check_logits, check_module, check_network
+from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER, CudaGraphRunner
+from bullettrain.engine.distributed import average_gradients, share_buffers
+from bullettrain.engine.forwards import FastForwards, Forwards, in_any_size
+from bullettrain.engine.phases import EAGER, Batch, Phases, Runner
 
-PATIENCE = 3
-"""How often all is captured anew after a few steps before that is left."""
-FEW = 50
+if TYPE_CHECKING:
+    from bullettrain.step import BulletTrain, StepOutput
+
+MAX_EARLY_RECAPTURES = 3
+"""Maximum early recaptures before falling back to eager."""
+EARLY_STEPS = 50
+"""Steps after a capture within which another one is early."""
 
 _Given = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 """x, y, and start and index where there are any."""
@@ -42,27 +35,36 @@ class Captured:
     """A `BulletTrain` whose steps are captured as CUDA graphs: on a GPU the plain step waits for kernel launches.
 
         train = BulletTrain(TRADES(beta=6.0, eps=8/255), budget=StepBudget(boundary=10, robust=2), gamma=0.8)
-        fast = Captured(train, model, half=True, compile=True)
+        fast = Captured(train, model, dtype=torch.bfloat16, compile=True)
         for x, y in loader:
             out = fast.step(x, y)  # gradients are there, as after out.loss.backward()
             optimizer.step()
 
     Optimiser, scheduler, clipping and weight averages stay the loop's. Each step writes all gradients anew, to the same
-    memory: there is nothing to zero, and nothing can be accumulated. The first steps compile and capture, some seconds
-    to minutes; then sizes repeat, and in half precision one that has run for a minute is tuned, for some seconds. What
-    Python does in the network, or in hooks of it, is done once or twice a size and not again. ``train`` keeps F_R and
-    its ``state_dict()``, and looks at values every ``check_every`` steps, as ever. Without a GPU, and for what cannot
-    be captured, steps are the plain ones, and a warning says why.
+    memory: there is nothing to zero; ``accumulate=True`` adds to what is there. The first steps compile and capture,
+        some seconds to minutes; then sizes repeat, and in low precision one that has run for a minute is tuned, for
+        some seconds. Objectives, allocations, scores and separations of one's own are captured like the built-in
+        ones, and replays are
+    compared with what the phases do by themselves: where they differ, since Python does something at every step,
+        steps go on without graphs, and a warning says so. ``train`` keeps F_R and its ``state_dict()``, and looks at
+        values every ``check_every`` steps, as ever. Without a GPU steps are the plain ones. Where a process group is
+        initialised, gradients are averaged over it.
 
     Args:
         train: what is to be trained by.
         model: the network itself, on its device: not wrapped, not compiled.
-        half: run it in bfloat16, as autocast does; weights and gradients stay as they are.
+        dtype: of its convolutions and linear layers, e.g. torch.bfloat16, as autocast has it; weights and gradients
+            stay as they are. None: their own.
         compile: compile it, once for all batch sizes.
-        group: mini-batches that :meth:`steps` attacks at once; 1 is the paper.
-        fresh: of a group, the last attack steps that are taken with the mini-batch's own weights.
-        bucket: sizes are rounded up to a multiple of this, towards more care; 1 is exact, and captures every size.
+        attack_group: mini-batches that :meth:`steps` attacks at once; 1 is the paper.
+        refresh_steps: of a group, the last attack steps that are taken with the mini-batch's own weights.
+        size_multiple: sizes are rounded up to a multiple of this, by places that stand idle: nobody gets other steps.
+            1 captures every size.
+        pair: one forward for the clean and the corrupted examples of an update, where the network allows it.
+        cudnn_benchmark_after: seconds that a size runs before cuDNN tries its convolutions; 0: at once.
+        capture: False: never capture, and say nothing of it.
         say: told in one line what cannot be had; None: it is a warning.
+        record: called, as part of a captured phase, with what each mini-batch gave.
     """
 
     def __init__(
@@ -70,218 +72,276 @@ class Captured:
         train: BulletTrain,
         model: nn.Module,
         *,
-        half: bool = False,
+        dtype: torch.dtype | None = None,
         compile: bool = False,
-        group: int = 1,
-        fresh: int = 0,
-        bucket: int = 8,
+        attack_group: int = 1,
+        refresh_steps: int = 0,
+        size_multiple: int = 8,
+        pair: bool = True,
+        cudnn_benchmark_after: float = CUDNN_BENCHMARK_AFTER,
+        capture: bool = True,
         say: Callable[[str], None] | None = None,
+        record: Callable[..., None] | None = None,
     ) -> None:
-        if not isinstance(train, BulletTrain):
+        if not hasattr(train, "robust_fraction"):
             raise TypeError(f"train is {type(train).__name__}; give a BulletTrain")
         check_module(model)
         if bare(model) is not model or isinstance(model, nn.DataParallel):
-            raise ValueError("the model is wrapped for several devices; for these, use train.step(model, x, y)")
+            raise ValueError("the model is wrapped for several devices; give the network itself")
         if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
             raise ValueError("the model is compiled already; give the network itself, and compile=True")
-        check_count(fresh, "fresh")
-        for name, value in (("group", group), ("bucket", bucket)):
+        check_count(refresh_steps, "refresh_steps")
+        for name, value in (("attack_group", attack_group), ("size_multiple", size_multiple)):
             if check_count(value, name) == 0:
                 raise ValueError(f"{name} is 0; give 1 or more")
-        self.train, self.model, self.half, self.compile = train, model, half, compile
-        self.settings = GroupSettings(group=group, fresh=fresh, bucket=bucket, half=half, compile=compile, joint=True)
+        self.train, self.model, self.dtype, self.compile = train, model, dtype, compile
+        self.attack_group, self.refresh_steps, self.size_multiple = attack_group, refresh_steps, size_multiple
+        self.pair, self.cudnn_benchmark_after, self.record, self.capture = pair, cudnn_benchmark_after, record, capture
         self.say = say or (lambda text: warnings.warn(text, stacklevel=7))  # the line that takes a step
         self.reason: str | None = None
         """Why steps are not captured, if so; known after the first one."""
-        self._engine: GroupEngine | WholeEngine | None = None
-        self._gradients = _Gradients(model)
+        self.runner: Runner = EAGER
+        self.gradients = Gradients(model)
+        self.more_state: Callable[[], Sequence[Tensor]] = list
+        """Tensors that ``record`` and phases of the loop's own change."""
+        self._phases: Phases | None = None
         self._made_for: object = None
-        self._hasty, self._taken, self._turn = 0, FEW, 0
+        self._early, self._taken, self._turn = 0, EARLY_STEPS, 0
+        self._spent = 0.0
         self._plain: nn.Module = in_any_size(model) if compile else model
 
-    def step(self, x: Tensor, y: Tensor, *, start: Tensor | None = None, index: Tensor | None = None) -> StepOutput:
-        """Loss and gradients of one mini-batch; F_R moves on. Arguments as of `BulletTrain.step`."""
-        (out,) = self._steps([(x, y, start, index)])
+    def step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        start: Tensor | None = None,
+        index: Tensor | None = None,
+        accumulate: bool = False,
+        scale: float = 1.0,
+    ) -> StepOutput:
+        """Loss and gradients of one mini-batch; F_R moves on. Arguments as of `BulletTrain.step`, and:
+
+        Args:
+            accumulate: add to the gradients of the steps before, instead of writing them anew.
+            scale: of the gradients, e.g. 1 over the number of steps that are accumulated.
+        """
+        (out,) = self._steps([(x, y, start, index)], (accumulate, scale))
         return out
 
-    def steps(self, batches: Iterable[tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]]) -> Iterator[StepOutput]:
-        """The same of up to ``group`` mini-batches, attacked at once with the same weights.
+    def steps(self, batches: Iterable[tuple[Tensor, ...]]) -> Iterator[StepOutput]:
+        """The same of up to ``attack_group`` mini-batches, (x, y) or (x, y, index), attacked with the same weights.
 
             for out in fast.steps(batches):
                 optimizer.step()  # from this mini-batch's gradients
 
-        A loop that does not update in between would train on the last one alone. Where the last logits select, each
-        is x, y and index.
+        A loop that does not update in between would train on the last one alone.
         """
-        group = self.settings.group
+        group = self.attack_group
         some = list(itertools.islice(batches, group + 1))  # a whole loader would be read for nothing
         if len(some) > group:
             raise ValueError(
-                f"more mini-batches were given at once than group={group}; give so many at a time, e.g."
+                f"more mini-batches were given at once than attack_group={group}; give so many at a time, e.g."
                 f" list(itertools.islice(batches, {group})) of batches = iter(loader)"
             )
-        wanted = 3 if self.train.remembers else 2
-        if other := [len(given) for given in some if len(given) != wanted]:
-            what = "x, y and index" if self.train.remembers else "x and y"
+        wanted = (3,) if self.train.selects_by_last else (2, 3) if self.train.history.examples else (2,)
+        if other := [len(given) for given in some if len(given) not in wanted]:
+            what = "x, y and index" if self.train.selects_by_last else "x and y"
             raise ValueError(f"a mini-batch is {what} here; one with {other[0]} parts was given")
         return self._steps([(given[0], given[1], None, given[2] if len(given) > 2 else None) for given in some])
 
-    # --------------------------------------------------------------------------------------------- the way
+    @property
+    def seconds(self) -> float:
+        """Spent on compiling and capturing."""
+        now = 0.0 if self._phases is None else self._phases.forwards.seconds
+        return self._spent + now + (self.runner.seconds if isinstance(self.runner, CudaGraphRunner) else 0.0)
 
-    def _steps(self, batches: Sequence[_Given]) -> Iterator[StepOutput]:
-        looks = self._is_due(len(batches))
-        for x, y, start, index in batches:
-            self._check(x, y, start)
-            if self.train.remembers:
-                check_index(index, y, self.train.last.examples, look=looks)
-        engine = self._find(batches[0][0]) if batches else None
-        if engine is None:
-            for given in batches:
-                yield self._one_plain(*given)
+    # ---------------------------------------------------------------------------------------------- the steps
+
+    def _steps(
+        self, batches: Sequence[_Given], accumulation: tuple[bool, float] = (False, 1.0)
+    ) -> Iterator[StepOutput]:
+        for out in self.updates([Batch(*given) for given in batches], accumulation):
+            yield out.clone()
+
+    def updates(
+        self, batches: Sequence[Batch], accumulation: tuple[bool, float] = (False, 1.0)
+    ) -> Iterator[StepOutput]:
+        """What each mini-batch's step gave, one by one; its tensors are valid until the next.
+
+        ``accumulation``: whether gradients are added to those that are there, and their scale.
+        """
+        train = self.train
+        for batch in batches:
+            self._check(batch)
+        looks, draw = train.is_due(len(batches)), train.objective.initial_perturbation
+        if not batches:
             return
+        batches = [b if b.start is not None else b._replace(start=draw(b.x)) for b in batches]
+        phases = self._find(batches[0].x)
         self._turn += 1
-        mine, objective = self._turn, self.train.objective
+        mine = self._turn
         if looks:
-            for x, *_ in batches:
-                objective.check_inputs(x)
-        begun = [Batch(x, y, self._opening(x) if start is None else start, index) for x, y, start, index in batches]
-        for (x, y, *_), out in zip(begun, engine.updates(begun), strict=True):
-            if looks:
-                objective.check_perturbed(x, out.x_prime)
-                check_logits(out.z_prime, self.train.steps_taken)
-                check_labels(y, out.z_prime.shape[-1])
-            self._gradients.show()
-            yield out.clone() if isinstance(engine, GroupEngine) else out
-            if mine != self._turn:
-                raise RuntimeError("another step was taken before these were; finish a group before the next")
+            for batch in batches:
+                train.objective.check_inputs(batch.x)
+            if isinstance(self.runner, CudaGraphRunner):
+                self.runner.check_next()
+        share_buffers(self.model, train.process_group())
+        phases.accumulation = accumulation
+        train.looking = looks
+        try:
+            if train.objective.whole_step:
+                outs: Iterator[StepOutput] = (self._whole(phases, batch) for batch in batches)
+            else:
+                outs = train.updates(phases, batches, self.runner)
+            for batch, out in zip(batches, outs, strict=True):
+                if looks:
+                    check_logits(out.z_prime, train.steps_taken)
+                    check_labels(batch.y, out.z_prime.shape[-1])
+                self.gradients.show()
+                average_gradients(self.gradients.there(), train.process_group())
+                yield out
+                if mine != self._turn:
+                    raise RuntimeError("another step was taken before these were; finish a group before the next")
+        finally:
+            train.looking = False
+            train._checked = True
 
-    def _check(self, x: Tensor, y: Tensor, start: Tensor | None) -> None:
+    def _whole(self, phases: Phases, batch: Batch) -> StepOutput:
+        """A step as one phase, where corruption and update share what they leave in Python."""
+        train = self.train
+
+        def whole_step(x: Tensor, y: Tensor, start: Tensor | None, accumulation: tuple[bool, float]) -> tuple[Any, ...]:
+            taken, looking, train.looking = train.steps_taken, train.looking, False
+            try:
+                (self._last,) = train.updates(phases, [Batch(x, y, start)])
+            finally:
+                train.steps_taken, train.looking = taken, looking
+            return tuple(getattr(self._last, name) for name in names)
+
+        names = ("loss", "category", "steps", "x_prime", "z", "z_prime")
+        made = self.runner(whole_step, batch.x, batch.y, batch.start, phases.accumulation)
+        out = dataclasses.replace(self._last, **dict(zip(names, made, strict=True)))
+        train.steps_taken += 1
+        train.look_at_attack(batch.x, out.x_prime, None)
+        return out
+
+    def _check(self, batch: Batch) -> None:
         """What `BulletTrain.step` refuses, before anything is drawn or captured."""
-        check_batch(x, y)
-        if torch.is_autocast_enabled(x.device.type):
-            raise ValueError("autocast is on around a captured step; leave it off, and give half=True instead")
+        check_batch(batch.x, batch.y)
+        if torch.is_autocast_enabled(batch.x.device.type):
+            raise ValueError(
+                "autocast is on around a captured step; leave it off, and give dtype=torch.bfloat16 instead"
+            )
         if not torch.is_grad_enabled():
             raise ValueError("gradients are off around a step (no_grad or inference_mode); a step is to make them")
-        objective = self.train.objective
-        if start is None:
-            return
-        shape = tuple(x.shape)
-        if isinstance(objective, AugMix) and isinstance(objective.views, ViewMaker):
-            shape = (len(x), objective.copies, objective.views.numbers)
-        if tuple(start.shape) != shape and self._engine is not None:
-            raise ValueError(
-                f"start has the shape {tuple(start.shape)}; captured steps want {shape}, as opening(x) gives"
-            )
+        self.train.check_step(batch.y, batch.indices)
+        if self.refresh_steps and hasattr(self.train.budget, "revise"):
+            raise ValueError("refresh_steps are not for a budget that revises steps")
 
-    def _opening(self, x: Tensor) -> Tensor:
-        start = self.train.objective.opening(x)
-        assert start is not None  # what starts from nothing is not captured
-        return start
+    # ----------------------------------------------------------------------------------- what they are run by
 
-    def _is_due(self, count: int) -> bool:
-        """Whether one of the next ``count`` steps is one at which values are looked at, which waits for the device."""
-        every = self.train.check_every
-        return bool(every) and -self.train.steps_taken % every < count
-
-    def _one_plain(self, x: Tensor, y: Tensor, start: Tensor | None, index: Tensor | None) -> StepOutput:
-        for parameter in self.model.parameters():
-            parameter.grad = None
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half):
-            out = self.train.step(self._plain, x, y, start=start, index=index)
-        out.loss.backward()  # type: ignore[no-untyped-call]
-        return dataclasses.replace(out, loss=out.loss.detach())
-
-    def _find(self, x: Tensor) -> GroupEngine | WholeEngine | None:
-        """The engine for the network, the settings and the images' shape as they are now; None: the plain step."""
+    def _find(self, x: Tensor) -> Phases:
+        """The phases for the network, the settings and the images' shape as they are now."""
         now = self._signature(x)
-        if now != self._made_for:
-            self._hasty = self._hasty + 1 if self._taken < FEW else 0
-            self._engine = None
+        if self._phases is None or now != self._made_for:
+            self._early = self._early + 1 if self._taken < EARLY_STEPS else 0
+            self._spent, self._phases = self.seconds, None
+            self.runner = EAGER
             gc.collect()  # graphs hold memory, in circles
-            self._engine = self._make(x)
-            self._made_for, self._taken = now, 0
+            self._phases = self._make(x)
+            self._made_for, self._taken = self._signature(x), 0
         self._taken += 1
-        return self._engine
+        return self._phases
 
-    def _make(self, x: Tensor) -> GroupEngine | WholeEngine | None:
-        apart, reason = why_not_grouped(self.train), self._why_not_captured(x)
-        captured, grouped = reason is None, apart is None and self.settings.group > 1
-        self._leave(reason, at_once=grouped)
-        if captured and apart and self.settings.group > 1:
-            self.say(f"mini-batches are attacked one by one: {apart}")
-        if not captured and not grouped:
-            return None
-        self._gradients = _Gradients(self.model)
-        tune_after = TUNE_AFTER if self.half else 0.0
-        return static_engine(
-            self.train,
-            self.model,
-            self._gradients.hold,
-            dataclasses.replace(self.settings, captured=captured),
-            whole=apart is not None,
-            runner=Graphs(self._state, self._given_up, tune_after=tune_after) if captured else at_once,
-            say=self.say,
+    def _make(self, x: Tensor) -> Phases:
+        check_network(self.model)
+        reason = self._why_not_captured(x)
+        grouped, whole = self.attack_group > 1, self.train.objective.whole_step
+        if reason is not None and reason != self.reason and self.capture:
+            self.say(f"CUDA graphs are off{'' if grouped else ', steps run one by one'}: {reason}")
+        if grouped and whole and self._made_for is None:
+            self.say("mini-batches are attacked one by one: corruption and update are one piece of this objective")
+        self.reason = reason
+        fast = reason is None
+        self.gradients.remake(hold=fast)
+        objective, train = self.train.objective, self.train
+        forwards: Forwards
+        if fast and not objective.whole_step:
+            forwards = FastForwards(
+                self.model,
+                dtype=self.dtype,
+                compile=self.compile,
+                pair=self._pairs(),
+                freezes=objective.needs_network or (train.selects and objective.selection == "eval"),
+                say=self.say,
+            )
+            forwards.prepare(x)
+        else:
+            forwards = Forwards(self._plain, self.dtype)
+        if fast:
+            self.runner = self._make_runner()
+        return Phases(
+            train,
+            forwards,
+            backward=lambda loss, accumulation: self.gradients.make(loss, forwards, *accumulation),
+            record=self.record,
+            packs=fast,
+            size_multiple=self.size_multiple if fast else 1,
+            refresh_steps=self.refresh_steps,
+        )
+
+    def _pairs(self) -> bool:
+        return self.pair and self.compile  # not compiled, its norms are several kernels instead of one
+
+    def _make_runner(self) -> Runner:
+        low = self.dtype is not None
+        return CudaGraphRunner(
+            self._state,
+            self._given_up,
+            cudnn_benchmark_after=self.cudnn_benchmark_after if low else 0.0,
+            slack=4.0 if low else 1.0,
         )
 
     def _why_not_captured(self, x: Tensor) -> str | None:
-        if self._hasty >= PATIENCE:
+        if not self.capture:
+            return "capture is False"
+        if self._early >= MAX_EARLY_RECAPTURES:
             return "settings, shapes, modes or weights' memory change again and again"
         if not _on_gpu(x):
             return "there is no CUDA device"
         if x.is_cuda and x.device.index != torch.cuda.current_device():
             return f"{x.device} is not the current device; call torch.cuda.set_device first"
-        return why_not_replayed(self.train) or (why_not_whole(self.train) if why_not_grouped(self.train) else None)
+        return None
 
     def _given_up(self, line: str) -> None:
-        """A capture failed; the engine goes on without."""
+        """A capture failed, or a replay differed; steps go on without."""
         self.reason = line.partition(": ")[2]
         self.say(line)
 
-    def _leave(self, reason: str | None, *, at_once: bool) -> None:
-        """Say why steps are not captured, where that is new."""
-        if reason is not None and reason != self.reason:
-            self.say(f"CUDA graphs are off{'' if at_once else ', steps run one by one'}: {reason}")
-        self.reason = reason
-
     def _state(self) -> list[Tensor]:
-        assert self._engine is not None
-        return [*self._engine.tensors(), *self._gradients.held]
+        """Everything that phases change."""
+        train, network = self.train, [*self.model.parameters(), *self.model.buffers()]
+        kept = [train.robust_fraction.live, *(train.history.tensors() if train.history.examples else [])]
+        mutable = train.objective.mutable_state(self._example) if self._example is not None else []
+        return [*network, *kept, *mutable, *self.gradients.held, *self.more_state()]
+
+    _example: Tensor | None = None
 
     def _signature(self, x: Tensor) -> object:
         """Everything that a captured graph takes as it was: settings, modes, shapes, and where the network lies."""
         train, model = self.train, self.model
         train.robust_fraction.to(x.device)
-        train.last.to(x.device)
+        train.history.to(x.device)
+        self._example = x if self._example is None or len(x) > len(self._example) else self._example
         settings = [train.budget, *vars(train.objective).values(), *vars(train.robust_fraction).values()]
+        settings += [*getattr(train.budget, "__dict__", {}).values()]
         settings += [train.score, train.separation, train.objective, train.robust_fraction]
         modes = [module.training or not model.training for module in model.modules()]
-        tensors = [*model.parameters(), *model.buffers(), train.last.live]
+        tensors = [*model.parameters(), *model.buffers(), *train.history.tensors()]
+        tensors += train.objective.mutable_state(self._example)
         places = [(t.data_ptr(), t.requires_grad) for t in tensors]
         return [_mark(value) for value in settings], (x.shape[1:], x.dtype, x.device), modes, places
-
-
-def static_engine(
-    train: BulletTrain,
-    network: nn.Module,
-    update: Callable[[], None],
-    settings: GroupSettings,
-    *,
-    whole: bool,
-    runner: Runner,
-    observe: Callable[[StepOutput, Tensor], None] | None = None,
-    say: Callable[[str], None] = print,
-) -> GroupEngine | WholeEngine:
-    """The engine on static buffers for these steps: in groups, or each as a whole.
-
-    Sizes are rounded, and batches joined, where that pays: captured, and for the latter compiled.
-    """
-    captured, compile, half = settings.captured, settings.compile, settings.half
-    if whole:
-        model = in_any_size(network) if compile else network
-        return WholeEngine(train, model, update, observe=observe, half=half, runner=runner)
-    joint = settings.joint and captured and compile
-    settings = dataclasses.replace(settings, bucket=settings.bucket if captured else 1, joint=joint)
-    return GroupEngine(train, network, update, observe=observe, settings=settings, runner=runner, say=say)
 
 
 class _Same:
@@ -299,33 +359,53 @@ class _Same:
 def _mark(value: object) -> object:
     """What tells a setting from another: numbers and words by value, anything else by which object it is.
 
-    A tensor that an objective carries, or a generator, is no setting; engines look after the first themselves.
+    A tensor that an objective keeps, or a generator, is no setting.
     """
     if value is None or isinstance(value, (int, float, str, tuple)):
         return value
     return None if isinstance(value, (Tensor, torch.Generator)) else _Same(value)
 
 
-class _Gradients:
+class Gradients:
     """Gradients in memory of their own: whichever graph computed them, that is where the optimiser finds them."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.held = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self.known: list[bool] = [False] * len(self.held)
+        self.model = model
+        self.remake(hold=False)
 
-    def hold(self) -> None:
-        """After a backward, as part of its piece."""
+    def remake(self, *, hold: bool) -> None:
+        """For the weights as they are now; ``hold``: in memory of their own, else where autograd puts them."""
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.held = [torch.zeros_like(parameter) for parameter in self.parameters] if hold else []
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self.known: list[bool] = []
+
+    def make(self, loss: Tensor, forwards: Forwards, accumulate: bool, scale: float) -> None:
+        """Gradients of a loss, as part of its phase."""
+        if self.held or not accumulate:
+            for parameter in self.parameters:
+                parameter.grad = None
+        (loss if scale == 1.0 else loss * scale).backward()  # type: ignore[no-untyped-call]
+        forwards.collect_gradients()
+        if not self.held:
+            return
         self.known = [parameter.grad is not None for parameter in self.parameters]
         pairs = [(mine, p.grad) for mine, p in zip(self.held, self.parameters, strict=True) if p.grad is not None]
         if pairs:
             with torch.no_grad():
-                torch._foreach_copy_([mine for mine, _ in pairs], [gradient for _, gradient in pairs])
+                combine = torch._foreach_add_ if accumulate else torch._foreach_copy_
+                combine([mine for mine, _ in pairs], [gradient for _, gradient in pairs])
 
     def show(self) -> None:
         """Give them to the weights; those that the loss does not depend on have none."""
-        for mine, parameter, known in zip(self.held, self.parameters, self.known, strict=True):
-            parameter.grad = mine if known else None
+        if self.held:
+            for mine, parameter, known in zip(self.held, self.parameters, self.known, strict=True):
+                parameter.grad = mine if known else None
+
+    def there(self) -> list[Tensor]:
+        """Those that there are."""
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
 
 def _on_gpu(x: Tensor) -> bool:

@@ -1,21 +1,18 @@
-"""What a step is made of: refused where it cannot be, or cannot be captured, and brought back from a checkpoint."""
+"""What a step is made of: refused where it cannot be, and brought back from a checkpoint."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from bullettrain.allocation import Allocation, StepBudget
-from bullettrain.augmix import ViewMaker
+from bullettrain.allocation import Allocation
 from bullettrain.checks import shown
-from bullettrain.mining import LastScores, RobustFraction, SeparationWithModel
-from bullettrain.objectives import MART, PGDAT, TRADES, AdversarialObjective, AugMix, Objective
-
-if TYPE_CHECKING:
-    from bullettrain.engine.step import BulletTrain
+from bullettrain.history import History
+from bullettrain.mining import RobustFraction, SeparationWithModel
+from bullettrain.objectives import Objective
 
 
 def check_parts(objective: object, budget: object, score: object, separation: object) -> None:
@@ -64,13 +61,17 @@ def restore_generators(generators: Mapping[str, torch.Generator], states: Mappin
             raise ValueError(f"the {name}'s generator is on {device}, that of the state was elsewhere") from None
 
 
-def restore_scores(last: LastScores, state: Mapping[str, Any]) -> None:
-    """The last scores from ``state``; warn where it has none."""
-    if "scores" in state:
-        last.load_state_dict(state)
+def restore_history(history: History, state: Mapping[str, Any], *, needed: bool) -> None:
+    """The history from ``state``; empty, with a warning where it is ``needed``, if there is none."""
+    if "history" in state:
+        history.load_state_dict(state["history"])
         return
-    last.live.zero_()
-    warnings.warn("the state has no last scores: until they are trained on again all are on the boundary", stacklevel=3)
+    for tensor in history.tensors():
+        tensor.zero_()
+    if needed:
+        warnings.warn(
+            "the state has no last scores: until they are trained on again all are on the boundary", stacklevel=3
+        )
 
 
 def restore_fraction(fraction: RobustFraction, state: Mapping[str, Any]) -> None:
@@ -85,54 +86,3 @@ def restore_fraction(fraction: RobustFraction, state: Mapping[str, Any]) -> None
             f"robust_fraction.{other[0]} after loading",
             stacklevel=3,
         )
-
-
-def why_not_replayed(train: BulletTrain) -> str | None:
-    """Why selecting cannot be captured, if so: a score or separation of one's own may do more than tensor operations.
-
-    One that does not says so by an attribute, ``captured = True``.
-    """
-    if train.budget.uniform_steps is not None:
-        return None
-    for name, part in (("score", train.score), ("separation", train.separation)):
-        home = getattr(part, "__module__", None) or type(part).__module__
-        if not home.startswith("bullettrain.") and not getattr(part, "captured", False):
-            return f"its {name} is not of this library, and does not say `captured = True`"
-    return None
-
-
-def why_not_whole(train: BulletTrain) -> str | None:
-    """Why a step cannot be captured as it is, if so: what Python does in it is done once, and then never again."""
-    objective = train.objective
-    if type(train.budget) is not StepBudget or train.budget.uniform_steps is None or isinstance(objective, AugMix):
-        return why_not_grouped(train)
-    for part in (objective, objective.attack.climb if isinstance(objective, AdversarialObjective) else objective):
-        if not type(part).__module__.startswith("bullettrain."):
-            return f"{type(part).__name__} may do something in Python at every step"
-    return None
-
-
-def why_not_grouped(train: BulletTrain) -> str | None:
-    """Why the group engine cannot take this engine's steps, if so: rows take turns, and N_B has to be the most."""
-    objective, budget = train.objective, train.budget
-    if isinstance(objective, AugMix):
-        if not isinstance(objective.views, ViewMaker):
-            return "its views are made by a function of its own"
-        if isinstance(budget, StepBudget) and budget.boundary > 1:
-            return "AugMix has one step"
-    elif not isinstance(objective, AdversarialObjective):
-        return "its objective is no attack"
-    elif objective.not_grouped:
-        return objective.not_grouped
-    elif objective.attack_mode != "eval":
-        return "its attack runs in training mode"
-    if type(objective) not in (PGDAT, TRADES, MART, AugMix):
-        return f"{type(objective).__name__} may corrupt in a way of its own"
-    if type(budget) is not StepBudget or not budget.boundary >= budget.robust >= budget.outlier:
-        return "its step counts are not in the order boundary ≥ robust ≥ outlier"
-    if isinstance(train.separation, SeparationWithModel):
-        return "its separation looks at the network"
-    without = not objective.has_clean_term and (objective.selection == "train" or isinstance(objective, AugMix))
-    if without and budget.uniform_steps is None:
-        return "it selects by training-mode logits that its loss does not have"
-    return None

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bullettrain.allocation import Cost
-from bullettrain.attacks import bare
+from bullettrain.attacks.pgd import AttackState, FastFunctions, take
 from bullettrain.augmix import ViewMaker
 from bullettrain.checks import check_bounds, check_positive, described, shown
-from bullettrain.objectives.base import Objective, Selection, forward, mean_over
+from bullettrain.cost import Cost
+from bullettrain.objectives.base import Objective, Selection, cross_entropy, mean_over
 from bullettrain.precision import wide
 
 Views = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -35,6 +35,9 @@ class AugMix(Objective):
             depend on which others get any.
     """
 
+    needs_network = False
+    max_steps = 1
+
     def __init__(
         self,
         *,
@@ -54,7 +57,7 @@ class AugMix(Objective):
             raise ValueError(f"bounds are {self.bounds}; AugMix makes views of images in [0, 1]; give your own views")
         self.beta = check_positive(beta, "beta")
         self.jsd = self.has_clean_term = jsd
-        self.copies = 2 if jsd else 1
+        self.num_views = 2 if jsd else 1
         self.generator = generator
 
     @property
@@ -68,54 +71,39 @@ class AugMix(Objective):
         """What :meth:`corrupt` takes as ``start`` to fix the views of m examples; None where a function makes them."""
         if not isinstance(self.views, ViewMaker):
             return None
-        return self.views.draw(m, self.copies, generator=generator, device=device)
+        return self.views.draw(m, self.num_views, generator=generator, device=device)
 
-    def opening(self, x: Tensor) -> Tensor | None:
+    def initial_perturbation(self, x: Tensor) -> Tensor | None:
         """Draws of the views of ``x`` (m, …); None where a function makes them."""
         return self.draw(len(x), x.device, self.generator)
 
-    def corrupt(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        s: Tensor | None,
-        steps: Tensor,
-        step_sizes: Tensor,
-        *,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """The two views (2, m, …), without the JSD one, (m, …); without a step they are x.
+    def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
+        """The example itself in the place of each view, (2, m, …); without the JSD (m, …)."""
+        return x.detach().expand(2, *x.shape) if self.jsd else x.detach()
 
-        ``start``: views that were made before, of that shape, or what :meth:`draw` gave.
-        """
-        if int(steps.max()) > 1:
-            raise ValueError(
-                f"AugMix was given {int(steps.max())} steps; a step is both views, so 1 or 0, as in StepBudget(1, 0)"
-            )
+    def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: FastFunctions | None) -> None:
+        """Views of some examples, by their draws, or those that were made before."""
+        x, start = take(attack.clean, rows), attack.start
+        x_prime = attack.x_prime if self.jsd else attack.x_prime[None]
+        shape, m = tuple(attack.x_prime.shape), len(attack.clean)
         if start is None:
-            start = self.opening(x)
-        shape = (2, *x.shape) if self.jsd else tuple(x.shape)
-        rows = steps.nonzero()[:, 0].to(x.device, non_blocking=True)
-        x_prime = x.detach().expand(self.copies, *x.shape).clone()
-        if start is not None and start.shape == shape:
-            x_prime[:, rows] = start.view_as(x_prime)[:, rows].to(x.dtype)
-        elif start is not None:
-            x_prime[:, rows] = self._from_draws(x, rows, start, shape)
-        elif len(rows):
-            x_prime[:, rows] = self._from_function(x[rows])
-        return x_prime.view(shape)
-
-    def _from_draws(self, x: Tensor, rows: Tensor, draws: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The views (copies, n, …) of some rows of x that the batch's draws stand for."""
-        wanted = (len(x), self.copies, self.views.numbers) if isinstance(self.views, ViewMaker) else None
-        if not isinstance(self.views, ViewMaker) or draws.shape != wanted:
-            or_draws = f", or their draws, {wanted}" if wanted else ""
-            raise ValueError(f"start has the shape {tuple(draws.shape)}; give AugMix's views, {shape}{or_draws}")
-        return self.views(x[rows], draws[rows])
+            views = self._from_function(x)
+        elif tuple(start.shape) == shape:
+            views = start if rows is None else start.index_select(self.num_views - 1, rows)
+            views = views.view(self.num_views, len(x), *x.shape[1:]).to(x.dtype)
+        else:
+            wanted = (m, self.num_views, self.views.numbers) if isinstance(self.views, ViewMaker) else None
+            if not isinstance(self.views, ViewMaker) or tuple(start.shape) != wanted:
+                or_draws = f", or their draws, {wanted}" if wanted else ""
+                raise ValueError(f"start has the shape {tuple(start.shape)}; give AugMix's views, {shape}{or_draws}")
+            views = self.views(x, start if rows is None else start.index_select(0, rows))
+        if rows is None:
+            x_prime.copy_(views)
+        else:
+            x_prime.index_copy_(1, rows, views)
 
     def _from_function(self, x: Tensor) -> Tensor:
-        """The views (copies, n, …) that the user's function makes."""
+        """The views (num_views, n, …) that the user's function makes."""
         assert not isinstance(self.views, ViewMaker)
         made = self.views(x.detach())
         if torch.is_tensor(made) and made.ndim == x.ndim + 1:
@@ -126,29 +114,25 @@ class AugMix(Objective):
         if len(made) != 2 or any(view.shape != x.shape or not view.is_floating_point() for view in made):
             kinds = ", ".join(described(view) for view in made[:3])
             raise ValueError(f"views made {len(made)}: {kinds}; {wanted}")
-        return torch.stack(tuple(made[: self.copies])).to(x.dtype)
+        return torch.stack(tuple(made[: self.num_views])).to(x.dtype)
 
-    def corrupted_logits(self, model: nn.Module, x_prime: Tensor, z: Tensor | None, steps: Tensor) -> Tensor:
-        """(2, m, K): the views of the touched examples in one training-mode forward; z twice for the others."""
-        if z is None:  # no JSD: one view of each, and no clean logits to stand in
-            return super().corrupted_logits(model, x_prime, z, steps)
-        rows = steps.nonzero()[:, 0].to(z.device, non_blocking=True)
-        return self.fill_in(z, forward(bare(model), x_prime[:, rows].flatten(0, 1)) if len(rows) else None, rows)
-
-    def fill_in(self, z: Tensor, moved: Tensor | None, rows: Tensor) -> Tensor:
-        """z' (2, m, K) from z (m, K) and the logits (2·t, K) of both views of ``rows`` (t,), if any."""
+    def fill_in(self, z: Tensor, moved: Tensor | None, touched: Tensor | None) -> Tensor:
+        """z' (2, m, K) from z (m, K) and the logits (2·t, K) of both views of ``touched`` (t,), or of all, if any."""
         both = torch.stack([z, z])
         if moved is None:
             return both
-        return both.index_copy(1, rows, moved.reshape(2, len(rows), -1).to(z.dtype))
+        moved = moved.reshape(2, -1, z.shape[1]).to(z.dtype)
+        return moved if touched is None else both.index_copy(1, touched, moved)
 
-    def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:
+    def loss(
+        self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
+    ) -> Tensor:
         """CE(z, y) + β·JSD, the mean KL of the three softmaxes to their mean, clamped to [1e-7, 1]."""
         if z is None:
-            return F.cross_entropy(wide(z_prime), y)
+            return cross_entropy(wide(z_prime), y, weight)
         z, z_prime = wide(z), wide(z_prime)
         three = (z, *z_prime) if touched is None else (z[touched], *z_prime[:, touched])
         softmaxes = [F.softmax(logits, dim=1) for logits in three]
         log_mean = torch.stack(softmaxes).mean(dim=0).clamp(1e-7, 1).log()
         jsd = torch.stack([F.kl_div(log_mean, p, reduction="none").sum(dim=1) for p in softmaxes]).mean(dim=0)
-        return F.cross_entropy(z, y) + self.beta * mean_over(jsd, len(y))
+        return cross_entropy(z, y, weight) + self.beta * mean_over(jsd, len(y), weight, touched)

@@ -1,4 +1,4 @@
-"""What an objective is: a corruption and a surrogate loss, with the forwards that they share."""
+"""What an objective is: a corruption and a surrogate loss."""
 
 from __future__ import annotations
 
@@ -8,25 +8,18 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bullettrain.allocation import Cost
-from bullettrain.attacks import (
-    Attack,
-    AttackLoss,
-    Norm,
-    RandomStart,
-    bare,
-    frozen,
-    pgd,
-    random_noise,
-    starting_point,
-)
+from bullettrain.allocation import Allocation
+from bullettrain.attacks import Attack, AttackLoss, Norm, RandomStart, random_noise, starting_point
 from bullettrain.attacks.losses import loss_named
 from bullettrain.attacks.norms import AUTO, NORMS, USUAL_EPS, Ball, Bounds, Limit, find_norm
-from bullettrain.attacks.state import Mode, check_mode, forward_some, training
+from bullettrain.attacks.pgd import AttackState, Compile, FastFunctions, ascent_step
+from bullettrain.attacks.state import Mode, check_mode
 from bullettrain.brief import one_line
-from bullettrain.checks import check_logits_shape, check_positive, check_range
+from bullettrain.checks import check_positive, check_range
+from bullettrain.cost import Cost
 
 Adversarial = TypeVar("Adversarial", bound="AdversarialObjective")
 
@@ -35,7 +28,7 @@ Selection = Literal["eval", "train", "last"]
 
 
 class Objective(ABC):
-    """The parts of one training step, in the order in which Algorithm 2 uses them.
+    """A corruption, taken in steps, and a loss. The engine asks for its parts in the order of Algorithm 2.
 
     Args:
         selection: which clean logits select. "eval": of the network in eval mode. "train": the training-mode
@@ -48,13 +41,18 @@ class Objective(ABC):
     bounds: Bounds = (0.0, 1.0)
     has_clean_term = True
     """Whether the loss looks at the clean logits z."""
-    copies = 1
+    needs_target = False
+    """Whether a step of the corruption looks at clean probabilities."""
+    needs_network = True
+    """Whether a step of the corruption looks at the network."""
+    num_views = 1
     """Corrupted copies of an example that a step makes: AugMix makes two views."""
-
-    @property
-    def unit(self) -> float:
-        """What step sizes are computed from: eps, or 1 where eps is a tensor and they are in units of it."""
-        return 1.0 if isinstance(self.eps, Tensor) else self.eps
+    max_steps: int | None = None
+    """The most steps that make sense; AugMix has one, which is both views."""
+    attack_mode: Mode = "eval"
+    """Mode of the network during the corruption."""
+    whole_step = False
+    """Whether corruption and update have to be one piece, since the one uses what the other leaves in Python."""
 
     def __init__(self, selection: Selection) -> None:
         if selection not in get_args(Selection):
@@ -69,56 +67,50 @@ class Objective(ABC):
         """Passes an example that each part costs."""
 
     @property
-    def not_grouped(self) -> str | None:
-        """Why the group engine cannot take its steps, where it cannot."""
+    def unit(self) -> float:
+        """What step sizes are computed from: eps, or 1 where eps is a tensor and they are in units of it."""
+        return 1.0 if isinstance(self.eps, Tensor) else self.eps
+
+    def check_budget(self, budget: Allocation) -> None:
+        """ValueError where it cannot be given these steps."""
+        most = max(getattr(budget, name, 0) for name in ("boundary", "robust", "outlier", "most"))
+        if self.max_steps is not None and most > self.max_steps:
+            raise ValueError(
+                f"{type(self).__name__} was given {most} steps; a step is both views, so 1 or 0, as in StepBudget(1, 0)"
+            )
+
+    def initial_perturbation(self, x: Tensor) -> Tensor | None:
+        """What the corruption of ``x`` (m, …) starts from, drawn anew, as a step takes it by ``start``."""
         return None
 
-    def selection_logits(self, model: nn.Module, x: Tensor) -> Tensor:
-        """s (m, K) = h(x), which select; with their graph where they are the loss's own."""
-        if self.selection == "train" and self.has_clean_term:
-            return forward(model, x)
-        return self._logits_held(model, x, "train" if self.selection == "train" else "eval")
+    def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
+        """x' (m, …), or (num_views, m, …), before the first step of those that have any."""
+        return x
 
     @abstractmethod
     def corrupt(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        s: Tensor | None,
-        steps: Tensor,
-        step_sizes: Tensor,
-        *,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """x' = G(x): as many steps an example as ``steps`` (m,), a tensor on the host, says; none: untouched."""
+        self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: FastFunctions | None
+    ) -> Tensor | None:
+        """One step of the corruption: ``attack.x_prime`` is changed in place.
 
-    def clean_logits(self, model: nn.Module, x: Tensor, s: Tensor | None) -> Tensor | None:
-        """z (m, K) = h(x) in training mode: s itself where it is that; None where the loss has no z."""
-        if not self.has_clean_term:
-            return None
-        return s if s is not None and self.selection == "train" else forward(model, x)
+        Args:
+            net: the network, frozen in :attr:`attack_mode`; gradients are on.
+            attack: the batch, (m, …).
+            rows: (n,) which examples; None: all.
+            fast: compiled functions, of :meth:`fast_functions`.
 
-    def corrupted_logits(self, model: nn.Module, x_prime: Tensor, z: Tensor | None, steps: Tensor) -> Tensor:
-        """z' (m, K) = h(x') in training mode. Without steps z' = z: such examples are not forwarded again."""
-        if z is None:
-            return forward(model, x_prime)
-        rows = steps.nonzero()[:, 0]
-        everyone = len(rows) == len(z)
-        # Of everyone the device knows by itself: nothing is sent there, and a CUDA graph can hold it.
-        rows = torch.arange(len(z), device=z.device) if everyone else rows.to(z.device, non_blocking=True)
-        # The wrapper of several workers has seen this step's first forward, and syncs gradients of both.
-        moved = forward(bare(model), x_prime if everyone else x_prime[rows]) if len(rows) else None
-        return self.fill_in(z, moved, rows)
+        Returns:
+            (n, K) logits from before the step, where it has seen any.
+        """
 
-    def fill_in(self, z: Tensor, moved: Tensor | None, rows: Tensor) -> Tensor:
-        """z' (m, K) from z (m, K) and the logits (t, K) of the ``rows`` (t,) that were corrupted, if any."""
-        if moved is None or len(rows) == len(z):
-            return z if moved is None else moved
-        return z.index_copy(0, rows, moved.to(z.dtype))
+    def fast_functions(self, compiled: Compile, like: Tensor) -> FastFunctions | None:
+        """What of :meth:`corrupt` is worth compiling, for a network whose weights are ``like`` this one."""
+        return None
 
     @abstractmethod
-    def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:
+    def loss(
+        self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
+    ) -> Tensor:
         """The surrogate loss, a mean over the m examples.
 
         Args:
@@ -127,6 +119,7 @@ class Objective(ABC):
             y: (m,) labels.
             touched: (t,) indices of the examples that were corrupted; None: all. The divergence of z and z'
                 is computed for these only: where z' is z there is none.
+            weight: (m,) of the examples; None: 1 for all.
         """
 
     def penalty(self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None) -> Tensor | None:
@@ -136,37 +129,35 @@ class Objective(ABC):
         """
         return None
 
+    def learns_from(self, x: Tensor, x_prime: Tensor) -> Tensor:
+        """What the loss is taken of: x', unless its backward has to be watched."""
+        return x_prime
+
+    def fill_in(self, z: Tensor, moved: Tensor | None, touched: Tensor | None) -> Tensor:
+        """z' (m, K) from z (m, K) and the logits (t, K) of the ``touched`` (t,) examples, or of all, if any."""
+        if moved is None:
+            return z
+        return moved if touched is None else z.index_copy(0, touched, moved.to(z.dtype))
+
     def check_inputs(self, x: Tensor) -> None:
         """ValueError unless ``x`` (m, …) is within the bounds; waits for the device."""
         check_range(x, self.bounds)
 
-    def check_perturbed(self, x: Tensor, x_prime: Tensor) -> None:  # noqa: B027 (not every corruption has limits)
+    def check_perturbed(self, x: Tensor, x_prime: Tensor, eps: Tensor | None = None) -> None:  # noqa: B027
         """RuntimeError where x' is not where it may be; waits for the device."""
 
-    def opening(self, x: Tensor) -> Tensor | None:
-        """What the corruption of ``x`` (m, …) starts from, drawn anew, as :meth:`corrupt` takes it; None: nothing."""
-        return None
-
-    def carried(self, x: Tensor) -> list[Tensor]:
-        """The tensors that steps on batches of up to ``x`` (m, …) change in place; most carry nothing."""
+    def mutable_state(self, x: Tensor) -> list[Tensor]:
+        """The tensors that steps on batches of up to ``x`` (m, …) change in place; most have none."""
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """What it carries from step to step; most carry nothing."""
+        """What it keeps from step to step; most keep nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
         if state:
             raise ValueError(f"the checkpoint carries {', '.join(state)}, which {type(self).__name__} does not")
-
-    @staticmethod
-    def _logits_held(model: nn.Module, x: Tensor, mode: Mode) -> Tensor:
-        net = bare(model)
-        with frozen(net, mode), torch.no_grad():
-            logits: Tensor = net(x)
-        check_logits_shape(logits, len(x))
-        return logits
 
 
 class AdversarialObjective(Objective):
@@ -210,7 +201,7 @@ class AdversarialObjective(Objective):
         low, high = self.bounds
         if linf and bool(torch.as_tensor(self.eps > high - low).any()):
             raise ValueError(f"eps is {eps:g}, but pixels are in [{low:g}, {high:g}]; did you mean {eps:g}/255?")
-        self.attack_mode: Mode = check_mode(attack_mode, "attack_mode")
+        self.attack_mode = check_mode(attack_mode, "attack_mode")
         self.generator = generator
         self.attack = attack
 
@@ -221,80 +212,61 @@ class AdversarialObjective(Objective):
         return other
 
     @property
+    def needs_target(self) -> bool:  # type: ignore[override]
+        """Whether the attack's loss is a divergence from the clean prediction."""
+        return self.attack_loss == "kl"
+
+    @property
     def start(self) -> RandomStart:
         """Where the attack starts."""
         return self.attack.start or self.random_start
-
-    @property
-    def ascended(self) -> AttackLoss:
-        """What the attack makes large."""
-        return loss_named(self.attack_loss) if isinstance(self.attack_loss, str) else self.attack_loss
 
     @property
     def ball(self) -> Ball:
         """Where x' may be."""
         return Ball(self.norm, self.eps, self.bounds, self.attack.project)
 
-    def check_inputs(self, x: Tensor) -> None:
-        """``x`` within the bounds."""
-        self.ball.check_inputs(x)
-
-    def check_perturbed(self, x: Tensor, x_prime: Tensor) -> None:
-        """x' in the ball and within the bounds."""
-        self.ball.check_perturbed(x, x_prime)
-
-    @property
-    def not_grouped(self) -> str | None:
-        """Why the group engine cannot take its steps, where it cannot."""
-        return self.attack.climb.not_grouped
-
     def noise(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """What chance adds to a batch before its attack, shaped as ``like`` (m, …)."""
         return random_noise(self.start, self.ball.on(like), like, self.attack.radius, generator)
 
-    def opening(self, x: Tensor) -> Tensor:
-        """Points (m, …) that the attack on ``x`` starts from, drawn anew."""
-        return self.begin(x.detach(), self.noise(x, self.generator))
+    def start_from(self, x: Tensor, noise: Tensor) -> Tensor:
+        """Where the attack on ``x`` (m, …) starts, given :meth:`noise`."""
+        return starting_point(self.start, x.detach(), noise, self.ball.on(x))
 
-    def begin(self, x: Tensor, noise: Tensor) -> Tensor:
-        """Where the attack on ``x`` (m, …) starts, given :meth:`noise`: what :meth:`corrupt` takes as ``start``."""
-        return starting_point(self.start, x, noise, self.ball.on(x))
+    def initial_perturbation(self, x: Tensor) -> Tensor:
+        """Points (m, …) that the attack on ``x`` starts from, drawn anew."""
+        return self.start_from(x, self.noise(x, self.generator))
+
+    def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
+        """Where the attack starts."""
+        assert start is not None
+        if start.shape != x.shape:
+            raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
+        return start.detach()
 
     def corrupt(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        s: Tensor | None,
-        steps: Tensor,
-        step_sizes: Tensor,
-        *,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """x' by PGD, (m, …)."""
-        if start is None and steps.any():
-            start = self.opening(x)
-        return pgd(
-            model,
-            x,
-            y,
-            eps=self.eps,
-            steps=steps,
-            step_size=step_sizes,
-            norm=self.norm,
-            loss=self.ascended,
-            target=self.attack_target(model, x, s) if steps.any() else None,
-            start=start,
-            bounds=self.bounds,
-            mode=self.attack_mode,
-            project=self.attack.project,
-            climb=self.attack.climb,
-            check=False,  # the engine looks at x once in a while
-        )
+        self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: FastFunctions | None
+    ) -> Tensor | None:
+        """One ascent step."""
+        ball = self.ball.on(attack.clean)
+        return ascent_step(net, attack, rows, ball, self._attack_loss, self.attack.ascent, fast)
 
-    def attack_target(self, model: nn.Module, x: Tensor, s: Tensor | None) -> Tensor | None:
-        """Probabilities (m, K) that the attack moves away from, where it does not use the labels."""
-        return None
+    def fast_functions(self, compiled: Compile, like: Tensor) -> FastFunctions:
+        """The gradient at the logits in closed form, and the move."""
+        return FastFunctions(self._attack_loss, self.ball.on(like, check=False), compiled)
+
+    @property
+    def _attack_loss(self) -> AttackLoss:
+        return loss_named(self.attack_loss) if isinstance(self.attack_loss, str) else self.attack_loss
+
+    def check_inputs(self, x: Tensor) -> None:
+        """``x`` within the bounds."""
+        self.ball.check_inputs(x)
+
+    def check_perturbed(self, x: Tensor, x_prime: Tensor, eps: Tensor | None = None) -> None:
+        """x' in the ball and within the bounds."""
+        self.ball.check_perturbed(x, x_prime, eps)
 
 
 class RegularizedObjective(AdversarialObjective):
@@ -329,14 +301,15 @@ class RegularizedObjective(AdversarialObjective):
         self.beta = check_positive(beta, "beta")
 
 
-def forward(model: nn.Module, x: Tensor) -> Tensor:
-    """Training-mode logits (n, K); their shape is checked."""
-    with training(model):
-        logits = forward_some(model, x)
-    check_logits_shape(logits, len(x))
-    return logits
+def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    """The mean over the examples, each by its weight."""
+    if weight is None:
+        return F.cross_entropy(logits, y)
+    return (weight * F.cross_entropy(logits, y, reduction="none")).mean()
 
 
-def mean_over(values: Tensor, m: int) -> Tensor:
-    """Mean over a batch of ``m`` of which only some examples have a value, (t,); the others' is 0."""
+def mean_over(values: Tensor, m: int, weight: Tensor | None = None, touched: Tensor | None = None) -> Tensor:
+    """Mean over a batch of ``m`` of which only the ``touched`` examples have a value, (t,); the others' is 0."""
+    if weight is not None:
+        values = values * (weight if touched is None else weight[touched])
     return values.mean() if len(values) == m else values.sum() / m

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bullettrain.allocation import Cost
-from bullettrain.objectives.base import RegularizedObjective, mean_over
+from bullettrain.cost import Cost
+from bullettrain.objectives.base import RegularizedObjective, cross_entropy, mean_over
 from bullettrain.precision import wide
 
 
@@ -28,18 +28,26 @@ class MART(RegularizedObjective):
     @property
     def cost(self) -> Cost:
         """2N + 6 plain; 2Σ + 3·(2 − s) with mining."""
-        return Cost(selection=1 if self.selection == "eval" else 0, step=self.attack.climb.passes)
+        return Cost(selection=1 if self.selection == "eval" else 0, step=self.attack.ascent.passes)
 
-    def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:
+    def loss(
+        self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
+    ) -> Tensor:
         """BCE(z', y) + β·KL(softmax z ‖ softmax z')·(1 − p_y(z)); neither KL target nor weight is detached."""
         assert z is not None
         z_prime = wide(z_prime)
         p, p_prime = F.softmax(wide(z), dim=1), F.softmax(z_prime, dim=1)
         rival = p_prime.scatter(1, y[:, None], -1.0).argmax(dim=1)  # the wrong class that comes nearest
-        boosted = F.cross_entropy(z_prime, y) + F.nll_loss(torch.log(1.0001 - p_prime + 1e-12), rival)
+        log_rest = torch.log(1.0001 - p_prime + 1e-12)
+        if weight is None:
+            boosted = F.cross_entropy(z_prime, y) + F.nll_loss(log_rest, rival)
+        else:
+            boosted = (
+                cross_entropy(z_prime, y, weight) + (weight * F.nll_loss(log_rest, rival, reduction="none")).mean()
+            )
         m = len(y)
         if touched is not None:
             p, p_prime, y = p[touched], p_prime[touched], y[touched]
-        weight = 1.0000001 - p.gather(1, y[:, None])[:, 0]
+        doubt = 1.0000001 - p.gather(1, y[:, None])[:, 0]
         kl = F.kl_div(torch.log(p_prime + 1e-12), p, reduction="none").sum(dim=1)
-        return boosted + self.beta * mean_over(kl * weight, m)
+        return boosted + self.beta * mean_over(kl * doubt, m, weight, touched)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from bullettrain.allocation import Cost
-from bullettrain.objectives.base import AdversarialObjective
+from bullettrain.cost import Cost
+from bullettrain.objectives.base import AdversarialObjective, cross_entropy
 from bullettrain.precision import wide
 
 
@@ -26,8 +25,10 @@ class PGDAT(AdversarialObjective):
     @property
     def cost(self) -> Cost:
         """2N + 3 plain; 1 + 2Σ + 3 with mining."""
-        return Cost(selection=1, step=self.attack.climb.passes, clean=0, corrupted=3, untouched=3)
+        return Cost(selection=1, step=self.attack.ascent.passes, clean=0, corrupted=3, untouched=3)
 
-    def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:
+    def loss(
+        self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
+    ) -> Tensor:
         """CE(z', y); ``z`` may be None."""
-        return F.cross_entropy(wide(z_prime), y)
+        return cross_entropy(wide(z_prime), y, weight)

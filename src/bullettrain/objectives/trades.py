@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from bullettrain.allocation import Cost
-from bullettrain.objectives.base import RegularizedObjective, mean_over
+from bullettrain.cost import Cost
+from bullettrain.objectives.base import RegularizedObjective, cross_entropy, mean_over
 from bullettrain.precision import wide
 
 
@@ -25,24 +25,15 @@ class TRADES(RegularizedObjective):
     @property
     def cost(self) -> Cost:
         """1 + 2N + 6 plain; 1 + 2Σ + 3·(2 − s) with mining."""
-        selection, step = 1 if self.selection == "eval" else 0, self.attack.climb.passes
-        return Cost(selection=selection, target=1, shared=self._target_selects, step=step)
+        selection, step = 1 if self.selection == "eval" else 0, self.attack.ascent.passes
+        return Cost(selection=selection, target=1, shared=self.selection == self.attack_mode == "eval", step=step)
 
-    @property
-    def _target_selects(self) -> bool:
-        """Whether the logits that select are the target: both of the network held in eval mode."""
-        return self.selection == self.attack_mode == "eval"
-
-    def attack_target(self, model: nn.Module, x: Tensor, s: Tensor | None) -> Tensor:
-        """Clean probabilities (m, K) in the attack's mode: those of ``s`` where it is of that mode."""
-        if s is None or not self._target_selects:
-            s = self._logits_held(model, x, self.attack_mode)
-        return wide(s).softmax(dim=1)
-
-    def loss(self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None) -> Tensor:
+    def loss(
+        self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
+    ) -> Tensor:
         """CE(z, y) + β·KL(softmax z ‖ softmax z'); the target of the KL is not detached."""
         assert z is not None
         z, z_prime = wide(z), wide(z_prime)
         clean, corrupted = (z, z_prime) if touched is None else (z[touched], z_prime[touched])
         kl = F.kl_div(F.log_softmax(corrupted, dim=1), F.softmax(clean, dim=1), reduction="none").sum(dim=1)
-        return F.cross_entropy(z, y) + self.beta * mean_over(kl, len(y))
+        return cross_entropy(z, y, weight) + self.beta * mean_over(kl, len(y), weight, touched)

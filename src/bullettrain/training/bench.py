@@ -6,7 +6,7 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,14 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from bullettrain.allocation import theoretical_speedup
 from bullettrain.attacks import frozen
 from bullettrain.checks import instead
+from bullettrain.cost import theoretical_speedup
 from bullettrain.data import ImageSet
-from bullettrain.engine import BulletTrain
-from bullettrain.engine.group import GroupEngine
-from bullettrain.engine.runner import Batch
+from bullettrain.engine.phases import Batch, Runner
 from bullettrain.loading import misfit
 from bullettrain.mining import Category
+from bullettrain.step import BulletTrain
 from bullettrain.training.config import Config
 from bullettrain.training.display import duration
 from bullettrain.training.folder import RunFolder, environment, read_weights
@@ -31,7 +30,6 @@ from bullettrain.training.loop import Trainer
 from bullettrain.training.named import weights_file
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place
-from bullettrain.training.steppers import StaticStepper
 
 ENGINES = {
     "eager": {"engine": "plain", "compile": False},
@@ -42,10 +40,10 @@ ENGINES = {
 METHODS = ("baseline", "bullettrain")
 LONG = 60.0
 """Seconds of training before the timing from which on it is said how long that will be."""
-PHASES = dict.fromkeys(("attack", "views", "return", "fresh"), "attack") | dict.fromkeys(
-    ("update", "average"), "update"
+PHASES = dict.fromkeys(("select", "allocate", "target"), "select") | dict.fromkeys(
+    ("places", "attack_step", "refresh"), "attack"
 )
-"""What the pieces of the group engine are counted to; the others select."""
+"""What phases are counted to; the others update."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def bench(
             raise ConfigError(f"there is no engine {engine!r}{instead(engine, ENGINES)}")
     with tempfile.TemporaryDirectory() as folder:
         make = _maker(config, place, data, Path(folder))
-        if shares is None and config.method.engine().remembers:
+        if shares is None and config.method.selection == "last":
             _check_seen(config, len(data[0]), train_steps, checkpoint)
         if checkpoint is not None:
             train_steps = min(train_steps, 30)  # F_R still has to find its level
@@ -152,7 +150,7 @@ def _check_seen(config: Config, examples: int, train_steps: int, checkpoint: Pat
 def impose(engine: BulletTrain, shares: tuple[float, float, float]) -> None:
     """These fractions of outlier, boundary and robust examples from now on."""
     engine.separation = Imposed(shares)
-    engine.last.live.fill_(0.1)  # as if all had been seen: who has not is on the boundary, whatever is imposed
+    engine.history.score.fill_(0.1)  # as if all had been seen: who has not is on the boundary, whatever is imposed
 
 
 @dataclass(frozen=True)
@@ -210,8 +208,8 @@ def _trained(
                 less = "--train-steps, --steps and --repeats make it shorter"
                 say(f"that is some {duration(took * steps)}, and the timing comes after it: {less}")
     weights = {key: value.clone() for key, value in trainer.network.state_dict().items()}
-    last = trainer.engine.last.state_dict()
-    return {"weights": weights, "robust_fraction": trainer.engine.robust_fraction.state_dict(), "last": last}
+    history = trainer.engine.history.state_dict()
+    return {"weights": weights, "robust_fraction": trainer.engine.robust_fraction.state_dict(), "history": history}
 
 
 def _units(trainer: Trainer) -> Iterator[list[Batch]]:
@@ -303,7 +301,7 @@ class _Case(Timed):
         trainer = make(engine, method)
         trainer.network.load_state_dict(state["weights"])
         trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
-        trainer.engine.last.load_state_dict(state["last"])
+        trainer.engine.history.load_state_dict(state["history"])
         super().__init__(trainer, shares, steps)
         self.memory = _memory(peak=True) - before
 
@@ -311,8 +309,8 @@ class _Case(Timed):
         """What was found."""
         trainer, stepper = self.trainer, self.trainer.stepper
         figures = trainer._figures(trainer.tally.read(False))
-        group = stepper.engine if isinstance(stepper, StaticStepper) else None
-        phases = _phases(trainer, group, self.units, self.turns) if isinstance(group, GroupEngine) else {}
+        whole = trainer.engine.objective.whole_step
+        phases = {} if whole else _phases(trainer, self.units, self.turns)
         m = trainer.config.training.batch_size
         seconds = self.step_ms / 1000
         return Row(
@@ -343,32 +341,45 @@ def _memory(*, peak: bool) -> int:
     return torch.cuda.memory_allocated()
 
 
-def _phases(trainer: Trainer, group: GroupEngine, units: Iterator[list[Batch]], turns: int) -> dict[str, float]:
-    """Milliseconds a mini-batch of selecting, attacking and updating; device events around each piece."""
-    runner, cuda = group.run, trainer.place.device.type == "cuda"
-    marks: list[tuple[str, Any, Any]] = []
+class _TimedRunner:
+    """A runner that times the phases which another one runs; device events around each."""
 
-    def timed(key: Hashable, function: Callable[[], None]) -> None:
-        kind = key[0] if isinstance(key, tuple) else key
-        name = PHASES.get(str(kind), "select")
-        before, after = (_event(), _event()) if cuda else (None, None)
-        start = time.perf_counter()
-        if before is not None:
-            before.record()
-        runner(key, function)
-        if after is not None:
-            after.record()
-        marks.append((name, before or start, after or time.perf_counter()))
+    def __init__(self, runner: Runner, device: torch.device) -> None:
+        self.runner, self.cuda = runner, device.type == "cuda"
+        self.load = runner.load
+        self.marks: list[tuple[str, Any, Any]] = []
 
-    group.run = timed
+    def __call__(self, phase: Callable[..., Any], *args: Any) -> Any:
+        before = self._mark()
+        result = self.runner(phase, *args)
+        self.marks.append((PHASES.get(phase.__name__, "update"), before, self._mark()))
+        return result
+
+    def _mark(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def milliseconds(self) -> dict[str, float]:
+        """In all, of selecting, attacking and updating."""
+        totals = dict.fromkeys(("select", "attack", "update"), 0.0)
+        for name, before, after in self.marks:
+            totals[name] += before.elapsed_time(after) if self.cuda else 1000 * (after - before)
+        return totals
+
+
+def _phases(trainer: Trainer, units: Iterator[list[Batch]], turns: int) -> dict[str, float]:
+    """Milliseconds a mini-batch of selecting, attacking and updating."""
+    fast = trainer.stepper.fast
+    runner, timed = fast.runner, _TimedRunner(fast.runner, trainer.place.device)
+    fast.runner = timed
     for _ in range(turns):
         trainer._take(next(units))
-    group.run = runner
+    fast.runner = runner
     _wait(trainer.place.device)
-    totals = {"select": 0.0, "attack": 0.0, "update": 0.0}
-    for name, before, after in marks:
-        totals[name] += before.elapsed_time(after) if cuda else 1000 * (after - before)
-    return {name: total / (turns * trainer.stepper.unit) for name, total in totals.items()}
+    return {name: total / (turns * trainer.stepper.unit) for name, total in timed.milliseconds().items()}
 
 
 def forward_flops(trainer: Trainer) -> float:
@@ -381,17 +392,13 @@ def forward_flops(trainer: Trainer) -> float:
 
 def _with_speedups(row: Row, baseline: Row, config: Config) -> Row:
     share = {name: getattr(row, name) for name in ("outlier", "boundary", "robust")}
-    copies = config.method.make_objective().copies
+    copies = config.method.make_objective().num_views
     return replace(
         row,
         theoretical_speedup=theoretical_speedup(config.method.budget(), **share, views=copies),
         work_speedup=baseline.work / row.work,
         wall_clock_speedup=baseline.step_ms / row.step_ms,
     )
-
-
-def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _wait(device: torch.device) -> None:

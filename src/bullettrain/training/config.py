@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from bullettrain.attacks.norms import NORMS, USUAL_EPS
 from bullettrain.checks import MendableError, instead
-from bullettrain.engine.graphed import TUNE_AFTER
+from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
 from bullettrain.training.method import MethodConfig
 from bullettrain.training.settings import ConfigError, as_setting, parse
 
@@ -97,7 +97,7 @@ class TrainingConfig:
     """Compiled with graphs: one forward for the clean and the corrupted examples, each with its own statistics."""
     bucket: int = 8
     """With graphs, numbers of attacked examples are rounded up to a multiple of this."""
-    tune_after: float = TUNE_AFTER
+    tune_after: float = CUDNN_BENCHMARK_AFTER
     """With graphs in bf16, seconds that a size runs before cuDNN tries its convolutions for it; 0: at once."""
     accumulate: int = 1
     """Mini-batches to one update of the weights."""
@@ -216,7 +216,7 @@ class Config:
     def doubts(self) -> list[str]:
         """What can be run so, but hardly is what is wanted, a line each."""
         doubts = [self.method.falls_short()]
-        if self.method.engine().remembers and self.training.epochs == 1:
+        if self.method.selection == "last" and self.training.epochs == 1:
             doubts.append("selection=last knows nobody in the first epoch: all are on the boundary, as in a baseline")
         return [doubt for doubt in doubts if doubt is not None]
 

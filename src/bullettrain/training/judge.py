@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from bullettrain.allocation import StepBudget, theoretical_speedup
+from bullettrain.allocation import StepBudget
+from bullettrain.cost import theoretical_speedup
 from bullettrain.data import ImageSet
 from bullettrain.data.sets import sample
 from bullettrain.evaluation.accuracy import clean_survival, robust_survival, view_survival
@@ -132,7 +133,9 @@ def speedups(objective: Objective, budget: StepBudget, figures: Mapping[str, flo
     """Theoretical and counted, from a run's own shares and passes; wall-clock needs a second run beside it."""
     plain = objective.cost.work(steps=budget.boundary, touched=1, selects=False).total
     outlier, boundary, robust = (figures[name] or 0.0 for name in ("outlier", "boundary", "robust"))
-    theoretical = theoretical_speedup(budget, boundary=boundary, robust=robust, outlier=outlier, views=objective.copies)
+    theoretical = theoretical_speedup(
+        budget, boundary=boundary, robust=robust, outlier=outlier, views=objective.num_views
+    )
     work = figures["work"]
     return {
         "plain_work": plain,

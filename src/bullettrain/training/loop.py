@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from bullettrain.attacks.state import training as in_training
 from bullettrain.checks import DivergedError
 from bullettrain.data import ImageSet
-from bullettrain.engine import StepOutput
-from bullettrain.engine.runner import Batch
+from bullettrain.engine.phases import Batch
 from bullettrain.models.called import is_foreign
 from bullettrain.objectives import AdversarialObjective, AugMix
+from bullettrain.step import StepOutput
 from bullettrain.training import checkpoint
 from bullettrain.training.average import ENOUGH, MovingAverage, norms, statistics_anew
 from bullettrain.training.checkpoint import Position
@@ -36,7 +36,7 @@ from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, Shape, check_fits, fingerprint, make_loader, make_network
 from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.starts import Starts
-from bullettrain.training.steppers import choose, in_half
+from bullettrain.training.steppers import Stepper, in_half
 from bullettrain.training.tally import Counts, Tally
 from bullettrain.training.writer import Writer
 
@@ -92,9 +92,8 @@ class Trainer:
         )
         self.notes: list[str] = []
         """What cannot be had here, a line each: steps that are not captured, updates that are not compiled."""
-        self.stepper, self.optimizer = choose(
-            self.engine, self.network, self.average, self.tally, config, place, say=self._say
-        )
+        self.stepper = Stepper(self.engine, self.network, self.average, self.tally, config, place, say=self._say)
+        self.optimizer = self.stepper.optimizer
         for note in config.doubts():
             self._say(note)
         self.clock = Clock(place.device, self.stepper)
@@ -103,7 +102,7 @@ class Trainer:
         self.writer = Writer(folder, aside=place.device.type == "cuda")
         self.alarm = Alarm(self._warn if keep_going else None)
         attacks = isinstance(self.engine.objective, AdversarialObjective)
-        by_class = self.selects and not self.engine.remembers  # else who is wrong now is known an epoch later
+        by_class = self.selects and not self.engine.selects_by_last  # else who is wrong now is known an epoch later
         self.streak = WrongStreak(selects=by_class, has_clean=self.engine.objective.has_clean_term, attacks=attacks)
         self.fingerprint = fingerprint(data)
         self._saved, self._saving = time.monotonic(), 0.0
@@ -180,8 +179,7 @@ class Trainer:
     def _take(self, unit: list[Batch]) -> StepOutput:
         """A unit of mini-batches, and the updates that come of it; what the last one gave."""
         at, first = self.at, self.at.step
-        joint = [self.loader.joint_size(at.index + i) for i in range(len(unit))]
-        out = self.stepper.take(unit, lambda i: self._rate(first + i), joint)
+        out = self.stepper.take(unit, lambda i: self._rate(first + i))
         for _ in unit:
             at.step, at.index = at.step + 1, at.index + 1
             self.display.tick(at.epoch)
@@ -189,7 +187,7 @@ class Trainer:
 
     def batch(self, x: Tensor, y: Tensor, epoch: int, index: int) -> Batch:
         """Mini-batch ``index`` of an epoch as steps take it."""
-        which = self.loader.indices(epoch, index) if self.engine.remembers else None
+        which = self.loader.indices(epoch, index) if self.engine.history.examples else None
         return Batch(x, y, self.starts(x, epoch, index), which)
 
     def _show(self, batch: Batch, out: StepOutput) -> None:
@@ -345,8 +343,7 @@ class Trainer:
             for index, (x, y) in enumerate(itertools.islice(self.loader.epoch(self.at.epoch), shown.stop)):
                 if index in shown:
                     batch = self.batch(x, y, self.at.epoch, index)
-                    engine.objective.eps = self.engine.objective.eps
-                    engine.step(network, batch.x, batch.y, start=batch.start, index=batch.which)
+                    engine.step(network, batch.x, batch.y, start=batch.start, index=batch.indices)
                     bar(self.loader.joint_size(index))
         self.save()
 

@@ -151,14 +151,14 @@ class MethodConfig:
 
     def _attack(self) -> Attack:
         plain = Attack(start=self.start, radius=self.start_radius, project=self.project)
-        return dataclasses.replace(plain, climb=FirstLayer(self.first_layer)) if self.first_layer else plain
+        return dataclasses.replace(plain, ascent=FirstLayer(self.first_layer)) if self.first_layer else plain
 
     def view_maker(self) -> ViewMaker:
         """What AugMix views are made of."""
         return ViewMaker(self.severity, self.width, self.depth, self.all_ops)
 
     def engine(self, examples: int = 1) -> bt.BulletTrain:
-        """The training step, for so many examples."""
+        """The training step, for so many examples, which are remembered where that is asked for."""
         oracle = bt.OracleSeparation(eps=self.eps, norm=self.norm) if self.separation == "oracle" else None
         return bt.BulletTrain(
             self.make_objective(),
@@ -167,5 +167,5 @@ class MethodConfig:
             momentum=self.momentum,
             score=SCORES[self.score],
             separation=oracle or bt.separate,
-            examples=examples,
+            examples=examples if self.selection == "last" else 0,
         )

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bullettrain.engine import StepOutput
 from bullettrain.extras import extra
 from bullettrain.mining import Category
+from bullettrain.step import StepOutput
 from bullettrain.training.folder import RunFolder
 
 SAMPLES = 4

@@ -5,20 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bullettrain.allocation import Allocation
+from bullettrain.allocation import Allocated, Allocation
 from bullettrain.data import Loader
 from bullettrain.data.base import derive_seed
-from bullettrain.engine import BulletTrain
+from bullettrain.history import Past
 from bullettrain.objectives import AdversarialObjective, AugMix
+from bullettrain.step import BulletTrain
 from bullettrain.training.config import Config
 from bullettrain.training.setup import Place
 
 
-class Later:
-    """A budget that begins later. Until then nobody gets a step, whatever class they are found in."""
+class Growing:
+    """A budget whose attacks begin later, or grow: until they begin nobody gets a step.
 
-    def __init__(self, budget: Allocation) -> None:
-        self.budget, self.begun = budget, False
+    Args:
+        budget: what it comes to.
+        eps: radius of the attacks, when they have grown; None: they do not grow.
+        device: of the examples.
+    """
+
+    def __init__(self, budget: Allocation, eps: float | None, device: torch.device) -> None:
+        self.budget, self.eps, self.begun = budget, eps, False
+        self.part = torch.ones((), device=device)
+        """How much of their radius the attacks have by now; a tensor, so that a captured graph sees it."""
 
     @property
     def uniform_steps(self) -> int | None:
@@ -26,10 +35,16 @@ class Later:
         same = self.budget.uniform_steps
         return same if self.begun or same is None else 0
 
-    def allocate(self, category: Tensor, svar: Tensor | None = None) -> Tensor:
-        """Steps (m,), int64, for categories (m,) and their scores (m,)."""
-        steps = self.budget.allocate(category, svar)
-        return steps if self.begun else torch.zeros_like(steps)
+    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Allocated:
+        """Steps (m,) and, where attacks grow, their sizes and radii, for categories (m,) and their scores (m,)."""
+        given = self.budget.allocate(category, score, past)
+        steps = given.steps if isinstance(given, Allocated) else given
+        if not self.begun:
+            return Allocated(torch.zeros_like(steps))
+        if self.eps is None:
+            return Allocated(steps)
+        radius = (self.part * self.eps).expand(len(steps))
+        return Allocated(steps, self.budget.step_sizes(category, steps, self.eps) * self.part, radius)
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
         """Step sizes (m,), floating, for categories (m,)."""
@@ -48,13 +63,14 @@ class Starts:
     def __init__(self, config: Config, engine: BulletTrain, loader: Loader, place: Place, batches: int) -> None:
         self.config, self.objective, self.batches = config, engine.objective, batches
         self.loader, self.place = loader, place
-        self.later = Later(engine.budget) if config.method.clean else None
-        if self.later is not None:
-            engine.budget = self.later
+        method, self.growing = config.method, None
+        if method.clean or method.ramp:
+            self.growing = Growing(engine.budget, method.eps if method.ramp else None, place.device)
+            engine.budget = self.growing
         self.chance = torch.Generator(place.device)
 
     def __call__(self, x: Tensor, epoch: int, index: int) -> Tensor:
-        """Of images x (m, …), mini-batch ``index`` of an epoch. The objective has the eps of that moment after it."""
+        """Of images x (m, …), mini-batch ``index`` of an epoch. The budget has the eps of that moment after it."""
         objective, loader = self.objective, self.loader
         self.chance.manual_seed(derive_seed(self.config.training.seed, epoch, index, "noise"))
         if isinstance(objective, AugMix):
@@ -63,14 +79,16 @@ class Starts:
             return draws[loader.share(index)]
         assert isinstance(objective, AdversarialObjective)
         part = self.part_of_eps(epoch, index)
-        objective.eps = self.config.method.eps * (part or 1.0)
-        if self.later is not None:
-            self.later.begun = part > 0
+        if self.growing is not None:
+            self.growing.begun = part > 0
+            self.growing.part.fill_(part or 1.0)
         whole = torch.empty_like(x)
         if self.place.together:
             whole = x.new_empty((loader.joint_size(index), *x.shape[1:]))
         noise = objective.noise(whole, self.chance)
-        return objective.begin(x, noise[loader.share(index)] if self.place.together else noise)
+        if part and objective.start in ("uniform", "clipped"):
+            noise = noise * part if part < 1 else noise
+        return objective.start_from(x, noise[loader.share(index)] if self.place.together else noise)
 
     def part_of_eps(self, epoch: int, index: int = 0) -> float:
         """How much of its eps the attack has at a mini-batch; 0: there is none yet."""

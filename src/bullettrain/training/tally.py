@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bullettrain.engine import StepOutput
 from bullettrain.mining import Category
 from bullettrain.precision import widest
 
@@ -24,19 +23,28 @@ class Tally:
         self.sums = torch.zeros(len(FIELDS), dtype=widest(device), device=device)
         self.passes = 0.0
 
-    def add(self, out: StepOutput, y: Tensor, loss_weight: float) -> None:
+    def add(
+        self,
+        loss: Tensor,
+        z: Tensor | None,
+        z_prime: Tensor,
+        y: Tensor,
+        category: Tensor,
+        svar: Tensor | None,
+        loss_weight: float,
+    ) -> None:
         """One step of this process, but for its passes; ``loss_weight`` makes its loss a sum over examples."""
         # By comparison: F.one_hot looks at its input, for which a CPU's recording would have to wait.
-        classes = torch.arange(len(Category), device=out.category.device)
-        one_hot = (out.category[:, None] == classes).to(self.sums.dtype)
-        svar = torch.zeros_like(y, dtype=self.sums.dtype) if out.svar is None else out.svar.to(self.sums.dtype)
-        hits = (out.z_prime.argmax(dim=-1) == y).to(self.sums.dtype)
-        clean = torch.zeros_like(self.sums[0]) if out.z is None else (out.z.argmax(dim=1) == y).sum()
+        classes = torch.arange(len(Category), device=category.device)
+        one_hot = (category[:, None] == classes).to(self.sums.dtype)
+        score = torch.zeros_like(y, dtype=self.sums.dtype) if svar is None else svar.to(self.sums.dtype)
+        hits = (z_prime.argmax(dim=-1) == y).to(self.sums.dtype)
+        clean = torch.zeros_like(self.sums[0]) if z is None else (z.argmax(dim=1) == y).sum()
         parts = [
             self.sums.new_full((1,), len(y)),
-            (out.loss.detach() * loss_weight).view(1),
+            (loss.detach() * loss_weight).view(1),
             one_hot.sum(dim=0),
-            (svar[:, None] * one_hot).sum(dim=0),  # a matrix product in float64 is slow on a GPU
+            (score[:, None] * one_hot).sum(dim=0),  # a matrix product in float64 is slow on a GPU
             clean.view(1),
             hits.view(-1, len(y)).mean(dim=0).sum().view(1),
         ]

@@ -6,16 +6,15 @@ import math
 import pytest
 import torch
 
+from bullettrain.attacks.pgd import take
 from bullettrain.attacks.state import training
-from bullettrain.engine import joint as joint_module
-from bullettrain.engine.copies import Shadow
-from bullettrain.engine.group import GroupEngine, GroupSettings
-from bullettrain.engine.joint import Joint, _gradients, harm
-from bullettrain.engine.learner import Learner
-from bullettrain.engine.memory import take
+from bullettrain.engine import paired_forward as paired_module
+from bullettrain.engine.forwards import FastForwards
+from bullettrain.engine.frozen_copy import FrozenCopy
+from bullettrain.engine.paired_forward import PairedForward, _gradients, gradient_error
 from bullettrain.models import build
 from conftest import batch, norm_net
-from grouped import engine, learnable
+from grouped import Fast, engine, learnable
 
 
 def frozen_norm_net():
@@ -48,8 +47,8 @@ def test_two_batches_in_one_forward_are_two_forwards(make, counts, compiled):
         for buffer in net.buffers():
             buffer.add_(buffer + 3)
     x, _ = batch(m + t, size=4, dtype=torch.float64)
-    assert Joint.suits(net, x)
-    theirs, joint = copy.deepcopy(net), Joint(net, half=False)
+    assert PairedForward.suits(net, x)
+    theirs, joint = copy.deepcopy(net), PairedForward(net, None)
     weights = torch.randn(m + t, 4, dtype=torch.float64)
     joint.prepare(m)
     if compiled:  # partitioned as on a GPU: what a backward recomputes must not have changed meanwhile
@@ -71,7 +70,11 @@ def test_half_precision_is_autocast_and_leaves_the_weights_in_single(make, folde
     torch.manual_seed(0)
     net = make()
     x, _ = batch(9, size=4)
-    theirs, joint, shadow = copy.deepcopy(net), Joint(net, half=True), Shadow(net, half=True, folded=folded)
+    theirs, joint, shadow = (
+        copy.deepcopy(net),
+        PairedForward(net, torch.bfloat16),
+        FrozenCopy(net, torch.bfloat16, folded=folded),
+    )
     with torch.no_grad():
         for p, q in zip(net.parameters(), theirs.parameters(), strict=True):
             p.mul_(1.1)
@@ -99,19 +102,13 @@ def test_a_lone_example_gets_its_own_gradient_only():
     grads = []
     for joint in (False, True):
         torch.manual_seed(0)
-        net, seen = norm_net(), []
-        settings_ = GroupSettings(joint=joint, half=True)
-        group = GroupEngine(
-            engine("pgd", (2, 1, 0)),
-            net,
-            lambda net=net, seen=seen: seen.append([p.grad.clone() for p in net.parameters()]),
-            settings=settings_,
-        )
+        net = norm_net()
+        group = Fast(engine("pgd", (2, 1, 0)), net, pair=joint, dtype=torch.bfloat16)
         for m in (12, 1):
             x, y = batch(m, seed=m)
-            group.step([(x, y, x)])
-        grads.append(seen[-1])
-        assert (group.joint is not None) == joint
+            group.train_on([(x, y, x)])
+        grads.append([p.grad.clone() for p in net.parameters()])
+        assert (group._phases.forwards.paired is not None) == joint
     for a, b in zip(*grads, strict=True):
         assert (a - b).norm() <= 0.05 * a.norm() + 1e-6
 
@@ -119,7 +116,7 @@ def test_a_lone_example_gets_its_own_gradient_only():
 def test_sums_that_lie_far_from_zero_do_not_cancel():
     x = 100 + 0.1 * torch.randn(9, 6, 4, 4)
     norm = torch.nn.Sequential(torch.nn.BatchNorm2d(6))
-    theirs, joint = copy.deepcopy(norm), Joint(norm, half=False)
+    theirs, joint = copy.deepcopy(norm), PairedForward(norm, None)
     joint.prepare(5)
     expected = torch.cat([theirs(x[:5]), theirs(x[5:])])
     assert torch.allclose(joint(x), expected, atol=1e-3)
@@ -140,9 +137,9 @@ def test_the_copy_takes_the_modes_of_training():
         net = Looks().double().eval()
         (one,) = learnable(net, [3])
         net.eval()
-        group = GroupEngine(engine("trades", (2, 1, 0)), net, lambda: None, settings=GroupSettings(joint=joint))
-        losses.append(group.step([one])[0].loss.item())
-        assert (group.joint is not None) == joint
+        group = Fast(engine("trades", (2, 1, 0)), net, pair=joint)
+        losses.append(group.train_on([one])[0].loss.item())
+        assert (group._phases.forwards.paired is not None) == joint
     assert losses[0] == pytest.approx(losses[1], abs=1e-12)
 
 
@@ -158,13 +155,13 @@ def test_compiled_on_a_cpu_it_is_the_plain_step(monkeypatch):
     theirs = copy.deepcopy(net)
     plain, train = engine("trades", (3, 1, 0)), engine("trades", (3, 1, 0))
     optimizer, own = (torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.9) for n in (theirs, net))
-    group = GroupEngine(train, net, own.step, settings=GroupSettings(compile=True, joint=True))
+    group = Fast(train, net, own, compile=True, pair=True)
     for x, y, start in learnable(net, range(3)):
         expected = plain.step(theirs, x, y, start=start)
         optimizer.zero_grad()
         expected.loss.backward()
         optimizer.step()
-        (out,) = group.step([(x, y, start)])
+        (out,) = group.train_on([(x, y, start)])
         assert out.loss.item() == pytest.approx(expected.loss.item(), abs=1e-12)
         assert torch.allclose(out.z_prime, expected.z_prime, atol=1e-12)
         assert float(train.robust_fraction.value) == pytest.approx(float(plain.robust_fraction.value), abs=1e-15)
@@ -190,9 +187,9 @@ def test_a_compiler_that_changes_gradients_is_found_out(monkeypatch, harm):
             super().__init__()
             self.inner = inner
 
-        def forward(self, x, count):
+        def forward(self, x, count, valid):
             weight = self.inner.copy[0].weight.requires_grad_(harm != "cut off")
-            logits, *rest = self.inner(x, count)
+            logits, *rest = self.inner(x, count, valid)
             weight.requires_grad_(True)
             return Bent.apply(logits) if harm != "cut off" else logits, *rest
 
@@ -205,19 +202,15 @@ def test_a_compiler_that_changes_gradients_is_found_out(monkeypatch, harm):
     (one,) = learnable(net, [3])
     losses = []
     for network, compiled in ((theirs, False), (net, True)):
-        settings_ = GroupSettings(compile=compiled, joint=True)
-        group = GroupEngine(engine("trades", (3, 1, 0)), network, lambda: None, settings=settings_)
+        group, said = Fast(engine("trades", (3, 1, 0)), network, compile=compiled, pair=True), []
+        group.say = said.append
+        paired = group._find(one[0]).forwards.paired
         if compiled and harm != "rounded":
-            said = []
-            group.learner.say = said.append
-            group.learner.look_at(one[0])
             assert len(said) == 1
             assert said[0].startswith("updates are not compiled")
-        else:
-            group.learner.look_at(one[0])
-        assert (group.joint.run is not group.joint.inner) == (compiled and harm == "rounded")
+        assert (paired.run is not paired.inner) == (compiled and harm == "rounded")
         assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
-        losses.append(group.step([one])[0].loss.item())
+        losses.append(group.train_on([one])[0].loss.item())
     assert losses[0] == pytest.approx(losses[1], abs=1e-12)
     for a, b in zip(net.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(a.grad, b.grad, rtol=1e-5)
@@ -232,23 +225,23 @@ def test_rounding_is_told_from_lost_gradients(name, half):
     class Otherwise(torch.nn.Module):
         """Rounded in other places, as by a compiler: less often in half precision, in another order in single."""
 
-        def forward(self, x, count):
+        def forward(self, x, count, valid):
             if not half:
-                return joint.inner(x.contiguous(memory_format=torch.channels_last), count)
+                return joint.inner(x.contiguous(memory_format=torch.channels_last), count, valid)
             wider = copy.deepcopy(joint.inner).float()
-            wider.half_precision = False
+            wider.dtype = None
             for module in wider.modules():
                 if isinstance(module, torch.nn.Conv2d):
                     module.register_forward_hook(lambda module, inputs, output: output.bfloat16().float())
-            return Through.apply(wider, x.bfloat16().float(), count, *joint.inner.parameters()), [], [], []
+            return Through.apply(wider, x.bfloat16().float(), count, valid, *joint.inner.parameters()), [], [], []
 
     class Through(torch.autograd.Function):
         """Gradients of the wider copy's parameters as those of the network itself."""
 
         @staticmethod
-        def forward(ctx, wider, x, count, *parameters):
+        def forward(ctx, wider, x, count, valid, *parameters):
             with torch.enable_grad():
-                logits, *_ = wider(x, count)
+                logits, *_ = wider(x, count, valid)
             ctx.inner, ctx.dtypes = (logits, list(wider.parameters())), [p.dtype for p in parameters]
             return logits.detach()
 
@@ -256,34 +249,34 @@ def test_rounding_is_told_from_lost_gradients(name, half):
         def backward(ctx, gradient):
             logits, parameters = ctx.inner
             found = torch.autograd.grad(logits, parameters, gradient)
-            return None, None, None, *(g.to(dtype) for g, dtype in zip(found, ctx.dtypes, strict=True))
+            return None, None, None, None, *(g.to(dtype) for g, dtype in zip(found, ctx.dtypes, strict=True))
 
     with training(network):
-        joint = Joint(network, half)
+        joint = PairedForward(network, torch.bfloat16 if half else None)
         joint.run = Otherwise()
-        assert joint.harm(x) < 0.75
+        assert joint.gradient_error(x) < 0.75
         joint.prepare(16)
         exact = copy.deepcopy(joint.inner).double()
-        exact.half_precision = False
+        exact.dtype = None
         truth = _gradients(exact, exact, (x.bfloat16() if half else x).double(), joint.count)
         plain, other = (_gradients(run, joint.inner, x, joint.count) for run in (joint.inner, joint.run))
     sizes = torch.stack([t.norm() for t in truth])
     blur = max(((a - t).norm() / t.norm()).item() for t, a in zip(truth, plain, strict=True))
     assert blur > 0.3 if half else blur < 0.02
-    assert harm(truth, plain, plain) < 0.75
-    assert harm(truth, plain, other) < 0.75
-    assert harm(truth, plain, [-g for g in other]) > 1
-    assert harm(truth, plain, [1.9 * g for g in other]) > 1
-    assert harm(truth, plain, [None, *other[1:]]) == math.inf
-    assert harm(truth, plain, [g * float("nan") for g in other]) > 1
+    assert gradient_error(truth, plain, plain) < 0.75
+    assert gradient_error(truth, plain, other) < 0.75
+    assert gradient_error(truth, plain, [-g for g in other]) > 1
+    assert gradient_error(truth, plain, [1.9 * g for g in other]) > 1
+    assert gradient_error(truth, plain, [None, *other[1:]]) == math.inf
+    assert gradient_error(truth, plain, [g * float("nan") for g in other]) > 1
     for index, gradient in enumerate(other):
         if sizes[index] > 2e-3 * sizes.norm():
             lost = [*other[:index], torch.zeros_like(gradient), *other[index + 1 :]]
-            assert harm(truth, plain, lost) == math.inf
+            assert gradient_error(truth, plain, lost) == math.inf
     if not half:  # finer errors show in single precision
-        assert harm(truth, plain, [1.1 * g for g in other]) > 1
+        assert gradient_error(truth, plain, [1.1 * g for g in other]) > 1
     none = [torch.zeros_like(t) for t in truth]
-    assert harm(none, none, none) == harm([], [], []) == 0
+    assert gradient_error(none, none, none) == gradient_error([], [], []) == 0
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -291,29 +284,29 @@ def test_rounding_is_told_from_lost_gradients(name, half):
 def test_wrong_gradients_of_norms_do_not_pass_for_rounding(monkeypatch, error, half):
     torch.manual_seed(0)
     network, x = build("wrn-16-2", num_classes=10), torch.randint(256, (24, 3, 32, 32)) / 255
-    right = joint_module._Normalise.backward
+    right = paired_module._Normalise.backward
 
     def wrong(ctx, gradient, *rest):
         if error == "variance held":
             x, weight, _, batch, member, number, _, inverse = ctx.saved_tensors
             g, scale = gradient.float(), inverse * weight
-            total = joint_module._by_batch(member, joint_module._by_row(g))
-            dx = g * joint_module._spread(batch, scale, x) - joint_module._spread(batch, scale * total / number, x)
+            total = paired_module._by_batch(member, paired_module._by_row(g))
+            dx = g * paired_module._spread(batch, scale, x) - paired_module._spread(batch, scale * total / number, x)
             return dx.to(x.dtype), *right(ctx, gradient, *rest)[1:]
         dx, weight, bias, *others = right(ctx, gradient, *rest)
         weight, bias = (weight / 2, bias) if error == "weight's halved" else (bias, weight)
         return dx, weight, bias, *others
 
     class Compiled(torch.nn.Module):
-        def forward(self, x, count):
-            monkeypatch.setattr(joint_module._Normalise, "backward", staticmethod(wrong))
-            return joint.inner(x, count)
+        def forward(self, x, count, valid):
+            monkeypatch.setattr(paired_module._Normalise, "backward", staticmethod(wrong))
+            return joint.inner(x, count, valid)
 
     with training(network):
-        joint = Joint(network, half)
-        assert joint.harm(x) < 1
+        joint = PairedForward(network, torch.bfloat16 if half else None)
+        assert joint.gradient_error(x) < 1
         joint.run = Compiled()
-        assert joint.harm(x) > 1
+        assert joint.gradient_error(x) > 1
 
 
 def test_networks_whose_examples_see_each_other_are_forwarded_one_after_the_other():
@@ -331,12 +324,12 @@ def test_networks_whose_examples_see_each_other_are_forwarded_one_after_the_othe
     x, y = batch(12, size=4)
     for net in (Mixes(), chance, cumulative):
         before = copy.deepcopy(net.state_dict())
-        assert not Joint.suits(net, x)
+        assert not PairedForward.suits(net, x)
         for key, value in net.state_dict().items():  # trying leaves no trace
             assert torch.equal(value, before[key])
-        group = GroupEngine(engine("trades", (2, 1, 0)), net, lambda: None, settings=GroupSettings(joint=True))
-        assert torch.isfinite(group.step([(x, y, x)])[0].loss)
-        assert group.joint is None
+        group = Fast(engine("trades", (2, 1, 0)), net, pair=True)
+        assert torch.isfinite(group.train_on([(x, y, x)])[0].loss)
+        assert group._phases.forwards.paired is None
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler looks, and hides it itself
@@ -356,15 +349,14 @@ def test_compiled_once_for_every_size(monkeypatch):
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", counted)
-    for module in ("learner", "still", "corruption", "group"):
-        monkeypatch.setattr(f"bullettrain.engine.{module}.dynamic", dynamic)
+    for module in ("engine.forwards", "engine.paired_forward", "engine.phases", "attacks.ascent"):
+        monkeypatch.setattr(f"bullettrain.{module}.dynamic", dynamic)
     net = norm_net().double()
-    settings_ = GroupSettings(group=2, bucket=2, compile=True, joint=True)
-    group = GroupEngine(engine("trades", (3, 1, 0)), net, lambda: None, settings=settings_)
+    group = Fast(engine("trades", (3, 1, 0)), net, size_multiple=2, compile=True, pair=True)
     for sizes in ((12, 12), (12, 12), (12, 7), (9,)):
-        group.step([one for i, m in enumerate(sizes) for one in learnable(net, [i], m=m)])
+        group.train_on([one for i, m in enumerate(sizes) for one in learnable(net, [i], m=m)])
     assert counters["_Inner"].frame_count == 1
-    assert counters["Shadow"].frame_count == 1
+    assert counters["FrozenCopy"].frame_count == 1
     torch._dynamo.reset()
 
 
@@ -372,11 +364,11 @@ def test_compiled_once_for_every_size(monkeypatch):
 def test_images_are_laid_out_alike_whether_any_are_corrupted_or_none(t, monkeypatch):
     """Compiled, another layout is another program: half a minute, and slower from then on."""
     x = batch(8, size=4)[0].contiguous(memory_format=torch.channels_last)
-    learner, seen = Learner(norm_net(), half=False, compile=False, joint=True), []
-    learner.look_at(x)
-    together = learner._together
-    monkeypatch.setattr(learner, "_together", lambda x, count: seen.append(x) or together(x, count))
-    z, moved = learner.both(x, take(x, torch.arange(t)), None)
+    forwards, seen = FastForwards(norm_net()), []
+    forwards.prepare(x)
+    pair = forwards._pair
+    monkeypatch.setattr(forwards, "_pair", lambda x, *more: seen.append(x) or pair(x, *more))
+    z, moved = forwards.learning_logits(x, take(x, torch.arange(t)), None, None)
     assert z.shape == (8, 4)
     assert (moved is None) == (t == 0)
     assert seen[0].is_contiguous(memory_format=torch.channels_last)

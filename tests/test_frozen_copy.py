@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from bullettrain.engine.copies import Shadow
-from bullettrain.engine.still import Still
+from bullettrain.engine.forwards import FastForwards
+from bullettrain.engine.frozen_copy import FrozenCopy
 from bullettrain.models import build
 from conftest import batch, norm_net
 
@@ -86,26 +86,26 @@ def moved(network):
 def test_the_copy_is_the_network_in_eval_mode_after_each_refresh(make, folded):
     torch.manual_seed(0)
     network, (x, _) = make().double(), batch(3, size=8, dtype=torch.float64)
-    assert Shadow.folds(network, x)
-    shadow = Shadow(network, half=False, folded=folded)
-    assert folded != any(isinstance(module, torch.nn.BatchNorm2d) for module in shadow.modules())
+    assert FrozenCopy.folds(network, x)
+    frozen = FrozenCopy(network, None, folded=folded)
+    assert folded != any(isinstance(module, torch.nn.BatchNorm2d) for module in frozen.modules())
     for _ in range(2):
-        shadow.refresh()
+        frozen.refresh()
         theirs, mine = x.clone().requires_grad_(), x.clone().requires_grad_()
-        expected, logits = copy.deepcopy(network).eval()(theirs), shadow(mine)
+        expected, logits = copy.deepcopy(network).eval()(theirs), frozen(mine)
         assert torch.allclose(logits, expected, rtol=1e-10, atol=1e-10)
         expected.square().sum().backward()
         logits.square().sum().backward()
         assert torch.allclose(mine.grad, theirs.grad, rtol=1e-8, atol=1e-10)
-        assert all(p.grad is None for p in shadow.parameters())
+        assert all(p.grad is None for p in frozen.parameters())
         moved(network)
 
 
 def test_a_network_that_fails_is_not_folded_and_fails_later():
     x, _ = batch(1, size=8)
-    assert not Shadow.folds(Pair(), x)
-    assert not Shadow.folds(torch.nn.Linear(3, 4), x)
-    assert not Shadow.folds(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(192), Norms()), x)
+    assert not FrozenCopy.folds(Pair(), x)
+    assert not FrozenCopy.folds(torch.nn.Linear(3, 4), x)
+    assert not FrozenCopy.folds(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(192), Norms()), x)
 
 
 def test_norms_are_folded_for_a_compiler_alone_and_only_where_that_changes_nothing():
@@ -123,8 +123,8 @@ def test_norms_are_folded_for_a_compiler_alone_and_only_where_that_changes_nothi
         (hooked, True, False),
     ]:
         before = copy.deepcopy(network.state_dict())
-        still = Still(network, half=False, compile=compile)
-        still.look_at(x)
-        assert folds != any(isinstance(module, torch.nn.BatchNorm2d) for module in still.shadow.modules())
-        assert torch.allclose(still.shadow(x), copy.deepcopy(network).eval()(x), atol=1e-6)
+        forwards = FastForwards(network, compile=compile, pair=False)
+        forwards.prepare(x)
+        assert folds != any(isinstance(module, torch.nn.BatchNorm2d) for module in forwards.copy.modules())
+        assert torch.allclose(forwards.copy(x), copy.deepcopy(network).eval()(x), atol=1e-6)
         assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())

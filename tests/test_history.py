@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 import bullettrain as bt
 from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.engine import captured
-from bullettrain.engine.graphed import materialize, optimizer_tensors
-from bullettrain.engine.group import GroupEngine, GroupSettings
-from bullettrain.mining import LastScores
+from bullettrain.engine.cuda_graphs import materialize
+from bullettrain.history import History, margin_of, unseen_on_boundary
 from conftest import batch, counting, norm_net, tiny_net
-from emulated import Emulated
+from emulated import EmulatedRunner
+from grouped import Fast
 
 OBJECTIVES = {"trades": bt.TRADES, "mart": bt.MART}
 N = 20
@@ -56,13 +56,15 @@ def visits(sizes, epochs, seed=0):
     st.lists(st.sampled_from([-0.2, -0.0, 0.0, 0.1, 0.2]), min_size=1, max_size=9), st.floats(0, 1), st.integers(0, 99)
 )
 def test_who_has_not_been_seen_is_on_the_boundary(scores, F_R, seed):
-    last = LastScores(30)
+    history = History(30)
     index = torch.randperm(30, generator=torch.Generator().manual_seed(seed))[: len(scores)]
-    last.keep(index, torch.tensor(scores))
-    svar = last.of(index)
+    history.keep(index, torch.tensor(scores), torch.zeros(len(scores)), torch.zeros_like(index))
+    svar = history.of(index).score
     assert torch.equal(svar, torch.tensor(scores))
-    assert not last.of(torch.arange(30)[~torch.isin(torch.arange(30), index)]).any()  # nobody else's has changed
-    category = last.careful(bt.separate)(svar, F_R)
+    others = torch.arange(30)[~torch.isin(torch.arange(30), index)]
+    assert not any(values.any() for values in history.of(others))  # nobody else's has changed
+    assert history.of(index).visits.tolist() == [1] * len(scores)
+    category = unseen_on_boundary(bt.separate)(svar, F_R)
     new = (svar == 0) & ~torch.signbit(svar)
     assert (category[new] == Category.BOUNDARY).all()
     # Of the others none is robust that would not be by themselves.
@@ -71,7 +73,7 @@ def test_who_has_not_been_seen_is_on_the_boundary(scores, F_R, seed):
     assert ((category[~new] == Category.OUTLIER) == torch.signbit(svar[~new])).all()
     if not new.any():
         assert torch.equal(category, bt.separate(svar, F_R))
-    several = last.careful(bt.separate)(torch.stack([svar, svar.flip(0)]), F_R)  # each by itself
+    several = unseen_on_boundary(bt.separate)(torch.stack([svar, svar.flip(0)]), F_R)  # each by itself
     assert torch.equal(several, torch.stack([category, category.flip(0)]))
 
 
@@ -113,15 +115,17 @@ def test_nothing_is_forwarded_to_select(name, sizes, bucket, known, seed):
     y = torch.where(torch.arange(N) % 3 > 0, right, y)
     train = make(name)
     train.robust_fraction.load_state_dict({"value": known, "gamma": 0.8, "momentum": 0.9})
-    train.last.keep(torch.arange(N), bt.signed_prediction_variance(net(x).detach(), y))
+    known_scores = bt.signed_prediction_variance(net(x).detach(), y)
+    train.history.keep(torch.arange(N), known_scores, torch.zeros(N), torch.zeros(N, dtype=torch.int64))
     parts = torch.split(torch.randperm(N, generator=torch.Generator().manual_seed(seed))[: sum(sizes)], sizes)
     batches = [(x[i], y[i], drawn(train, x[i], 0), i) for i in parts]
-    group = GroupEngine(train, net, lambda: None, settings=GroupSettings(group=3, bucket=bucket, captured=True))
-    group._fill(batches, sum(sizes))  # the one forward that finds the number of classes
-    seen = counting(net, *([] if group.still is None else [group.still.shadow]))
-    outs = group.step(batches)
+    group = Fast(train, net, size_multiple=bucket)
+    copy_ = group._find(batches[0][0]).forwards.copy
+    seen = counting(net, *([] if copy_ is None else [copy_]))
+    outs = group.train_on(batches)
     touched = sum(int((out.steps > 0).sum()) for out in outs)
-    assert seen["train"] == sum(sizes) + (2 if name == "augmix" else 1) * touched
+    least = sum(sizes) + (2 if name == "augmix" else 1) * touched
+    assert seen["train"] >= least if bucket > 1 else seen["train"] == least
     assert seen["held"] == (sum(sizes) if name == "trades" else 0)  # the target of its attack
     total = sum(out.work.total for out in outs)
     assert total == pytest.approx(seen["held"] + 2 * seen["attack"] + 3 * seen["train"])
@@ -130,28 +134,29 @@ def test_nothing_is_forwarded_to_select(name, sizes, bucket, known, seed):
 # ---------------------------------------------------------------------------------------------- its engines
 
 
-@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("name", ["trades", "mart", "augmix"])
-def test_a_group_of_one_is_the_plain_step(name, joint):
+def test_a_group_of_one_is_the_plain_step(name, pair):
     net = norm_net().double()
     x, y = examples(net)
     theirs = copy.deepcopy(net)
     plain, train = make(name), make(name)
     optimizer, own = (torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.9) for n in (theirs, net))
-    group = GroupEngine(train, net, own.step, settings=GroupSettings(joint=joint))
+    group = Fast(train, net, own, pair=pair)
     for turn, index in enumerate(visits(8, epochs=3)):
         start = drawn(train, x[index], turn)
         expected = plain.step(theirs, x[index], y[index], start=start, index=index)
         optimizer.zero_grad()
         expected.loss.backward()
         optimizer.step()
-        (out,) = group.step([(x[index], y[index], start, index)])
+        (out,) = group.train_on([(x[index], y[index], start, index)])
         assert torch.equal(out.category, expected.category)
         assert torch.equal(out.steps, expected.steps)
         assert torch.allclose(out.x_prime, expected.x_prime, atol=1e-12, rtol=0)
         assert out.loss.item() == pytest.approx(expected.loss.item(), abs=1e-12)
         assert out.work == expected.work
-        assert torch.allclose(train.last.live, plain.last.live, atol=1e-7)
+        for mine, theirs_ in zip(train.history.tensors(), plain.history.tensors(), strict=True):
+            assert torch.allclose(mine, theirs_, atol=1e-7)
     for (key, a), b in zip(net.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert torch.allclose(a, b, atol=1e-12, rtol=0), key
 
@@ -164,12 +169,12 @@ def test_a_longer_group_of_augmix_differs_by_nothing_but_an_older_F_R():
         net = norm_net().double()
         x, y = examples(net)
         train, own = make("augmix", momentum=0.0, gamma=1e-9), torch.optim.SGD(net.parameters(), lr=0.1)
-        group = GroupEngine(train, net, own.step, settings=GroupSettings(group=k))
+        group = Fast(train, net, own, attack_group=k)
         steps = list(enumerate(visits(8, epochs=3)))
         for at in range(0, len(steps), k):
             some = steps[at : at + k]
-            group.step([(x[i], y[i], drawn(train, x[i], turn), i) for turn, i in some])
-        results.append([*net.state_dict().values(), train.last.live])
+            group.train_on([(x[i], y[i], drawn(train, x[i], turn), i) for turn, i in some])
+        results.append([*net.state_dict().values(), *train.history.tensors()])
     for a, b in zip(*results, strict=True):
         assert torch.allclose(a, b, atol=1e-12)
 
@@ -184,21 +189,20 @@ def test_replayed_it_is_what_it_is_run_at_once(name):
         x, y = examples(net)
         train, optimizer = make(name), torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         materialize(optimizer)
-        group = GroupEngine(train, net, optimizer.step, settings=GroupSettings(group=2, bucket=2, captured=True))
-        if emulated:
-            group.run = Emulated(lambda g=group, o=optimizer: [*g.tensors(), *optimizer_tensors(o)])
-            group.reset = group.run.reset
+        group = Fast(train, net, optimizer, attack_group=2, size_multiple=2, emulated=emulated)
         steps, seen = list(enumerate(visits(5, epochs=4))), []
         for at in range(0, len(steps), 2):
             some = steps[at : at + 2]
             if at == 8:
-                train.load_state_dict(copy.deepcopy(train.state_dict()) | {"scores": train.last.live.flip(0).clone()})
+                state = copy.deepcopy(train.state_dict())
+                state["history"]["score"] = train.history.score.flip(0).clone()
+                train.load_state_dict(state)
             batches = [(x[i], y[i], drawn(train, x[i], turn), i) for turn, i in some]
             with pytest.MonkeyPatch.context() as patch:  # views as a GPU makes them, of all rows and without looking
                 patch.setattr("bullettrain.augmix.operations._apply", lambda change, images, to, _: change(images, to))
-                for out in group.step(batches):
+                for out in group.train_on(batches):
                     seen += [out.loss.clone(), out.steps.clone(), out.svar.clone()]
-        results.append([*seen, *(t.detach().clone() for t in net.state_dict().values()), train.last.live])
+        results.append([*seen, *(t.detach().clone() for t in net.state_dict().values()), *train.history.tensors()])
     for a, b in zip(*results, strict=True):
         assert torch.allclose(a, b, atol=1e-12)
 
@@ -209,7 +213,7 @@ def test_in_a_loop_of_ones_own(group):
     net = norm_net().double()
     x, y = examples(net)
     train = make("augmix")
-    fast = bt.Captured(train, net, group=group, say=lambda line: None)
+    fast = bt.Captured(train, net, attack_group=group, say=lambda line: None)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     parts = list(visits(10, epochs=2))
     if group == 1:
@@ -226,7 +230,7 @@ def test_in_a_loop_of_ones_own(group):
         list(fast.steps([(x, y)]))
     with pytest.raises(ValueError, match="index is missing"):
         fast.step(x, y)
-    plain = bt.Captured(BulletTrain(bt.TRADES(), budget=StepBudget(3, 1)), net, group=2, say=lambda line: None)
+    plain = bt.Captured(BulletTrain(bt.TRADES(), budget=StepBudget(3, 1)), net, attack_group=2, say=lambda line: None)
     with pytest.raises(ValueError, match="a mini-batch is x and y here; one with 3 parts was given"):
         list(plain.steps([(x, y, x)]))
 
@@ -234,7 +238,7 @@ def test_in_a_loop_of_ones_own(group):
 def test_scores_of_other_examples_are_the_ones_that_move(monkeypatch):
     """Captured, as if on a GPU: a new table, or one that has been elsewhere meanwhile, is not the one recorded."""
     monkeypatch.setattr(captured, "_on_gpu", lambda x: True)
-    monkeypatch.setattr(captured, "Graphs", Emulated)
+    monkeypatch.setattr(captured, "CudaGraphRunner", EmulatedRunner)
     net = norm_net().double()
     x, y = examples(net)
     train = make("mart")
@@ -242,14 +246,14 @@ def test_scores_of_other_examples_are_the_ones_that_move(monkeypatch):
     fast, index = bt.Captured(train, net, say=print), torch.arange(N)
     for _ in range(2):
         fast.step(x, y, index=index)
-    old = train.last.live
-    for fresh in (LastScores(N), LastScores(2 * N)):
-        train.last = fresh
+    old = train.history.score
+    for fresh in (History(N), History(2 * N)):
+        train.history = fresh
         first, second = (fast.step(x, y, index=index) for _ in range(2))
         assert (first.category == Category.BOUNDARY).all()
         assert torch.allclose(second.svar, bt.signed_prediction_variance(first.z, y).float(), atol=1e-6)
-        assert fresh.live.any()
-        assert fresh.live is not old
+        assert fresh.score.any()
+        assert fresh.score is not old
 
 
 # ------------------------------------------------------------------------- what is kept, and what is refused
@@ -260,20 +264,26 @@ def test_a_state_goes_on_with_its_scores_and_refuses_others():
     x, y = examples(net)
     train, other = make("augmix"), make("augmix")
     train.step(net, x, y, index=torch.arange(N))
-    assert train.last.live.any()
+    assert train.history.score.any()
     other.load_state_dict(train.state_dict())
-    assert torch.equal(other.last.live, train.last.live)
-    assert "scores" not in BulletTrain(bt.AugMix(), budget=StepBudget(1, 0)).state_dict()
+    for mine, theirs in zip(other.history.tensors(), train.history.tensors(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert "history" not in BulletTrain(bt.AugMix(), budget=StepBudget(1, 0)).state_dict()
     few = make("augmix", examples=7)
     before = few.state_dict()
-    for scores, message in ((train.last.live, "scores of 20 examples; there are 7 here"), ([1, 2], "no row of num")):
+    short = {**few.history.state_dict(), "margin": torch.zeros(2, 3)}
+    for history, message in (
+        (train.history.state_dict(), "a history of 20 examples; there are 7 here"),
+        ([1, 2], "has to have score, margin, steps, visits"),
+        (short, "margin are no row of numbers"),
+    ):
         with pytest.raises(ValueError, match=message):
-            few.load_state_dict({**train.state_dict(), "scores": scores})
+            few.load_state_dict({**train.state_dict(), "history": history})
         assert str(few.state_dict()) == str(before)  # nothing was changed
-    old = {name: value for name, value in train.state_dict().items() if name != "scores"}
+    old = {name: value for name, value in train.state_dict().items() if name != "history"}
     with pytest.warns(UserWarning, match="no last scores: until they are trained on again all are on the boundary"):
         other.load_state_dict(old)
-    assert not other.last.live.any()
+    assert not any(values.any() for values in other.history.tensors())
 
 
 def test_a_forward_that_overflowed_leaves_its_examples_on_the_boundary_and_the_others_alone():
@@ -284,7 +294,7 @@ def test_a_forward_that_overflowed_leaves_its_examples_on_the_boundary_and_the_o
     broken = net.register_forward_hook(lambda module, args, out: out.index_fill(0, torch.arange(4), torch.nan))
     train.step(net, x, y, index=index)
     broken.remove()
-    assert torch.equal(train.last.live == 0, index < 4)
+    assert torch.equal(train.history.score == 0, index < 4)
     train.robust_fraction.load_state_dict({"value": 0.4, "gamma": 0.8, "momentum": 0.9})
     out = train.step(net, x, y, index=index)
     assert (out.category[:4] == Category.BOUNDARY).all()
@@ -297,9 +307,9 @@ def test_a_score_that_is_no_number_is_said_before_it_is_remembered():
     train = make("augmix", score=lambda z, y: z[:, 0] * torch.nan)
     with pytest.raises(ValueError, match="the score returned NaN"):
         train.step(net, x, y, index=torch.arange(N))
-    group = GroupEngine(train, net, lambda: None)
+    group = Fast(train, net)
     with pytest.raises(ValueError, match="the score returned NaN"):
-        group.step([(x, y, drawn(train, x, 0), torch.arange(N))])
+        group.train_on([(x, y, drawn(train, x, 0), torch.arange(N))])
 
 
 @pytest.mark.parametrize("budget", [StepBudget(1, 0), StepBudget.uniform(1)])
@@ -312,7 +322,7 @@ def test_settings_that_change_later_are_refused_as_well(budget):
     with pytest.raises(ValueError, match="give examples="):
         train.step(net, x, y, index=torch.arange(N))
     with pytest.raises(ValueError, match="give examples="):
-        GroupEngine(train, net, lambda: None)
+        Fast(train, net).train_on([(x, y, drawn(train, x, 0), torch.arange(N))])
 
 
 @pytest.mark.parametrize(
@@ -330,9 +340,9 @@ def test_examples_that_are_not_there_are_refused(index, message):
     train = make("augmix")
     with pytest.raises(ValueError, match=message):
         train.step(net, x, y, index=index)
-    group = GroupEngine(train, net, lambda: None)
+    group = Fast(train, net)
     with pytest.raises(ValueError, match=message):
-        group.step([(x, y, drawn(train, x, 0), index)])
+        group.train_on([(x, y, drawn(train, x, 0), index)])
 
 
 @pytest.mark.parametrize(
@@ -362,3 +372,72 @@ def test_equal_steps_for_everyone_need_no_scores():
     x, y = examples(net)
     train = BulletTrain(bt.TRADES(eps=0.05, selection="last"), budget=StepBudget.uniform(2))
     assert train.step(net, x, y).svar is None
+
+
+# ------------------------------------------------------------------------------------ allocations that remember
+
+
+@given(st.integers(1, 12), st.integers(0, 12), st.lists(st.floats(-1, 1), min_size=1, max_size=20), st.integers(0, 50))
+def test_steps_from_the_last_margin(most, least, margins, seed):
+    if least > most:
+        with pytest.raises(ValueError, match="more than most"):
+            bt.HistoryBudget(most, least=least)
+        return
+    budget, history, n = bt.HistoryBudget(most, least=least), History(40), len(margins)
+    index = torch.randperm(40, generator=torch.Generator().manual_seed(seed))[: n + 1]
+    history.keep(index[:n], None, torch.tensor(margins), torch.zeros(n, dtype=torch.int64))
+    steps = budget.allocate(torch.ones(n + 1, dtype=torch.int64), None, history.of(index))
+    assert steps[n] == most  # it has not been seen yet
+    assert (steps >= least).all()
+    assert (steps <= most).all()
+    for margin, count in zip(margins, steps[:n].tolist(), strict=True):
+        if margin <= 0:
+            assert count == most
+    order = torch.tensor(margins).argsort()
+    assert (steps[:n][order].diff() <= 0).all()  # the larger the margin, the fewer steps
+
+
+@given(st.integers(1, 12), st.floats(0.05, 2), st.lists(st.floats(-0.25, 0.25), min_size=1, max_size=20))
+def test_a_gaussian_over_the_score_has_its_top_at_the_boundary(most, width, scores):
+    budget, svar = bt.GaussianBudget(most, width=width), torch.tensor(scores)
+    category = bt.separate(svar, 0.5)
+    steps = budget.allocate(category, svar)
+    outlier = category == Category.OUTLIER
+    assert (steps[outlier] == 0).all()
+    mine, order = steps[~outlier], svar[~outlier].argsort()
+    assert ((mine >= 1) & (mine <= most)).all()
+    assert (mine[order].diff() <= 0).all()
+    assert (mine[svar[~outlier] == 0] == most).all()
+
+
+def test_margins_are_of_probabilities_and_of_the_mean_view():
+    z, y = torch.randn(2, 5, 3, dtype=torch.float64), torch.randint(3, (5,))
+    p = z.softmax(-1)
+    expected = [[float(v[i, y[i]] - max(v[i, k] for k in range(3) if k != y[i])) for i in range(5)] for v in p]
+    assert torch.allclose(margin_of(z[0], y), torch.tensor(expected[0], dtype=torch.float64))
+    assert torch.allclose(margin_of(z, y), torch.tensor(expected, dtype=torch.float64).mean(0))
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+def test_a_budget_by_history_is_the_plain_steps_when_it_is_fast(emulated):
+    net = norm_net().double()
+    x, y = examples(net)
+    plain, train = (BulletTrain(bt.PGDAT(eps=0.05), budget=bt.HistoryBudget(4, least=1), examples=N) for _ in range(2))
+    theirs = copy.deepcopy(net)
+    optimizer, own = (torch.optim.SGD(n.parameters(), lr=0.3) for n in (theirs, net))
+    group, steps = Fast(train, net, own, size_multiple=2, pair=True, emulated=emulated), set()
+    for turn, index in enumerate(visits(8, epochs=3)):
+        start = drawn(train, x[index], turn)
+        expected = plain.step(theirs, x[index], y[index], start=start, index=index)
+        optimizer.zero_grad()
+        expected.loss.backward()
+        optimizer.step()
+        (out,) = group.train_on([(x[index], y[index], start, index)])
+        assert torch.equal(out.steps, expected.steps)
+        assert torch.allclose(out.x_prime, expected.x_prime, atol=1e-10)
+        steps |= set(out.steps.tolist())
+    assert len(steps) > 1
+    for mine, other in zip(train.history.tensors(), plain.history.tensors(), strict=True):
+        assert torch.allclose(mine, other, atol=1e-6)
+    with pytest.raises(ValueError, match="HistoryBudget needs to know the examples"):
+        BulletTrain(bt.PGDAT(), budget=bt.HistoryBudget(3)).step(net, x, y)

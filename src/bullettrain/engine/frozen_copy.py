@@ -1,4 +1,4 @@
-"""The copy of a network that the group engine attacks, and weights in half precision."""
+"""The frozen copy of a network that fast attacks run on, and weights in low precision."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-class Shadow(nn.Module):
+class FrozenCopy(nn.Module):
     """A copy of a network for attacks: eval mode, no gradient for weights, convolutions in the attack's precision.
 
     Args:
         network: what is copied.
-        half: in bf16.
+        dtype: precision of its convolutions and linear layers; None: the network's.
         folded: batch norms as a scale and a shift: half as long a program for a compiler. See :meth:`folds`.
     """
 
-    def __init__(self, network: nn.Module, half: bool, folded: bool = False) -> None:
+    def __init__(self, network: nn.Module, dtype: torch.dtype | None, folded: bool = False) -> None:
         super().__init__()
         self._folds = {norm: _Affine(norm) for norm in network.modules() if _is_plain(norm)} if folded else {}
         memo: dict[int, object] = {id(norm): affine for norm, affine in self._folds.items()}
         self.copy = copy.deepcopy(network, memo).eval().requires_grad_(False)
-        self.half_precision = half
-        if half:
-            to_half(self.copy)
-        theirs = _tensors(network)  # by name: in half precision a weight that a layer shares is no longer shared
+        self.dtype = dtype
+        if dtype is not None:
+            cast_layers(self.copy, dtype)
+        theirs = _tensors(network)  # by name: cast, a weight that a layer shares is no longer shared
         mine = {name: tensor for name, tensor in _tensors(self.copy).items() if name in theirs}
         pairs = [(tensor, theirs[name]) for name, tensor in mine.items() if tensor.is_floating_point()]
         # By precision: a mixture would be copied one by one.
@@ -37,8 +37,8 @@ class Shadow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, K)."""
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half_precision):
-            logits: Tensor = self.copy(x.to(torch.bfloat16) if self.half_precision else x)
+        with torch.autocast(x.device.type, self.dtype, enabled=self.dtype is not None):
+            logits: Tensor = self.copy(x if self.dtype is None else x.to(self.dtype))
         return logits
 
     @torch.no_grad()
@@ -50,7 +50,7 @@ class Shadow(nn.Module):
         if self._folds:
             _fold(list(self._folds), list(self._folds.values()))
 
-    def train(self, mode: bool = True) -> Shadow:
+    def train(self, mode: bool = True) -> FrozenCopy:
         """Stays in eval mode."""
         return self
 
@@ -63,13 +63,13 @@ class Shadow(nn.Module):
         """
         try:
             exact, images = copy.deepcopy(network).double().eval(), x[:2].double()
-            shadow = Shadow(exact, half=False, folded=True)
+            frozen = FrozenCopy(exact, None, folded=True)
             with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
                 for tensor in _tensors(exact).values():
                     if tensor.is_floating_point():
                         tensor += 0.1 * (tensor.abs().mean() + 0.01) * torch.rand_like(tensor)
-                shadow.refresh()
-                expected, folded = exact(images), shadow(images)
+                frozen.refresh()
+                expected, folded = exact(images), frozen(images)
             return bool((folded - expected).abs().max() <= 1e-8 * expected.abs().max().clamp_min(1))
         except Exception:  # whatever it is: what is wrong with the network itself shows at its first step
             return False
@@ -129,13 +129,13 @@ def _tensors(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for part in named for name, tensor in part}
 
 
-def to_half(network: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Give convolutions and linear layers weights of their own in bf16: (own, what was there)."""
+def cast_layers(network: nn.Module, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Give convolutions and linear layers weights of their own in ``dtype``: (own, what was there)."""
     own: dict[Tensor, nn.Parameter] = {}
     for module in network.modules():
         if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
             for name, p in list(module.named_parameters(recurse=False)):
                 if p not in own:  # a weight that two layers share stays one
-                    own[p] = nn.Parameter(p.detach().to(torch.bfloat16), requires_grad=p.requires_grad)
+                    own[p] = nn.Parameter(p.detach().to(dtype), requires_grad=p.requires_grad)
                 setattr(module, name, own[p])
     return [(mine, theirs) for theirs, mine in own.items()]

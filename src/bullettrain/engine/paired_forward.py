@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from bullettrain.attacks.state import training
-from bullettrain.engine.copies import to_half
+from bullettrain.attacks.state import dynamic, training
+from bullettrain.engine.frozen_copy import cast_layers
 from bullettrain.precision import arithmetic, wide
 
 
-class Joint(nn.Module):
+class PairedForward(nn.Module):
     """Two batches in one training-mode forward, each with batch-norm statistics of its own.
 
     Convolutions see one larger batch, and everything comes out as from two forwards one after the other, running
@@ -26,22 +26,22 @@ class Joint(nn.Module):
     each backward.
     """
 
+    _first = 0
     count: Tensor
     """Images of the first batch, on the device: one compiled program serves all counts."""
 
-    def __init__(self, network: nn.Module, half: bool) -> None:
+    def __init__(self, network: nn.Module, dtype: torch.dtype | None) -> None:
         super().__init__()
         some = next(network.parameters())
         self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=some.device), persistent=False)
         split = _Split()
         norms = [norm for norm in network.modules() if isinstance(norm, _BatchNorm)]
-        self.norms = [_JointNorm(norm, index, split) for index, norm in enumerate(norms)]
+        self.norms = [_PairedNorm(norm, index, split) for index, norm in enumerate(norms)]
         shared = [*network.parameters(), *network.buffers()]
-        memo: dict[int, object] = {id(t): t for t in shared} | {id(joint.norm): joint for joint in self.norms}
-        self.inner = _Inner(copy.deepcopy(network, memo), split, half)
-        self.run: Callable[[Tensor, Tensor], _Outcome] = self.inner
-        self._pairs = to_half(self.inner.copy) if half else []
-        self._first = 0
+        memo: dict[int, object] = {id(t): t for t in shared} | {id(paired.norm): paired for paired in self.norms}
+        self.inner = _Inner(copy.deepcopy(network, memo), split, dtype)
+        self.run: Callable[[Tensor, Tensor, Tensor], _Outcome] = self.inner
+        self._pairs = [] if dtype is None else cast_layers(self.inner.copy, dtype)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """From now on compiled, by `torch.compile` with these arguments."""
@@ -49,56 +49,57 @@ class Joint(nn.Module):
         torch._dynamo.allow_in_graph(_normalise)  # type: ignore[no-untyped-call]
         self.run = torch.compile(self.inner, *args, **kwargs)
 
-    def harm(self, x: Tensor) -> float:
-        """What being compiled does to its gradients on images ``x``: see :func:`harm`; nothing is changed by it.
+    def gradient_error(self, x: Tensor) -> float:
+        """What being compiled does to its gradients on images ``x``: see :func:`gradient_error`. It changes nothing.
 
         Compilers have lost the gradient of a norm without a word.
         """
-        inner, half = self.inner, self.inner.half_precision
+        inner, dtype = self.inner, self.inner.dtype
         buffers = [buffer.clone() for buffer in inner.buffers()]
         self.prepare(2 * len(x) // 3)
-        exact = copy.deepcopy(inner).to(torch.float32 if half else torch.float64)
-        exact.half_precision = False
-        images = (x.to(torch.bfloat16) if half else x).to(next(exact.parameters()).dtype)
+        exact = copy.deepcopy(inner).to(torch.float64 if dtype is None else torch.float32)
+        exact.dtype = None
+        images = (x if dtype is None else x.to(dtype)).to(next(exact.parameters()).dtype)
         with arithmetic("float32"):
             truth = _gradients(exact, exact, images, self.count)
         plain, compiled = (_gradients(run, inner, x, self.count) for run in (inner, self.run))
         with torch.no_grad():
             for buffer, value in zip(inner.buffers(), buffers, strict=True):
                 buffer.copy_(value)
-            return harm(truth, plain, compiled)
+            return gradient_error(truth, plain, compiled)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (n, K) of images of which the first ``count`` are one batch and the others another."""
-        logits, called, means, variances = self.run(x, self.count)
-        self._remember(called, means, variances, (self._first, len(x) - self._first))
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Logits (n, K) of images of which the first ``count`` are one batch and the others another.
+
+        ``valid``: (n,) booleans; rows that are not valid only fill a size up, and change nothing. None: all are.
+        """
+        valid = torch.ones(len(x), dtype=torch.bool, device=x.device) if valid is None else valid
+        logits, called, means, variances = self.run(x, self.count, valid)
+        self._remember(called, means, variances, 2 if self._first < len(x) else 1)
         return logits
 
     @torch.no_grad()
-    def _remember(
-        self, called: list[int], means: list[Tensor], variances: list[Tensor], sizes: tuple[int, int]
-    ) -> None:
+    def _remember(self, called: list[int], means: list[Tensor], variances: list[Tensor], batches: int) -> None:
         """Move the running statistics as the norms themselves would, by one batch after the other.
 
-        ``called``: which norm saw each of ``means`` and ``variances``, (2, C). ``sizes``: examples of the two batches.
+        ``called``: which norm saw each of ``means`` and ``variances``, (2, C). ``batches``: how many there are.
         """
         seen = list(zip([self.norms[index] for index in called], means, variances, strict=True))
         # All at once, but for a norm that is called twice or has a momentum of its own.
-        kinds = dict.fromkeys(joint.norm.momentum for joint, _, _ in seen)
+        kinds = dict.fromkeys(paired.norm.momentum for paired, _, _ in seen)
         several = [[one for one in seen if one[0].norm.momentum == momentum] for momentum in kinds]
         for some in several if len(set(called)) == len(called) else [[one] for one in seen]:
-            for part, size in enumerate(sizes):
-                if size:  # an empty batch changes nothing
-                    self._move(some, part, size)
+            for part in range(batches):
+                self._move(some, part)
 
     @staticmethod
-    def _move(seen: list[tuple[_JointNorm, Tensor, Tensor]], part: int, size: int) -> None:
-        """Running statistics of norms of one momentum by what they saw of one batch, ``size`` examples."""
-        norms, numbers = [joint.norm for joint, _, _ in seen], [size * joint.pixels for joint, _, _ in seen]
-        unbiased = torch._foreach_mul([var[part] for _, _, var in seen], [n / max(n - 1, 1) for n in numbers])
-        for name, values in (("running_mean", [mean[part] for _, mean, _ in seen]), ("running_var", unbiased)):
+    def _move(seen: list[tuple[_PairedNorm, Tensor, Tensor]], part: int) -> None:
+        """Running statistics of norms of one momentum by what they saw of one batch."""
+        norms = [paired.norm for paired, _, _ in seen]
+        values = {"running_mean": [mean[part] for _, mean, _ in seen], "running_var": [var[part] for _, _, var in seen]}
+        for name, new in values.items():
             running = [getattr(norm, name) for norm in norms]
-            alike = [value.to(old.dtype) for old, value in zip(running, values, strict=True)]
+            alike = [value.to(old.dtype) for old, value in zip(running, new, strict=True)]
             torch._foreach_lerp_(running, alike, norms[0].momentum)  # type: ignore[arg-type]
         if tracked := [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]:
             torch._foreach_add_(tracked, 1)
@@ -138,9 +139,9 @@ class Joint(nn.Module):
         images, count, cuda = x.double(), 2 * len(x) // 3, [x.device] if x.is_cuda else []
         try:
             with torch.random.fork_rng(devices=cuda), torch.no_grad(), training(one), training(two):
-                joint = Joint(one, half=False)
-                joint.prepare(count)
-                together, apart = joint(images), torch.cat([two(images[:count]), two(images[count:])])
+                paired = PairedForward(one, None)
+                paired.prepare(count)
+                together, apart = paired(images), torch.cat([two(images[:count]), two(images[count:])])
         except RuntimeError:  # a network that insists on its precision
             return False
         pairs = [(together, apart), *zip(one.buffers(), two.buffers(), strict=True)]
@@ -155,7 +156,7 @@ class _Split:
     """What a network's norms share during a forward."""
 
     batch: Tensor | None = None
-    """(n,): the batch that a row is in, 0 or 1."""
+    """(n,): the batch that a row is in, 0 or 1; 2: none."""
     member: Tensor | None = None
     """(n, 2, 1, 1): the same as ones and zeros."""
     number: Tensor | None = None
@@ -169,35 +170,33 @@ class _Split:
 
 
 class _Inner(nn.Module):
-    """What is compiled of a :class:`Joint`: all but the running statistics."""
+    """What is compiled of a :class:`PairedForward`: all but the running statistics."""
 
-    def __init__(self, network: nn.Module, split: _Split, half: bool) -> None:
+    def __init__(self, network: nn.Module, split: _Split, dtype: torch.dtype | None) -> None:
         super().__init__()
-        self.copy, self.split, self.half_precision = network, split, half
+        self.copy, self.split, self.dtype = network, split, dtype
 
-    def forward(self, x: Tensor, count: Tensor) -> _Outcome:
+    def forward(self, x: Tensor, count: Tensor, valid: Tensor) -> _Outcome:
         split = self.split
         later = torch.arange(len(x), device=x.device) >= count
         precision = wide(x[:1]).dtype
-        split.batch = later.long()
-        split.member = torch.stack([~later, later], dim=1).to(precision)[:, :, None, None]
-        split.number = torch.stack([count, len(x) - count]).clamp_min(1).to(precision)[:, None]
+        split.batch = torch.where(valid, later.long(), 2)
+        split.member = torch.stack([~later & valid, later & valid], dim=1).to(precision)[:, :, None, None]
+        split.number = split.member.sum(dim=0)[:, :, 0].clamp_min(1)
         split.seen = []
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half_precision):
-            logits: Tensor = self.copy(x.to(torch.bfloat16) if self.half_precision else x)
+        with torch.autocast(x.device.type, self.dtype, enabled=self.dtype is not None):
+            logits: Tensor = self.copy(x if self.dtype is None else x.to(self.dtype))
         seen = split.seen
         split.batch, split.member, split.number, split.seen = None, None, None, []
         return logits, [index for index, _, _ in seen], [mean for _, mean, _ in seen], [var for _, _, var in seen]
 
 
-class _JointNorm(nn.Module):
+class _PairedNorm(nn.Module):
     """A batch norm over the rows of one batch and over those of another, each by its own mean and variance."""
 
     def __init__(self, norm: _BatchNorm, index: int, split: _Split) -> None:
         super().__init__()
         self.norm, self.index, self.split = norm, index, split
-        self.pixels = 1
-        """Values that a channel has of one example."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x (n, C, …) normalised."""
@@ -208,8 +207,7 @@ class _JointNorm(nn.Module):
         assert split.batch is not None
         assert split.member is not None
         assert split.number is not None
-        self.pixels = x[0, 0].numel()
-        number = split.number * self.pixels
+        number = split.number * x[0, 0].numel()
         y, mean, var = _normalise(x, norm.weight, norm.bias, split.batch, split.member, number, norm.eps)
         split.seen.append((self.index, mean, var))
         return y
@@ -241,7 +239,7 @@ class _Normalise(torch.autograd.Function):
         number: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """y like x (n, C, …); mean and variance, (2, C).
+        """y like x (n, C, …); mean and unbiased variance, (2, C).
 
         ``batch`` (n,) and ``member`` (n, 2, 1, 1) say which row is in which batch, ``number`` (2, 1) how many values a
         channel has there.
@@ -259,8 +257,9 @@ class _Normalise(torch.autograd.Function):
         if y.dtype != x.dtype:  # compiled by torch 2.11, a conversion that changes nothing loses the gradient
             y = y.to(x.dtype)
         whole_mean = mean + centre.flatten()
-        ctx.mark_non_differentiable(whole_mean, var)
-        return y, whole_mean, var
+        unbiased = var * (number / (number - 1).clamp_min(1))
+        ctx.mark_non_differentiable(whole_mean, unbiased)
+        return y, whole_mean, unbiased
 
     @staticmethod
     def backward(ctx, gradient: Tensor, *_: Tensor | None):  # type: ignore[no-untyped-def]
@@ -294,23 +293,26 @@ def _by_batch(member: Tensor, rows: Tensor) -> Tensor:
 
 
 def _spread(batch: Tensor, of_batch: Tensor, x: Tensor) -> Tensor:
-    """(n, C, 1, …) of (2, C): each row what its batch has."""
-    of_row = of_batch.index_select(0, batch)
+    """(n, C, 1, …) of (2, C): each row what its batch has, and 0 for one that is in none."""
+    of_row = torch.nn.functional.pad(of_batch, (0, 0, 0, 1)).index_select(0, batch)
     return of_row.view(*of_row.shape, *(1,) * (x.ndim - 2))
 
 
 def _gradients(
-    run: Callable[[Tensor, Tensor], _Outcome], network: nn.Module, x: Tensor, count: Tensor
+    run: Callable[[Tensor, Tensor, Tensor], _Outcome], network: nn.Module, x: Tensor, count: Tensor
 ) -> tuple[Tensor | None, ...]:
     """For every parameter of ``network``, which ``run`` runs: of some function of the logits."""
     with torch.enable_grad():
-        logits, *_ = run(x, count)
+        valid = dynamic(torch.ones(len(x), dtype=torch.bool, device=x.device))
+        logits, *_ = run(x, count, valid)
         away = torch.linspace(-1, 1, logits.numel(), device=x.device).view(logits.shape)
         parameters = [p for p in network.parameters() if p.requires_grad]
         return torch.autograd.grad((wide(logits) * away).sum(), parameters, allow_unused=True)
 
 
-def harm(truth: Sequence[Tensor | None], plain: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> float:
+def gradient_error(
+    truth: Sequence[Tensor | None], plain: Sequence[Tensor | None], other: Sequence[Tensor | None]
+) -> float:
     """How far gradients ``other`` are from the ``truth``, as a part of what rounding explains; above 1 they are wrong.
 
     ``plain`` gradients are off by rounding alone. In bf16 those of a deep network without training yet are off by as

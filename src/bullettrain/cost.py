@@ -1,0 +1,132 @@
+"""What training costs: counted passes, and the paper's theoretical speed-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from bullettrain.checks import check_count
+
+
+class Budget(Protocol):
+    """Steps for each class, as :class:`~bullettrain.allocation.StepBudget` has them."""
+
+    @property
+    def boundary(self) -> int:
+        """N_B."""
+        ...
+
+    @property
+    def robust(self) -> int:
+        """N_R."""
+        ...
+
+    @property
+    def outlier(self) -> int:
+        """N_O."""
+        ...
+
+    @property
+    def uniform_steps(self) -> int | None:
+        """The number of steps that everybody gets, or None."""
+        ...
+
+
+def theoretical_speedup(
+    budget: Budget,
+    *,
+    boundary: float,
+    robust: float,
+    outlier: float,
+    steps: int | None = None,
+    views: int = 1,
+) -> float:
+    """The paper's figure: sequential passes of the plain algorithm over those with ``budget``.
+
+    (N + 1) / (F_B·N_B + F_R·N_R + F_O·N_O + 1) for attacks; with ``views=2`` AugMix's 3 / (1 + 2·F_B).
+    It is an upper bound on parallel hardware without limits, not a measurement: see :class:`Cost`.
+
+    Args:
+        budget: N_B, N_R, N_O.
+        boundary, robust, outlier: measured average fractions F_B, F_R, F_O.
+        steps: N of the plain algorithm; N_B unless given.
+        views: forwards that one step of the corruption adds; 1 for an attack, 2 for AugMix's two views.
+    """
+    plain = budget.boundary if steps is None else check_count(steps, "steps")
+    spent = boundary * budget.boundary + robust * budget.robust + outlier * budget.outlier
+    return (views * plain + 1) / (views * spent + 1)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Counted passes of one step, summed over the examples: a forward, a backward to the input and a
+    backward to the weights are one each."""
+
+    examples: int
+    selection: float
+    """To choose: clean logits that nothing else needs."""
+    attack: float
+    """To corrupt: the target of the attack and its steps."""
+    update: float
+    """To learn: training-mode forward and backward."""
+
+    @property
+    def total(self) -> float:
+        """All passes of the step."""
+        return self.selection + self.attack + self.update
+
+    @property
+    def per_example(self) -> float:
+        """Passes an example: 27 for plain TRADES with ten steps."""
+        return self.total / self.examples
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an objective's parts cost, in passes an example."""
+
+    selection: int = 0
+    """Forward that selects; not made with a uniform budget, and 0 where the loss's own logits select."""
+    target: int = 0
+    """Clean forward that the attack needs (TRADES)."""
+    shared: bool = False
+    """Whether the forward that selects is also the attack's target."""
+    step: float = 2
+    """One attack step: forward, and backward to the input."""
+    clean: int = 3
+    """Update on the clean example; 0 where the loss has no clean term."""
+    corrupted: int = 3
+    """Update on the corrupted example (AugMix: its two views)."""
+    untouched: int = 0
+    """The same for an example that got no steps: 0 where its clean logits stand in."""
+    penalty: int = 0
+    """A term of the loss that has to see the network itself (GradAlign)."""
+
+    def work(self, *, steps: float, touched: float, examples: int = 1, selects: bool = True) -> Work:
+        """Passes for ``examples`` of which ``touched`` got ``steps`` altogether.
+
+        With one example and average fractions this is the expected work an example.
+        """
+        aimed = steps and not (selects and self.shared)
+        return Work(
+            examples=examples,
+            selection=self.selection * examples if selects else 0,
+            attack=(self.target * examples if aimed else 0) + self.step * steps,
+            update=(self.clean + self.penalty) * examples
+            + self.corrupted * touched
+            + self.untouched * (examples - touched),
+        )
+
+    def speedup(
+        self, budget: Budget, *, boundary: float, robust: float, outlier: float, steps: int | None = None
+    ) -> float:
+        """Plain work, with ``steps`` (N_B unless given) for everyone, over that of ``budget`` at these fractions."""
+        full = budget.boundary if steps is None else check_count(steps, "steps")
+        parts = ((boundary, budget.boundary), (robust, budget.robust), (outlier, budget.outlier))
+        plain = self.work(steps=full, touched=1, selects=False)
+        mined = self.work(
+            steps=sum(share * n for share, n in parts),
+            touched=sum(share for share, n in parts if n),
+            selects=budget.uniform_steps is None,
+        )
+        return plain.total / mined.total

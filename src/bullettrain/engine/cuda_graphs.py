@@ -1,0 +1,426 @@
+"""A runner that captures each phase as a CUDA graph at its first sizes, and replays it, with buffers of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bullettrain.brief import first_line
+
+CUDNN_BENCHMARK_AFTER = 60.0
+"""Seconds that a size runs before cuDNN tries its convolutions. That takes 3 s for an update of WRN-40-2 and makes
+it 2 % faster, so that it pays after two minutes; for PreActResNet-18, which gained 5 to 9 %, sooner."""
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05}
+"""How far a replay may be from the phase itself, relative to what it changes; in low precision four times as far. A
+gradient near 0 may round to either sign, and then moves a pixel the other way."""
+
+
+class CudaGraphRunner:
+    """Runs phases as CUDA graphs, in shared memory.
+
+    A phase is a function of tensors, and of numbers that name a size. It may change its tensors in place, if they were
+    loaded or returned by another phase. At its first sizes it is run as it is, for what compiles, tunes or allocates at
+    first use (twice for the first size of a kind), captured, and replayed; the replay is compared with the phase
+    itself, as is one now and then (:meth:`check_next`). Where the capture fails or the replay differs, everything is
+    run as it is from then on.
+
+    Args:
+        state: every tensor that phases change besides their arguments.
+        say: told in one line why nothing is captured any more.
+        cudnn_benchmark_after: seconds that a graph runs before cuDNN tries its convolutions for it, and it is captured
+            anew; 0: they are tried before the first capture. More than 0 is for convolutions in low precision.
+        slack: how far replays may be off, in units of :data:`TOLERANCE`.
+    """
+
+    def __init__(
+        self,
+        state: Callable[[], Sequence[Tensor]],
+        say: Callable[[str], None] = print,
+        *,
+        cudnn_benchmark_after: float = 0.0,
+        slack: float = 1.0,
+    ) -> None:
+        self.state, self.say, self.slack = state, say, slack
+        self.cudnn_benchmark_after = cudnn_benchmark_after
+        self.graphs: dict[Hashable, Any] = {}
+        self.seconds = 0.0
+        """Spent on warm-ups and captures, compilation included."""
+        self.reason: str | None = None
+        """Why capturing was given up, if it was."""
+        self._calls: dict[Hashable, _Call] = {}
+        self._inputs: dict[Hashable, Tensor] = {}
+        self._static: dict[int, Tensor] = {}  # what graphs may use where it lies, by id
+        self._untuned: dict[Hashable, _Untuned] = {}
+        self._tried: set[Hashable] = set()  # those for which convolutions have been tried, whatever came of it
+        self._checks = 0
+        self._check: str | None = None
+        self.pool = self._new_pool()
+
+    # ------------------------------------------------------------------------------------------- what it does
+
+    def __call__(self, phase: Callable[..., Any], *args: Any) -> Any:
+        """Run a phase: replay its graph, or make one."""
+        if self.reason is not None:
+            return phase(*args)
+        key = (phase.__name__, *(self._describe(arg) for arg in args))
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = _Call(phase, [self._own(phase, i, arg) for i, arg in enumerate(args)])
+        _copy_into(call.args, args)
+        if key not in self.graphs:
+            return self._first(key, call)
+        if key in self._untuned and self._untuned[key].is_due():
+            return self._tune(key, call)
+        if self._check is not None and phase.__name__ == self._check:
+            self._check = None
+            return self._checked(key, call)
+        self.graphs[key].replay()
+        return call.result
+
+    def load(self, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Tensors that several phases look at, copied to where their graphs will find them."""
+        if self.reason is not None:
+            return tensors
+        loaded = [None if t is None else self._buffer("load", i, t) for i, t in enumerate(tensors)]
+        for own, given in zip(loaded, tensors, strict=True):
+            if own is not None and given is not None:
+                own.copy_(given.detach())
+                self._static[id(own)] = own
+        return tuple(loaded)
+
+    def check_next(self) -> None:
+        """Compare one of the next replays with the phase itself; another kind of phase each time."""
+        names = list(dict.fromkeys(key[0] for key in self.graphs))  # type: ignore[index]
+        if names:
+            self._check = names[self._checks % len(names)]
+            self._checks += 1
+
+    def forget(self) -> None:
+        """Forget every graph: memory that they use has changed."""
+        self._synchronize()
+        for kept in (self.graphs, self._calls, self._inputs, self._static, self._untuned):
+            kept.clear()
+        self._tried.clear()
+        self.pool = self._new_pool()
+
+    # ------------------------------------------------------------------------------------------- its buffers
+
+    def _describe(self, arg: Any) -> Hashable:
+        if isinstance(arg, Tensor):
+            if id(arg) in self._static:
+                return id(arg)
+            return tuple(arg.shape), arg.dtype, _is_channels_last(arg)
+        return tuple(map(self._describe, arg)) if isinstance(arg, (tuple, list)) else arg
+
+    def _own(self, phase: Callable[..., Any], position: Hashable, arg: Any) -> Any:
+        """An argument as graphs find it: where it lies, or in a buffer that belongs to its place."""
+        if isinstance(arg, (tuple, list)):
+            return tuple(self._own(phase, (position, i), part) for i, part in enumerate(arg))
+        if not isinstance(arg, Tensor) or id(arg) in self._static:
+            return arg
+        return self._buffer(phase.__name__, position, arg)
+
+    def _buffer(self, name: str, position: Hashable, like: Tensor) -> Tensor:
+        key = name, position, tuple(like.shape), like.dtype, _is_channels_last(like)
+        if key not in self._inputs:
+            self._inputs[key] = torch.empty_like(like.detach())
+        return self._inputs[key]
+
+    # ------------------------------------------------------------------------------------------ its captures
+
+    def _first(self, key: Hashable, call: _Call) -> Any:
+        """Capture a phase, and run it."""
+        tried = nullcontext() if self.cudnn_benchmark_after else benchmarked()
+        try:
+            result = self._make(key, call, tried)
+        except _CaptureError as error:
+            self._give_up(f"{type(error.cause).__name__}: {first_line(error.cause)}")
+            return call.phase(*call.args)
+        if self.reason is None and self.cudnn_benchmark_after and key not in self._tried:
+            self._untuned[key] = _Untuned(call.seconds, self.cudnn_benchmark_after)
+        return result
+
+    def _tune(self, key: Hashable, call: _Call) -> Any:
+        """Capture a phase once more, with its convolutions tried, and run it."""
+        before = self._untuned.pop(key)
+        self._tried.add(key)
+        if not _tf32_allowed():  # then they cannot be chosen anew without allowing it
+            self.graphs[key].replay()
+            return call.result
+        try:
+            result = self._make(key, call, benchmarked(again=True))
+        except Exception:  # by guess it could be captured, and may be again
+            return self._first(key, call)
+        if call.seconds > 1.05 * before.seconds:
+            del self.graphs[key]  # by guess again when it is asked for next: a phase's outputs are its last capture's
+        return result
+
+    def _make(self, key: Hashable, call: _Call, choice: AbstractContextManager[None]) -> Any:
+        """Capture a phase with convolutions of ``choice``, and run it, compared with what it is by itself."""
+        began = time.perf_counter()
+        seen = any(other[0] == key[0] for other in self.graphs)  # type: ignore[index]
+        with choice:
+            result = self._checked(key, call, 1 if seen else 2, capture=True)
+        for value in call.outputs:
+            self._static[id(value)] = value
+        self.seconds += time.perf_counter() - began
+        return result
+
+    def _checked(self, key: Hashable, call: _Call, times: int = 1, *, capture: bool = False) -> Any:
+        """Run a phase ``times`` by itself, then its graph, each from the same state; the results have to agree."""
+        state = [*self.state(), *_tensors(call.args)]
+        was, generator = [t.detach().clone() for t in state], self._generator_state()
+        expected: list[Tensor] = []
+        for _ in range(times):
+            try:
+                self._run_aside(call.warm_up)
+                expected = [t.detach().clone() for t in (*state, *call.outputs)]
+            finally:
+                _put(state, was)
+                self._set_generator_state(generator)
+        if capture:
+            try:
+                self.graphs[key] = self._capture(call.captured)
+            except Exception as error:
+                self._free_generator()
+                raise _CaptureError(error) from error
+            finally:
+                self._set_generator_state(generator)
+        began = self._now()
+        self.graphs[key].replay()
+        call.seconds = self._now() - began
+        found = [*state, *call.outputs]
+        zeros = [torch.zeros_like(t) for t in call.outputs]
+        difference = _difference([*was, *zeros], expected, found, len(state))
+        if difference > self.slack:
+            _put(found, expected)
+            name = call.phase.__name__
+            self._give_up(
+                f"a replay of {name} is not what it does by itself, {difference:.2g} times what rounding explains"
+            )
+        return call.result
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
+        self.say(f"CUDA graphs are off, steps run one by one: {reason}")
+
+    # ----------------------------------------------------------------------------------------- what CUDA does
+
+    def _new_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def _synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def _now(self) -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _generator_state(self) -> Tensor:
+        return torch.cuda.get_rng_state()
+
+    def _set_generator_state(self, state: Tensor) -> None:
+        torch.cuda.set_rng_state(state)
+
+    def _run_aside(self, function: Callable[[], None]) -> None:
+        """On a stream of its own, as a capture will be."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function()
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def _capture(self, function: Callable[[], None]) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        # Of this thread alone: others may pin memory meanwhile, as a loader's does.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            function()
+        return graph
+
+    def _free_generator(self) -> None:
+        """A capture that broke off leaves the device's generator waiting for its end: give it a state of its own."""
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+        generator.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+class _CaptureError(Exception):
+    """A phase that runs cannot be captured."""
+
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
+
+
+class _Call:
+    """A phase with its arguments as graphs find them, and where its results are."""
+
+    def __init__(self, phase: Callable[..., Any], args: Sequence[Any]) -> None:
+        self.phase, self.args = phase, tuple(args)
+        self.outputs: list[Tensor] = []
+        self.result: Any = None
+        self.seconds = 0.0
+        """That a replay takes."""
+
+    def warm_up(self) -> None:
+        """Run the phase; its first results say where all others will be."""
+        made = self.phase(*self.args)
+        values = _tensors(made if isinstance(made, tuple) else (made,))
+        if not self.outputs:
+            self.outputs = [value.detach().clone() for value in values]
+            own = iter(self.outputs)
+            self.result = _rebuilt(made, own)
+        else:
+            self._keep(values)
+
+    def captured(self) -> None:
+        """Run the phase, for a graph."""
+        made = self.phase(*self.args)
+        self._keep(_tensors(made if isinstance(made, tuple) else (made,)))
+
+    def _keep(self, values: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for own, value in zip(self.outputs, values, strict=True):
+                own.copy_(value)
+
+
+@torch.no_grad()
+def _put(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += _tensors(value)
+    return found
+
+
+def _rebuilt(made: Any, own: Iterator[Tensor]) -> Any:
+    """What a phase returned, with tensors of the runner's own."""
+    if isinstance(made, Tensor):
+        return next(own)
+    if isinstance(made, tuple):
+        parts = [_rebuilt(part, own) for part in made]
+        return type(made)(*parts) if hasattr(made, "_fields") else tuple(parts)
+    return made
+
+
+def _copy_into(own: Sequence[Any], given: Sequence[Any]) -> None:
+    for mine, new in zip(own, given, strict=True):
+        if isinstance(new, Tensor):
+            if mine is not new:
+                mine.copy_(new.detach())
+        elif isinstance(new, (tuple, list)):
+            _copy_into(mine, new)
+
+
+def _is_channels_last(t: Tensor) -> bool:
+    return t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
+
+
+@torch.no_grad()
+def _difference(was: Sequence[Tensor], expected: Sequence[Tensor], found: Sequence[Tensor], changed: int) -> float:
+    """How far ``found`` is from ``expected``, relative to what was changed, in units of what is allowed.
+
+    The first ``changed`` are state: weights and their like are taken together, since gradients of some are nothing but
+    rounding. Whole numbers may differ in as large a part.
+    """
+    far: list[Tensor] = []
+    off = total = None
+    for i, (old, a, b) in enumerate(zip(was, expected, found, strict=True)):
+        if not a.numel():
+            continue
+        if not a.is_floating_point():
+            far.append((a != b).double().mean() / TOLERANCE[torch.float32])
+            continue
+        allowed = TOLERANCE.get(a.dtype, TOLERANCE[torch.float32])
+        difference, change = (a.double() - b.double()).norm(), (a.double() - old.double()).norm()
+        if i < changed and a.numel() > 1:
+            off = difference.square() / allowed**2 + (0.0 if off is None else off)
+            total = change.square() + (0.0 if total is None else total)
+        else:
+            far.append(difference / (allowed * change + 1e-12 + 1e-6 * a.double().norm()))
+    if off is not None:
+        far.append(off.sqrt() / (total.sqrt() + 1e-12))  # type: ignore[union-attr]
+    return float(torch.stack(far).nan_to_num(nan=0.0, posinf=1e30).max()) if far else 0.0
+
+
+class _Untuned:
+    """A phase that was captured with the convolutions that cuDNN would guess to be the fastest.
+
+    Args:
+        seconds: that it takes.
+        benchmark_after: seconds that it is to run in all, before they are tried.
+    """
+
+    def __init__(self, seconds: float, benchmark_after: float) -> None:
+        self.seconds, self.left = seconds, benchmark_after - seconds
+
+    def is_due(self) -> bool:
+        """Whether it has run for long enough; asked each time before it is run."""
+        self.left -= self.seconds
+        return self.left < 0
+
+
+@contextmanager
+def benchmarked(*, again: bool = False) -> Iterator[None]:
+    """cuDNN tries its convolutions and takes the fastest.
+
+    That pays for a size that is captured and comes again, and for nothing else: images that are judged in between come
+    in ever new sizes. torch keeps what was chosen first for a convolution and its size, tried or not, under a key in
+    which whether TF32 is allowed has a part. ``again``: chosen once more, with that forbidden meanwhile, which means
+    nothing to convolutions in half precision.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark
+    cudnn.benchmark = True
+    if again:
+        cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
+        if again:
+            cudnn.allow_tf32 = True
+
+
+def _tf32_allowed() -> bool:
+    """Whether convolutions in single precision may use TF32; no where torch does not say, as with newer switches."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return False
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The tensors of an optimiser's state, and its rates."""
+    tensors = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    return tensors + [group["lr"] for group in optimizer.param_groups if torch.is_tensor(group["lr"])]
+
+
+def materialize(optimizer: torch.optim.Optimizer) -> None:
+    """Give a new optimiser its state before anything is captured, as it is before the first step: zeros."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if all(p in optimizer.state and optimizer.state[p] for p in parameters):
+        return
+    saved = [p.detach().clone() for p in parameters]
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    with torch.no_grad():
+        for p, value in zip(parameters, saved, strict=True):
+            p.copy_(value)
+            p.grad = None
+            for tensor in optimizer.state[p].values():
+                if torch.is_tensor(tensor):
+                    tensor.zero_()

@@ -1,0 +1,113 @@
+"""What is remembered of each example of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bullettrain.mining import Category, Separation
+from bullettrain.precision import wide
+
+
+class Past(NamedTuple):
+    """What is remembered of the examples of a batch, (m,) each; 0 where nothing is."""
+
+    score: Tensor
+    """Score of the clean logits of the loss."""
+    margin: Tensor
+    """Probability of the true class on x' less the largest other one, the mean over views."""
+    steps: Tensor
+    """Steps that the corruption took."""
+    visits: Tensor
+    """How often the example has been trained on."""
+
+
+class History:
+    """The last score, the last margin on x', the last steps and the number of visits of each example.
+
+    Scores and allocations that ask for it are given the rows of their batch; ``selection="last"`` selects by the last
+    score. Tensors are changed in place, so that a captured graph finds them where they were.
+
+    Args:
+        examples: how many there are; steps name them by 0 to ``examples`` − 1, each at most once a batch.
+    """
+
+    def __init__(self, examples: int) -> None:
+        self.score, self.margin = torch.zeros(examples), torch.zeros(examples)
+        self.steps, self.visits = (torch.zeros(examples, dtype=torch.int64) for _ in range(2))
+
+    @property
+    def examples(self) -> int:
+        """How many there are."""
+        return len(self.score)
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that steps change."""
+        return [self.score, self.margin, self.steps, self.visits]
+
+    def to(self, device: torch.device) -> None:
+        """Keep it there."""
+        if self.score.device != device:
+            self.score, self.margin, self.steps, self.visits = (t.to(device) for t in self.tensors())
+
+    def of(self, index: Tensor) -> Past:
+        """What is remembered of the examples ``index`` (m,)."""
+        return Past(*(t.index_select(0, index) for t in self.tensors()))
+
+    def keep(self, index: Tensor, score: Tensor | None, margin: Tensor, steps: Tensor) -> None:
+        """What the examples ``index`` (m,) have from now on; NaN, of a forward that overflowed, is 0."""
+        for mine, new in ((self.score, score), (self.margin, margin), (self.steps, steps)):
+            if new is not None:
+                mine.index_copy_(0, index, new.to(mine.dtype).nan_to_num(nan=0.0) if mine.is_floating_point() else new)
+        self.visits.index_add_(0, index, torch.ones_like(index))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy, on the host."""
+        names = ("score", "margin", "steps", "visits")
+        return {name: t.to("cpu", copy=True) for name, t in zip(names, self.tensors(), strict=True)}
+
+    def check_state(self, state: object) -> None:
+        """ValueError where ``state`` cannot be loaded."""
+        own = self.state_dict()
+        if (
+            not isinstance(state, Mapping)
+            or state.keys() != own.keys()
+            or not all(map(torch.is_tensor, state.values()))
+        ):
+            raise ValueError(f"the state's history has to have {', '.join(own)}; give what state_dict() returned")
+        for name, value in state.items():
+            if value.ndim != 1 or value.is_floating_point() != own[name].is_floating_point():
+                raise ValueError(f"the state's {name} are no row of numbers; give what state_dict() returned")
+            if len(value) != self.examples:
+                raise ValueError(f"the state has a history of {len(value)} examples; there are {self.examples} here")
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self.check_state(state)
+        for mine, name in zip(self.tensors(), ("score", "margin", "steps", "visits"), strict=True):
+            mine.copy_(state[name])
+
+
+def margin_of(z_prime: Tensor, y: Tensor) -> Tensor:
+    """(m,) probability of the true class less the largest other one, of logits (m, K), or the mean of (v, m, K)."""
+    p = wide(z_prime.detach()).softmax(dim=-1)
+    true = (y[:, None] == torch.arange(p.shape[-1], device=y.device)).expand_as(p)
+    margin = torch.where(true, p, 0).sum(dim=-1) - torch.where(true, 0, p).amax(dim=-1)
+    return margin if margin.ndim == 1 else margin.mean(dim=0)
+
+
+def unseen_on_boundary(separation: Separation) -> Separation:
+    """The same rule for last scores, with those on the boundary of which nothing is known: their score is 0.
+
+    In the quantile they count as the safest of their batch, so that they make none of the others robust.
+    """
+
+    def separated(score: Tensor, robust_fraction: Tensor) -> Tensor:
+        new = (score == 0) & ~torch.signbit(score)
+        category = separation(torch.where(new, score.amax(dim=-1, keepdim=True), score), robust_fraction)
+        return torch.where(new, int(Category.BOUNDARY), category) if torch.is_tensor(category) else category
+
+    return separated

@@ -1,0 +1,373 @@
+"""One training step: the paper's Algorithm 2, top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bullettrain.allocation import Allocation
+from bullettrain.attacks.pgd import AttackState
+from bullettrain.attacks.state import bare
+from bullettrain.brief import brief
+from bullettrain.checks import (
+    buffers_restored_on_error,
+    check_batch,
+    check_count,
+    check_index,
+    check_labels,
+    check_logits,
+    check_logits_shape,
+    check_module,
+    check_network,
+    check_no_nan,
+    check_selection,
+    check_unnormalised,
+)
+from bullettrain.cost import Work
+from bullettrain.engine.attack import attack, last_steps
+from bullettrain.engine.distributed import Workers, find_group
+from bullettrain.engine.forwards import Forwards
+from bullettrain.engine.parts import (
+    check_last,
+    check_parts,
+    restore_fraction,
+    restore_generators,
+    restore_history,
+)
+from bullettrain.engine.phases import EAGER, Batch, Learnt, Phases, Runner, joined, part_of, slices
+from bullettrain.history import History
+from bullettrain.mining import (
+    Category,
+    RobustFraction,
+    Score,
+    Separation,
+    SeparationForObjective,
+    SeparationWithModel,
+    separate,
+    signed_prediction_variance,
+)
+from bullettrain.objectives import Objective
+
+
+def algorithm(
+    train: BulletTrain, phases: Phases, batches: Sequence[Batch], run: Runner = EAGER
+) -> Iterator[StepOutput]:
+    """Algorithm 2 for k mini-batches that are selected and attacked with the same weights; k = 1 is the paper.
+
+    Yields what each mini-batch gave; the caller moves the weights before the next one's turn.
+    """
+    x, y, start, index, m = joined(train.objective, batches, run)
+    workers = Workers(train.process_group(), m, x.device)  # several processes may share each mini-batch
+    svar, s = run(phases.select, x, y, index, m) if train.selects else (None, None)  # SVar of the clean logits h(x)
+    joint = None if svar is None else workers.gather(svar)  # the quantile is over the examples of all processes
+    shares = workers.joint_sizes, workers.own_places
+    category, steps, weight, *state = run(phases.allocate, svar, joint, x, y, s, start, index, *shares)
+    counts = train.on_host(s, svar, category, steps)  # the one thing that the host has to know: how the batch shrinks
+    target = run(phases.target, x, train.shared(s)) if train.objective.needs_target and any(counts) else None
+    attacked = AttackState(*state[:3], target, *state[3:])  # type: ignore[call-arg]
+    taken, steps = attack(phases, run, attacked, steps, counts, len(m))  # x' = G(x)
+    for i, rows in enumerate(slices(m)):
+        x_prime, late = last_steps(phases, run, attacked, steps, counts, rows, len(m))
+        train.look_at_attack(x[rows], x_prime, part_of(attacked.eps, rows))
+        t = phases.touched(counts[rows])
+        z = s if phases.keeps_logits(len(m)) else None  # the loss's own logits selected: they are there already
+        parts = (part_of(v, rows) for v in (y, steps, weight))
+        loss_weight = workers.loss_weight(i)
+        more = z, part_of(start, rows), t, loss_weight, phases.accumulation
+        learnt = run(phases.learn, x[rows], x_prime, *parts, *more)  # L(z, z')
+        remembered = train.remembered(workers, i, part_of(index, rows), learnt, steps[rows])
+        given = category[rows], steps[rows], part_of(svar, rows)
+        run(phases.update, workers.sum_(learnt.counts), remembered, learnt[:3], y[rows], *given, loss_weight)  # F_R
+        train.steps_taken += 1
+        forwarded = sum(n > 0 for n in counts[rows]) if t is None else t
+        work = train.work(m[i], taken * m[i] / len(y) + late, forwarded, phases, len(m), late)
+        yield StepOutput(learnt.loss, *given, work, x_prime.detach(), learnt.z, learnt.z_prime)
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step computed. Only ``loss`` carries a graph."""
+
+    loss: Tensor
+    """0-d: call ``.backward()`` on it. With several workers it is weighted by this one's share of the batch."""
+    category: Tensor
+    """(m,) of :class:`Category`. With equal steps for everyone nothing is selected, and all are BOUNDARY."""
+    steps: Tensor
+    """(m,) steps that each example got."""
+    svar: Tensor | None
+    """(m,) scores; None where nothing was selected."""
+    work: Work
+    """Passes that were made."""
+    x_prime: Tensor
+    """(m, …) corrupted examples; AugMix: (2, m, …)."""
+    z: Tensor | None
+    """(m, K) clean training-mode logits; None for PGD-AT, whose loss has none."""
+    z_prime: Tensor
+    """(m, K) corrupted training-mode logits; AugMix: (2, m, K)."""
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares of "outlier", "boundary" and "robust" examples, which add up to 1; waits for the device."""
+        counts = self.category.bincount(minlength=len(Category)).tolist()
+        return {category.name.lower(): counts[category] / len(self.category) for category in Category}
+
+    def clone(self) -> StepOutput:
+        """A copy with tensors of its own; the loss without its graph."""
+        copies = {name: value.detach().clone() for name, value in vars(self).items() if torch.is_tensor(value)}
+        return StepOutput(**{**vars(self), **copies})
+
+    def __repr__(self) -> str:
+        counts = self.category.bincount(minlength=len(Category)).tolist()
+        classes = ", ".join(f"{category.name.lower()}={counts[category]}" for category in Category)
+        steps, passes = self.steps.float().mean().item(), self.work.per_example
+        return f"StepOutput(loss={self.loss.item():.4g}, {classes}, mean_steps={steps:.2f}, passes={passes:.2f})"
+
+
+class BulletTrain:
+    """Robust training that spends the effort on boundary examples. Attach it to your own loop:
+
+        train = BulletTrain(TRADES(beta=6.0, eps=8/255), budget=StepBudget(boundary=10, robust=2), gamma=0.8)
+        for x, y in loader:
+            out = train.step(model, x, y)
+            out.loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    Args:
+        objective: PGDAT, TRADES, MART or AugMix.
+        budget: steps for each class; ``StepBudget.uniform(n)`` is the plain algorithm.
+        gamma: γ in (0, 1], how far F_R is trusted; smaller is more careful.
+        momentum: p in [0, 1) of F_R's moving average.
+        score: (logits, labels) → (m,), negative where misclassified, larger where safer.
+        separation: (score, F_R) → categories (m,), or an oracle that sees the network.
+        examples: how many the dataset has, for what is remembered of each: ``selection="last"``, allocations that ask
+            for it. Steps are then told which ones they see.
+        check_every: steps between the checks of values that wait for the device (input range, label range,
+            NaN or infinite logits, x' in its ball); the first step is always checked. 0: never.
+        group: the processes whose mini-batches are one; None: all, where a process group is initialised.
+        joint: False: each process by itself, whatever is initialised.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        *,
+        budget: Allocation,
+        gamma: float = 0.8,
+        momentum: float = 0.9,
+        score: Score = signed_prediction_variance,
+        separation: Separation | SeparationWithModel = separate,
+        examples: int = 0,
+        check_every: int = 100,
+        group: dist.ProcessGroup | None = None,
+        joint: bool = True,
+    ) -> None:
+        check_parts(objective, budget, score, separation)
+        check_last(objective, budget, separation, check_count(examples, "examples"))
+        objective.check_budget(budget)
+        self.objective = objective
+        self.budget = budget
+        self.robust_fraction = RobustFraction(gamma, momentum)
+        self.history = History(examples)
+        self.score = score
+        self.separation = separation
+        self.separation_for_objective()  # refuses one that does not go with the objective
+        self.group, self.joint = group, joint
+        self.check_every = check_count(check_every, "check_every")
+        self.steps_taken = 0
+        self._checked = False  # in this process
+        self._seen = False  # a network whose parts all go with the method
+        self.looking = False
+        """Whether this step's values are looked at."""
+
+    def __repr__(self) -> str:
+        fraction = self.robust_fraction
+        parts = {"budget": self.budget, "gamma": fraction.gamma, "momentum": fraction.momentum}
+        parts |= {"score": self.score, "separation": self.separation, "check_every": self.check_every}
+        parts |= {"examples": self.history.examples} if self.history.examples else {}
+        settings = ", ".join(f"{name}={brief(part)}" for name, part in parts.items())
+        return f"BulletTrain({self.objective!r}, {settings})"
+
+    def step(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        start: Tensor | None = None,
+        index: Tensor | None = None,
+    ) -> StepOutput:
+        """Loss of one mini-batch; F_R moves on. The caller takes the gradient and the optimiser's step.
+
+        Args:
+            model: returns logits (n, K); may be compiled, or wrapped in DistributedDataParallel.
+            x: (m, …) clean examples in the objective's bounds.
+            y: (m,) int64 labels.
+            start: (m, …) points that the attack starts from, to fix its noise; for AugMix (2, m, …), the
+                views themselves, or what its ``draw`` gave.
+            index: (m,) int64, which examples of the dataset these are; wanted where the last logits select.
+
+        A compiled model is best compiled in the default mode: "reduce-overhead" keeps outputs in buffers that
+        the attack's forwards overwrite. With several workers compile first, then wrap.
+        """
+        check_module(model)
+        check_batch(x, y)
+        self.check_step(y, index)
+        with self._watching(model, x, y):
+            (out,) = algorithm(self, Phases(self, Forwards(model)), [Batch(x, y, start, index)])
+        return out
+
+    def updates(self, phases: Phases, batches: Sequence[Batch], run: Runner = EAGER) -> Iterator[StepOutput]:
+        """Algorithm 2 on some mini-batches, by phases and a runner of one's own; `Captured` is made of this."""
+        return algorithm(self, phases, batches, run)
+
+    # ------------------------------------------------------------------------------- what Algorithm 2 asks for
+
+    @property
+    def selects(self) -> bool:
+        """Whether anything has to be selected: not where everybody gets the same steps."""
+        return self.budget.uniform_steps is None
+
+    @property
+    def selects_by_last(self) -> bool:
+        """Whether examples are selected by the logits that they had last."""
+        return self.objective.selection == "last" and self.selects
+
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The processes that share a mini-batch; None: this one alone."""
+        return find_group(self.group, self.joint)
+
+    def separation_for_objective(self) -> Separation | SeparationWithModel:
+        """The separation, with the objective's settings where it takes any."""
+        separation = self.separation
+        return separation.suited_to(self.objective) if isinstance(separation, SeparationForObjective) else separation
+
+    def shared(self, s: Tensor | None) -> Tensor | None:
+        """The logits that select, where they are also what the attack moves away from."""
+        return s if self.objective.selection == self.objective.attack_mode == "eval" else None
+
+    def on_host(self, s: Tensor | None, svar: Tensor | None, category: Tensor, steps: Tensor) -> list[int]:
+        """Steps of each example on the host: waits for the device, unless everybody gets the same number anyway."""
+        if self.looking and s is not None:
+            check_logits(s.detach(), self.steps_taken + 1)
+        if self.looking and svar is not None:
+            check_selection(svar, category, list(Category))
+        same = self.budget.uniform_steps
+        counts: list[int] = steps.tolist() if same is None else [same] * len(steps)
+        check_count(min(counts), "steps")
+        most = self.objective.max_steps
+        if most is not None and max(counts) > most:
+            raise ValueError(f"the budget allocated {max(counts)} steps; {type(self.objective).__name__} has {most}")
+        return counts
+
+    def look_at_attack(self, x: Tensor, x_prime: Tensor, eps: Tensor | None) -> None:
+        """On a step that is checked: is x' where it may be?"""
+        if self.looking:
+            self.objective.check_perturbed(x, x_prime, eps)
+
+    def remembered(
+        self, workers: Workers, batch: int, index: Tensor | None, learnt: Learnt, steps: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Index, score, margin and steps of the examples of all processes, as far as they are remembered."""
+        if index is None or not self.history.examples:
+            return ()
+        if self.looking and learnt.score is not None:
+            check_no_nan(learnt.score)
+        known = (index, learnt.score, learnt.margin, steps)
+        return tuple(None if values is None else workers.gather_batch(values, batch) for values in known)
+
+    def work(self, m: int, steps: float, touched: int, phases: Phases, batches: int, late: int) -> Work:
+        """Passes of one mini-batch: its own update, and its share of the attack."""
+        work = self.objective.cost.work(examples=m, steps=steps, touched=touched, selects=self.selects)
+        selection, attacking = work.selection, work.attack
+        if self.selects and isinstance(self.separation, SeparationWithModel):
+            selection += m * self.separation.passes_per_example
+        if self.selects and phases.selects_by_loss_logits and not phases.keeps_logits(batches):
+            selection += m  # once more, for the update
+        if late and self.objective.needs_target:
+            attacking += m
+        return Work(m, selection, attacking, work.update)
+
+    # ------------------------------------------------------------------------------------------------ checks
+
+    def check_step(self, y: Tensor, index: Tensor | None) -> None:
+        """ValueError where its parts do not go together, or the examples have to be known, and are not."""
+        self.objective.check_budget(self.budget)
+        check_last(self.objective, self.budget, self.separation, self.history.examples)
+        if self.selects_by_last or (index is not None and self.history.examples):
+            check_index(index, y, self.history.examples, look=self.is_due())
+            self.history.to(y.device)
+
+    def is_due(self, steps: int = 1) -> bool:
+        """Whether one of the next ``steps`` is one whose values are looked at, which waits for the device."""
+        every = self.check_every
+        return bool(every) and (not self._checked or -self.steps_taken % every < steps)
+
+    @contextmanager
+    def _watching(self, model: nn.Module, x: Tensor, y: Tensor) -> Iterator[None]:
+        """On a step that is checked: look at x, y and the logits of every forward; undo on an error."""
+        due = self.is_due()
+        if due or not self._seen:
+            check_network(model)
+            self._seen = True
+        if not due:
+            yield
+            return
+        self.objective.check_inputs(x)
+        number = self.steps_taken + 1
+
+        def look(module: nn.Module, args: tuple[Any, ...], logits: Tensor) -> None:
+            check_logits_shape(logits, len(args[0]))
+            check_labels(y, logits.shape[1])
+            check_logits(logits, number)
+            check_unnormalised(logits)
+
+        # Not traced where net.compile() has hooks compiled too: it waits for the device, and a graph breaks there.
+        hook = bare(model).register_forward_hook(torch.compiler.disable(look))  # type: ignore[no-untyped-call]
+        self.looking = True
+        try:
+            with buffers_restored_on_error(bare(model)):
+                yield
+            self._checked = True
+        finally:
+            self.looking = False
+            hook.remove()
+
+    # ----------------------------------------------------------------------------------------------- its state
+
+    def state_dict(self) -> dict[str, Any]:
+        """F_R and the number of steps taken, as plain numbers, what the objective keeps, where generators are, and the
+        history, where there is one."""
+        return {
+            "robust_fraction": self.robust_fraction.state_dict(),
+            "steps_taken": self.steps_taken,
+            "objective": self.objective.state_dict(),
+            **({"history": self.history.state_dict()} if self.history.examples else {}),
+            "generators": {name: generator.get_state() for name, generator in self._generators().items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`, with the γ and the momentum that it was made with.
+
+        Noise goes on where it was if objective and separation have generators of their own; torch's is the caller's.
+        """
+        if missing := {"robust_fraction", "steps_taken"} - state.keys():
+            raise ValueError(f"{' and '.join(sorted(missing))} missing; give what state_dict() of BulletTrain returned")
+        if self.history.examples and "history" in state:
+            self.history.check_state(state["history"])  # before anything is changed
+        restore_generators(self._generators(), state.get("generators", {}))
+        restore_fraction(self.robust_fraction, state["robust_fraction"])
+        self.steps_taken = check_count(state["steps_taken"], "steps_taken")
+        self.objective.load_state_dict(state.get("objective", {}))
+        if self.history.examples:
+            restore_history(self.history, state, needed=self.selects_by_last)
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        """Sources of noise that are not torch's own."""
+        parts = {"objective": self.objective, "separation": self.separation}
+        found = {name: getattr(part, "generator", None) for name, part in parts.items()}
+        return {name: generator for name, generator in found.items() if isinstance(generator, torch.Generator)}
