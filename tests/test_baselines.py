@@ -18,7 +18,7 @@ import reference
 from bullettrain import baselines
 from bullettrain.attacks import pgd
 from bullettrain.baselines import FirstLayer, Free, GradAlign
-from bullettrain.engine import BulletTrain
+from bullettrain import BulletTrain
 from conftest import assert_same, batch, norm_net, snapshot, tiny_net
 from grouped import Fast
 
