@@ -87,10 +87,10 @@ def test_every_process_of_a_resumed_run_reads_the_checkpoint_that_a_kill_left_in
         before, (first, state), (second, _) = sorted(folder.path.iterdir()), folder.load(), folder.load()
         assert sorted(folder.path.iterdir()) == before
         assert all(torch.equal(first[key], second[key]) for key in first)
-        halves += read_weights(folder.path / "previous.safetensors")[1]["step"] == state["step"]
+        halves += read_weights(folder.path / "previous.safetensors")[1].step == state["step"]
         folder.settle(state["step"])
         last, about = read_weights(folder.path / "last.safetensors")
-        assert about["step"] == state["step"]
+        assert about.step == state["step"]
         assert all(torch.equal(first[key], last[key]) for key in first)
     assert halves >= 2
 
@@ -197,7 +197,7 @@ def test_signals_finish_the_step_and_save(tmp_path, whole, monkeypatch, number, 
     result = runs.train(small(), tmp_path / "run", CPU)
     assert result.reason == f"stopped by signal {int(number)}"
     assert signal.getsignal(number) is handler
-    assert read_weights(tmp_path / "run" / "last.safetensors")[1]["step"] == at
+    assert read_weights(tmp_path / "run" / "last.safetensors")[1].step == at
     monkeypatch.undo()
     assert runs.train(small(), tmp_path / "run", CPU, resume=True).finished
     assert weights_of(tmp_path / "run") == weights_of(whole)

@@ -62,8 +62,14 @@ def evaluate(
         str | None, typer.Option(help="Of a run: last, best or averaged. Default: best where it was chosen, else last.")
     ] = None,
     network: Annotated[
-        str | None, typer.Option(help="What a state_dict is of: wrn-34-10, package.module:function, timm:NAME.")
+        str | None,
+        typer.Option(
+            help="What the weights are of: wrn-34-10, package.module:function, timm:NAME. Default: what the file says."
+        ),
     ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import and call the function that a run or checkpoint names.")
+    ] = False,
     mean: Annotated[
         str | None, typer.Option(help="Normalisation in front of a foreign network, e.g. 0.49,0.48,0.45.")
     ] = None,
@@ -131,7 +137,13 @@ def evaluate(
         raise ConfigError("say which images to judge it on, e.g. --data cifar10")
     images = _images(name, config, data_dir, size)
     subject = find_subject(
-        model, weights=weights, network=network, mean=_numbers(mean), std=_numbers(std), **_shape(images)
+        model,
+        weights=weights,
+        network=network,
+        trust=trust,
+        mean=_numbers(mean),
+        std=_numbers(std),
+        **_shape(images),
     )
     plan = Plan(
         attacks,

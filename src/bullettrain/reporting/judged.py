@@ -95,8 +95,8 @@ def _note(entry: Entry) -> str:
 
 def _config(values: Mapping[str, Any] | None) -> Config | None:
     try:
-        return None if values is None else Config.from_dict({k: v for k, v in values.items() if k != "environment"})
-    except (ConfigError, TypeError, AttributeError):
+        return None if values is None else Config.from_dict(values)
+    except ConfigError:
         return None  # a run of another version: the paper's figures are left out
 
 

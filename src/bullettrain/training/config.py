@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import typing
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, Literal
 from bullettrain.attacks.norms import NORMS, USUAL_EPS
 from bullettrain.checks import MendableError, instead
 from bullettrain.engine.graphed import TUNE_AFTER
+from bullettrain.schema import SchemaError, conform
 from bullettrain.training.method import MethodConfig
 from bullettrain.training.settings import ConfigError, as_setting, parse
 
@@ -234,16 +236,19 @@ class Config:
         return {key: _plain(value) for key, value in dataclasses.asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        """A config from :meth:`to_dict`; unknown keys are refused, and missing ones have their defaults."""
-        sections = {f.name: f for f in dataclasses.fields(cls)}
-        made: dict[str, Any] = {}
-        for name, value in values.items():
-            if name not in sections:
-                raise ConfigError(f"there is no section {name!r}{instead(name, sections)}")
-            kind = typing.get_type_hints(cls)[name]
-            made[name] = _section(kind, name, value) if dataclasses.is_dataclass(kind) else str(value)
-        return cls(**made)
+    def from_dict(cls, values: Any) -> Config:
+        """A config from :meth:`to_dict`, or as a person writes it: missing settings have their defaults.
+
+        Raises:
+            ConfigError: a setting is unknown, of another type, or out of its range.
+        """
+        if isinstance(values, Mapping):
+            values = {name: value for name, value in values.items() if name != "environment"}
+        try:
+            config: Config = conform(values, cls, text=parse)
+        except SchemaError as error:
+            raise ConfigError(str(error)) from None
+        return config
 
     def with_settings(self, settings: Sequence[str]) -> Config:
         """A copy with `section.key=value` applied; a key that is in one section only needs no section."""
@@ -305,27 +310,11 @@ def _find(path: str) -> tuple[str, str]:
     if path in sections:
         raise ConfigError(f"{path!r} is a section; name a setting of it, e.g. {path}.{sections[path][0]}")
     if not homes:
-        raise _no_setting(path)
+        guess = instead(key, itertools.chain(*sections.values()), "`bullettrain train --show` lists them")
+        raise ConfigError(f"there is no setting {path!r}{guess}")
     if len(homes) > 1:
         raise ConfigError(f"{path!r} could be {' or '.join(f'{home}.{path}' for home in homes)}; say which")
     return homes[0], key
-
-
-def _no_setting(path: str) -> ConfigError:
-    """Of "section.key", or a key alone, that is not there; the guess may be of another section."""
-    keys = [key for keys in _sections().values() for key in keys]
-    guess = instead(path.rpartition(".")[2], keys, "`bullettrain train --show` lists them")
-    return ConfigError(f"there is no setting {path!r}{guess}")
-
-
-def _section(kind: Any, name: str, values: Any) -> Any:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{name} is {values!r}; it has to be a section of keys")
-    hints = typing.get_type_hints(kind)
-    for key in values:
-        if key not in hints:
-            raise _no_setting(f"{name}.{key}")
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
 def _plain(value: Any) -> Any:
