@@ -48,11 +48,48 @@ def invoke():
     return lambda *words: runner.invoke(app, [str(word) for word in words], prog_name="bullettrain")
 
 
+def test_the_public_names_are_lazy_and_complete():
+    tree = ast.parse(Path(bullettrain.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {alias.name for node in block.body for alias in node.names}
+    assert typed | {"__version__"} == set(bullettrain.__all__) <= set(dir(bullettrain))
+    assert all(getattr(bullettrain, name) is not None for name in bullettrain.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = bullettrain.nothing
+
+
+def test_help_and_version_do_not_wait_for_torch():
+    words = [["--version"], *([*words.split(), "--help"] for words in HELPED)]
+    code = """
+import contextlib, io, sys
+from bullettrain.cli import main
+for words in {words}:
+    sys.argv = ["bullettrain", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main()
+    assert "ullettrain" in said.getvalue(), words
+    print([name for name in ("torch", "numpy", "matplotlib", "yaml") if name in sys.modules], end="")
+"""
+    done = subprocess.run([sys.executable, "-c", code.replace("{words}", repr(words))], capture_output=True, text=True)
+    assert done.stdout == "[]" * len(words), done.stderr
+
+
+def test_lists_in_help_texts_are_complete(invoke):
+    """They are written out, since what they list cannot be imported without torch."""
+    from bullettrain.data import SOURCES
+    from bullettrain.reproduction.scales import SCALES
+    from bullettrain.training.bench import ENGINES
+
+    for words, names in (("data prepare", SOURCES), ("reproduce", SCALES), ("bench", ENGINES)):
+        assert ", ".join(names) in " ".join(plain(invoke(*words.split(), "--help").output).split()), words
+
+
 def test_version(invoke):
     assert plain(invoke("--version").output).strip() == f"bullettrain {bullettrain.__version__}"
 
 
-HELPED = ["", "train", "evaluate", "report", "reproduce", "data", "data list", "data prepare", "data verify"]
+HELPED = ["", "train", "evaluate", "report", "bench", "reproduce", "data"]
+HELPED += ["data list", "data prepare", "data verify", "data corrupt"]
 
 
 @pytest.mark.parametrize("words", HELPED)
@@ -297,7 +334,7 @@ def test_ctrl_c_that_ends_a_compiler_too_is_no_error(invoke, tmp_path, monkeypat
 
 
 BEFORE = {
-    "device": (sys.modules["bullettrain.commands.train"], "find_place"),
+    "device": (sys.modules["bullettrain.training.setup"], "find_place"),
     "data": (run_module, "load_data"),
     "network": (sys.modules["bullettrain.training.loop"], "make_network"),
 }

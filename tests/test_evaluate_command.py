@@ -165,7 +165,7 @@ def test_a_second_ctrl_c_says_how_to_go_on_too(run, monkeypatch, again):
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(importlib.import_module("bullettrain.commands.evaluate"), "run_evaluation", interrupted)
+    monkeypatch.setattr(importlib.import_module("bullettrain.evaluation.evaluate"), "evaluate", interrupted)
     stopped = CliRunner(env={"COLUMNS": "120"}).invoke(app, words)
     assert stopped.exit_code == 130
     assert stopped.output.endswith(f"interrupted; the same command goes on:\n  bullettrain {' '.join(words)}\n")

@@ -7,28 +7,17 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
-import torch
 import typer
 
-from bullettrain.checks import instead
-from bullettrain.commands.evaluate_terminal import show
-from bullettrain.data import ImageSet, load
-from bullettrain.evaluation.evaluate import Plan
-from bullettrain.evaluation.evaluate import evaluate as run_evaluation
-from bullettrain.evaluation.results import FILE, Store
-from bullettrain.evaluation.specs import Attack, Clean, Corruptions, Defaults, parse_attack, parse_attacks, threat_of
-from bullettrain.evaluation.subject import FORMS, check_form, config_of, find_subject
-from bullettrain.evaluation.watch import Watch
-from bullettrain.precision import Precision
-from bullettrain.reporting import write_report
 from bullettrain.terminal import terminal
-from bullettrain.training.config import Config
-from bullettrain.training.folder import RunError, RunFolder
-from bullettrain.training.settings import ConfigError, number
-from bullettrain.training.setup import find_place
-from bullettrain.training.signals import StoppedError, StopRequest
+
+if TYPE_CHECKING:
+    from bullettrain.data import ImageSet
+    from bullettrain.evaluation.specs import Attack, Defaults
+    from bullettrain.precision import Precision
+    from bullettrain.training.config import Config
 
 PRECISIONS: dict[str, tuple[Precision, ...]] = {
     "float32": ("float32",),
@@ -39,7 +28,14 @@ PRECISIONS: dict[str, tuple[Precision, ...]] = {
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help=f"{FORMS[0].upper()}{FORMS[1:]}.", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A run's folder, a checkpoint (.safetensors), a state_dict (.pt) with --network, "
+            "package.module:function or timm:NAME.",
+            show_default=False,
+        ),
+    ],
     attack: Annotated[
         list[str] | None,
         typer.Option(
@@ -119,6 +115,21 @@ def evaluate(
 
       bullettrain evaluate my.package:make_network --data cifar10 --attack pgd:steps=50,norm=l2,eps=0.5
     """
+    import torch
+
+    from bullettrain.checks import instead
+    from bullettrain.commands.evaluate_terminal import show
+    from bullettrain.evaluation import evaluate as evaluation
+    from bullettrain.evaluation.results import FILE, Store
+    from bullettrain.evaluation.specs import Clean, parse_attack, parse_attacks
+    from bullettrain.evaluation.subject import check_form, config_of, find_subject
+    from bullettrain.evaluation.watch import Watch
+    from bullettrain.reporting import write_report
+    from bullettrain.training.folder import RunError, RunFolder
+    from bullettrain.training.settings import ConfigError
+    from bullettrain.training.setup import find_place
+    from bullettrain.training.signals import StoppedError, StopRequest
+
     console = terminal()
     config = config_of(model)
     defaults = _defaults(config, eps, norm)
@@ -145,7 +156,7 @@ def evaluate(
         std=_numbers(std),
         **_shape(images),
     )
-    plan = Plan(
+    plan = evaluation.Plan(
         attacks,
         PRECISIONS[precision],
         batch_size or (1000 if place.device.type == "cuda" else 500),
@@ -167,7 +178,7 @@ def evaluate(
     with StopRequest() as stop:
         try:
             with store.alone(), Watch(console, stop) as watch:
-                entry, asked = run_evaluation(
+                entry, asked = evaluation.evaluate(
                     subject, images, name, plan, device=place.device, store=store, watch=watch
                 )
         except (StoppedError, KeyboardInterrupt):  # a second Ctrl-C ends it at once, with what was saved before
@@ -186,6 +197,9 @@ def evaluate(
 
 def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defaults:
     """What attacks have that do not say: options first, then the run's, then the paper's."""
+    from bullettrain.evaluation.specs import Defaults, parse_attack, threat_of
+    from bullettrain.training.settings import ConfigError
+
     if norm not in (None, "linf", "l2"):
         raise ConfigError(f"--norm is {norm!r}; there are linf, l2")
     own = cast(Literal["linf", "l2"], norm or (config.method.norm if config else "linf"))
@@ -200,6 +214,9 @@ def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defau
 
 def _check_corruptions(attacks: list[Attack], folder: Path | None, baseline: Path | None) -> None:
     """Before anything is computed: the folder is there where it is asked for, and only there."""
+    from bullettrain.evaluation.specs import Corruptions
+    from bullettrain.training.settings import ConfigError
+
     wanted = any(isinstance(attack, Corruptions) for attack in attacks)
     if wanted and folder is None:
         raise ConfigError("--attack corruptions needs the folder that holds them: --corruptions DIR")
@@ -210,6 +227,8 @@ def _check_corruptions(attacks: list[Attack], folder: Path | None, baseline: Pat
 
 
 def _baseline(path: Path | None) -> dict[str, list[float]] | None:
+    from bullettrain.training.settings import ConfigError
+
     if path is None:
         return None
     try:
@@ -221,6 +240,9 @@ def _baseline(path: Path | None) -> dict[str, list[float]] | None:
 
 
 def _images(name: str, config: Config | None, data_dir: Path | None, size: int) -> ImageSet:
+    from bullettrain.data import load
+    from bullettrain.training.settings import ConfigError
+
     own = config is not None and name == config.data.name
     image_size = config.data.image_size if config is not None and own else None
     images = load(name, split="test", root=data_dir, image_size=image_size)
@@ -235,6 +257,8 @@ def _shape(images: ImageSet) -> dict[str, int]:
 
 
 def _numbers(text: str | None) -> list[float] | None:
+    from bullettrain.training.settings import number
+
     return None if text is None else [number(part) for part in text.split(",")]
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 import bullettrain
 from bullettrain.brief import first_line
+from bullettrain.errors import UserError
 from bullettrain.extras import extra
 from bullettrain.lock import alone
 from bullettrain.schema import conform
@@ -40,7 +41,7 @@ def weights_in(path: Path) -> list[str]:
     return [name for name in WEIGHTS if (path / f"{name}.safetensors").is_file()]
 
 
-class RunError(ValueError):
+class RunError(UserError):
     """A run folder that cannot be used as asked: one sentence that says why and what to do."""
 
 
