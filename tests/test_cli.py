@@ -77,10 +77,11 @@ for words in {words}:
 def test_lists_in_help_texts_are_complete(invoke):
     """They are written out, since what they list cannot be imported without torch."""
     from bullettrain.data import SOURCES
+    from bullettrain.exporting import FORMATS
     from bullettrain.reproduction.scales import SCALES
     from bullettrain.training.bench import ENGINES
 
-    for words, names in (("data prepare", SOURCES), ("reproduce", SCALES), ("bench", ENGINES)):
+    for words, names in (("data prepare", SOURCES), ("reproduce", SCALES), ("bench", ENGINES), ("export", FORMATS)):
         assert ", ".join(names) in " ".join(plain(invoke(*words.split(), "--help").output).split()), words
 
 
@@ -88,7 +89,7 @@ def test_version(invoke):
     assert plain(invoke("--version").output).strip() == f"bullettrain {bullettrain.__version__}"
 
 
-HELPED = ["", "train", "evaluate", "report", "bench", "reproduce", "data"]
+HELPED = ["", "train", "evaluate", "predict", "export", "report", "bench", "reproduce", "data"]
 HELPED += ["data list", "data prepare", "data verify", "data corrupt"]
 
 

@@ -11,6 +11,7 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
@@ -70,6 +71,7 @@ def evil(robust_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("evil.py").write_text(MODULE)
+    Image.new("L", (8, 8)).save("image.png")
     shutil.copytree(robust_run, "run")
     tamper(Path("run"))
     shutil.copy("run/last.safetensors", "w.safetensors")
@@ -87,6 +89,10 @@ NAMED = r"names the function 'evil:make', which .* was not imported; .* add --ne
 COMMANDS = {
     "evaluate run": (["evaluate", "run", "--attack", "clean"], NAMED),
     "evaluate file": (["evaluate", "w.safetensors", "--data", "digits", "--attack", "clean"], NAMED),
+    "predict run": (["predict", "run", "image.png"], NAMED),
+    "predict file": (["predict", "w.safetensors", "image.png"], NAMED),
+    "export run": (["export", "run", "--format", "hub", "--out", "new"], NAMED),
+    "export file": (["export", "w.safetensors", "--format", "torch-export", "--out", "new.pt2"], NAMED),
     "train over a run": (["train", "--out", "unfinished"], "network.name is evil:make there and small-cnn here"),
     "train --resume": (["train", "--out", "unfinished", "--resume"], "network.name is evil:make there and small-cnn"),
     "bench run": (["bench", *BENCH, "--checkpoint", "run"], "eager bullettrain: "),
@@ -118,9 +124,9 @@ def test_load_runs_no_code_that_a_file_names(evil, name):
 
 
 @pytest.mark.parametrize("how", [["--trust"], ["--network", "evil:make"]], ids=" ".join)
-@pytest.mark.parametrize("name", ["evaluate run", "evaluate file"])
+@pytest.mark.parametrize("name", [name for name, (_, said) in COMMANDS.items() if said is NAMED])
 def test_it_is_run_where_the_user_says_so(evil, name, how):
-    assert "Clean" in invoke(*COMMANDS[name][0], *how)
+    assert re.search("Clean|probability|written  new", invoke(*COMMANDS[name][0], *how))
     assert ran()
 
 

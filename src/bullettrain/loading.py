@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from bullettrain.models import build
 from bullettrain.models.called import is_foreign
+
+if TYPE_CHECKING:
+    from bullettrain.training.folder import Metadata
 
 
 def load(
@@ -35,13 +39,23 @@ def load(
         trust: import and call the function that the file names, where its network is not one of this package's.
 
     Returns:
-        A network that takes images (m, C, H, W) in [0, 1] and returns logits (m, K).
+        A network that takes images (m, C, H, W) in [0, 1] and returns logits (m, K). Its attributes say what it was
+        trained for: ``classes`` (their names), ``image_size`` (pixels a side), ``channels``, and ``threat`` (``norm``
+        and ``eps``; None where it was trained without an attack).
 
     Raises:
         RunError: there is no such file, it is damaged, or it names a function and neither ``network`` nor ``trust``
             was given.
     """
-    from bullettrain.training.folder import RunError, read_weights
+    made, _ = load_with_metadata(run_or_checkpoint, weights=weights, network=network, trust=trust)
+    return made.to(device)
+
+
+def load_with_metadata(
+    run_or_checkpoint: str | Path, *, weights: str | None = None, network: str | None = None, trust: bool = False
+) -> tuple[nn.Module, Metadata]:
+    """What :func:`load` does, on the CPU, and all that the file says about the network."""
+    from bullettrain.training.folder import RunError, RunFolder, read_weights
     from bullettrain.training.named import rather, weights_file
 
     file = weights_file(Path(run_or_checkpoint), weights)
@@ -63,7 +77,13 @@ def load(
     except ValueError as error:
         raise RunError(f"{file} cannot be loaded: {error}") from None
     made.load_state_dict(tensors)
-    return made.to(device).eval()
+    if about.threat is None:  # older files do not say it; their run does
+        with suppress(RunError):
+            about = replace(about, threat=RunFolder(file.parent).config().method.threat)
+    facts = {"classes": about.classes, "image_size": arguments["image_size"], "channels": arguments["channels"]}
+    for name, value in {**facts, "threat": about.threat}.items():
+        setattr(made, name, value)
+    return made.eval(), about
 
 
 def permitted(name: str, source: Path, *, network: str | None = None, trust: bool = False) -> str:

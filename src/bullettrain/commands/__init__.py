@@ -1,4 +1,4 @@
-"""What `bullettrain` can do: train, evaluate, report, bench, reproduce, data."""
+"""What `bullettrain` can do: train, evaluate, predict, export, report, bench, reproduce, data."""
 
 import inspect
 from collections.abc import Callable
@@ -10,6 +10,8 @@ import bullettrain
 from bullettrain.commands.bench import bench
 from bullettrain.commands.data import data_app
 from bullettrain.commands.evaluate import evaluate
+from bullettrain.commands.export import export
+from bullettrain.commands.predict import predict
 from bullettrain.commands.report import report
 from bullettrain.commands.reproduce import reproduce
 from bullettrain.commands.train import train
@@ -30,7 +32,7 @@ def _flowing(command: Callable[..., Any]) -> str:
     return "\n\n".join(text if text.startswith(" ") else " ".join(text.split("\n")) for text in paragraphs)
 
 
-for _command in (train, evaluate, report, bench, reproduce):
+for _command in (train, evaluate, predict, export, report, bench, reproduce):
     app.command(help=_flowing(_command))(_command)
 app.add_typer(data_app, name="data")
 

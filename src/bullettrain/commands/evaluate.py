@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
+from bullettrain.commands import options
 from bullettrain.terminal import terminal
 
 if TYPE_CHECKING:
@@ -28,14 +29,7 @@ PRECISIONS: dict[str, tuple[Precision, ...]] = {
 
 
 def evaluate(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A run's folder, a checkpoint (.safetensors), a state_dict (.pt) with --network, "
-            "package.module:function or timm:NAME.",
-            show_default=False,
-        ),
-    ],
+    model: options.Model,
     attack: Annotated[
         list[str] | None,
         typer.Option(
@@ -54,22 +48,11 @@ def evaluate(
     norm: Annotated[
         str | None, typer.Option(help="linf or l2, of attacks that do not say. Default: the run's, else linf.")
     ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Of a run: last, best or averaged. Default: best where it was chosen, else last.")
-    ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(
-            help="What the weights are of: wrn-34-10, package.module:function, timm:NAME. Default: what the file says."
-        ),
-    ] = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Import and call the function that a run or checkpoint names.")
-    ] = False,
-    mean: Annotated[
-        str | None, typer.Option(help="Normalisation in front of a foreign network, e.g. 0.49,0.48,0.45.")
-    ] = None,
-    std: Annotated[str | None, typer.Option(help="With --mean.")] = None,
+    weights: options.Weights = None,
+    network: options.Network = None,
+    trust: options.Trust = False,
+    mean: options.Mean = None,
+    std: options.Std = None,
     size: Annotated[int, typer.Option(min=0, help="Judge only so many test images, every class alike; 0: all.")] = 0,
     precision: Annotated[
         str,
@@ -94,7 +77,7 @@ def evaluate(
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")] = None,
+    device: options.Device = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of evaluation.json and report.html. Default: the run's.")
     ] = None,
@@ -152,8 +135,8 @@ def evaluate(
         weights=weights,
         network=network,
         trust=trust,
-        mean=_numbers(mean),
-        std=_numbers(std),
+        mean=options.numbers(mean),
+        std=options.numbers(std),
         **_shape(images),
     )
     plan = evaluation.Plan(
@@ -254,12 +237,6 @@ def _images(name: str, config: Config | None, data_dir: Path | None, size: int) 
 def _shape(images: ImageSet) -> dict[str, int]:
     _, channels, height, _ = images.images.shape
     return {"channels": channels, "image_size": height, "classes": len(images.classes)}
-
-
-def _numbers(text: str | None) -> list[float] | None:
-    from bullettrain.training.settings import number
-
-    return None if text is None else [number(part) for part in text.split(",")]
 
 
 def _plain(model: str) -> str:

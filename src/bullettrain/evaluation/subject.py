@@ -5,19 +5,28 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from bullettrain.brief import first_line
-from bullettrain.loading import load, misfit
+from bullettrain.loading import load_with_metadata, misfit
 from bullettrain.models import Normalize, build
 from bullettrain.models.called import Normalisation, called, is_foreign
 from bullettrain.training.config import Config
-from bullettrain.training.folder import Metadata, RunError, RunFolder, read_weights
-from bullettrain.training.named import SAFETENSORS, SAVED, check_kind, check_run, choose_weights, rather
+from bullettrain.training.folder import Metadata, NetworkMetadata, RunError, RunFolder, read_weights
+from bullettrain.training.named import (
+    EXPORTED,
+    SAFETENSORS,
+    SAVED,
+    check_kind,
+    check_run,
+    choose_weights,
+    exported,
+    rather,
+)
 from bullettrain.training.settings import ConfigError
 
 FORMS = (
@@ -40,6 +49,8 @@ class Subject:
     folder: Path | None = None
     """The run's, where there is one."""
     config: Config | None = None
+    about: Metadata = field(default_factory=Metadata)
+    """What it is for, as far as that is known: the shape of images, the classes, the threat."""
 
     @property
     def digest(self) -> str:
@@ -77,36 +88,48 @@ def find_subject(
         image_size: likewise.
         classes: likewise, where the weights do not tell.
     """
-    path = Path(model).expanduser()
+    path = exported(Path(model).expanduser())
     if path.is_dir():
         folder, chosen = check_run(path), choose_weights(path, weights)
         _unused("a run's folder says itself what it is of", mean=mean, std=std)
-        made = load(path, weights=chosen, network=network, trust=trust)
-        return Subject(path.resolve().name, made, chosen, path, folder.config())
+        made, about = load_with_metadata(path, weights=chosen, network=network, trust=trust)
+        return Subject(path.resolve().name, made, chosen, path, folder.config(), about)
     if path.is_file():
         _unused(f"{model} is a file, not a run's folder with several", weights=weights)
         tensors, about = read_state(path)
         if about.network is not None:
             _unused("the checkpoint says itself what it is of", mean=mean, std=std)
-            made, config = load(path, network=network, trust=trust), config_of(model)
+            made, about = load_with_metadata(path, network=network, trust=trust)
+            config, home = config_of(model), path.resolve().parent.name
             if config is None:
-                return Subject(path.name, made, path.name)
-            return Subject(path.resolve().parent.name, made, path.stem, path.parent, config)
+                return Subject(home if path.name == EXPORTED else path.name, made, path.name, about=about)
+            return Subject(home, made, path.stem, path.parent, config, about)
         if network is None:
             raise ConfigError(f"{model} does not say which network it is of; name it, e.g. --network wrn-34-10")
         shape = {"channels": channels, "image_size": image_size, "classes": classes}
-        return Subject(path.name, _fill(network, tensors, path, mean, std, shape), path.name)
+        made = _fill(network, tensors, path, mean, std, shape)
+        return Subject(path.name, made, path.name, about=_known(network, made, channels, image_size))
     if is_foreign(model):
         _unused(f"{model} is a network, not weights for one", network=network)
         _unused(f"{model} is no run's folder", weights=weights)
-        made, own = _called(model, pretrained=True)
-        return Subject(model, _normalised(made, mean, std, own).eval(), model)
+        inside, own = _called(model, pretrained=True)
+        made = _normalised(inside, mean, std, own).eval()
+        return Subject(model, made, model, about=_known(model, made, channels, image_size))
     raise _no_network(model)
+
+
+def _known(name: str, network: nn.Module, channels: int, image_size: int) -> Metadata:
+    """What is known of a network that no run left; its classes are found when it is first called."""
+    mean = std = None
+    for layer in network.modules():
+        if isinstance(layer, Normalize):
+            mean, std = tuple(layer.mean.flatten().tolist()), tuple(layer.std.flatten().tolist())
+    return Metadata(network=NetworkMetadata(name, 0, channels, image_size, mean, std))
 
 
 def check_form(model: str) -> None:
     """ConfigError or RunError where ``model`` names nothing that is there; what it is of is found out later."""
-    path = Path(model).expanduser()
+    path = exported(Path(model).expanduser())
     if path.is_dir():
         check_run(path)
     elif path.is_file():

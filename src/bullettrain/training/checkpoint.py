@@ -47,7 +47,8 @@ def of(trainer: Trainer) -> Checkpoint:
 def about(trainer: Trainer) -> Metadata:
     """What is written into every weights file: enough to build the network again."""
     network = NetworkMetadata(**asdict(trainer.config.network), **asdict(trainer.shape))
-    return Metadata(trainer.at.step, trainer.at.epoch, network, tuple(trainer.train_set.classes), trainer.config.recipe)
+    config, classes = trainer.config, tuple(trainer.train_set.classes)
+    return Metadata(trainer.at.step, trainer.at.epoch, network, classes, config.recipe, config.method.threat)
 
 
 def state_of(trainer: Trainer) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from bullettrain.extras import extra
 from bullettrain.lock import alone
 from bullettrain.schema import conform
 from bullettrain.training.config import Config
+from bullettrain.training.method import Threat
 from bullettrain.training.settings import ConfigError
 
 WEIGHTS = ("last", "best", "averaged")
@@ -67,6 +68,7 @@ class Metadata:
     """None: the file is not of a run."""
     classes: tuple[str, ...] = ()
     recipe: str = ""
+    threat: Threat | None = None
 
 
 class Checkpoint(NamedTuple):
@@ -117,16 +119,24 @@ class RunFolder:
 
     def config(self) -> Config:
         """The configuration that the run here was started with."""
+        return as_config(self._read_config(), self.path / "config.yaml")
+
+    def environment(self) -> dict[str, str]:
+        """Versions, device, commit and command that the run here was started with."""
+        values = self._read_config()
+        found = values.get("environment") if isinstance(values, Mapping) else None
+        return {str(key): str(value) for key, value in found.items()} if isinstance(found, Mapping) else {}
+
+    def _read_config(self) -> Any:
         with extra("a run's folder"):
             import yaml
         path = self.path / "config.yaml"
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            return yaml.safe_load(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunError(f"{self.path} is no run: it has no config.yaml") from None
         except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
             raise RunError(f"{path} cannot be read: {first_line(error)}") from None
-        return as_config(values, path)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -174,7 +184,7 @@ class RunFolder:
 
     def save_weights(self, name: str, weights: Mapping[str, Tensor], about: Metadata) -> None:
         """``name``.safetensors, with ``about`` as JSON beside the tensors."""
-        self.write(f"{name}.safetensors", _pack(weights, about))
+        self.write(f"{name}.safetensors", pack_weights(weights, about))
 
     def save(self, checkpoint: Checkpoint) -> None:
         """A checkpoint: last.safetensors and state.pt, both of ``about.step``.
@@ -185,7 +195,7 @@ class RunFolder:
         weights, averaged, about, state = checkpoint
         last, previous = self.path / "last.safetensors", self.path / "previous.safetensors"
         with self._writing("a checkpoint"):
-            new_weights = self._beside("last.safetensors", _pack(weights, about))
+            new_weights = self._beside("last.safetensors", pack_weights(weights, about))
             try:
                 new_state = self._beside("state.pt", dict(state))
             except BaseException:
@@ -193,7 +203,8 @@ class RunFolder:
                 raise
             if averaged is not None:
                 os.replace(
-                    self._beside("averaged.safetensors", _pack(averaged, about)), self.path / "averaged.safetensors"
+                    self._beside("averaged.safetensors", pack_weights(averaged, about)),
+                    self.path / "averaged.safetensors",
                 )
             if last.exists():
                 os.replace(last, previous)
@@ -319,7 +330,8 @@ def _commit() -> str | None:
     return found.stdout.strip() or None if found.returncode == 0 else None
 
 
-def _pack(weights: Mapping[str, Tensor], about: Metadata) -> bytes:
+def pack_weights(weights: Mapping[str, Tensor], about: Metadata) -> bytes:
+    """A safetensors file: the tensors, and ``about`` as JSON in its metadata."""
     with extra("a checkpoint"):
         from safetensors.torch import save
     tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}

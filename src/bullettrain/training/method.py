@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import bullettrain as bt
 from bullettrain.allocation import StepBudget
@@ -20,6 +20,14 @@ SCORES = {
     "gradient-norm": bt.signed_gradient_norm,
     "random": bt.random_score,
 }
+
+
+@dataclass(frozen=True)
+class Threat:
+    """The perturbations that a network is trained to withstand: those of at most ``eps`` in ``norm``."""
+
+    norm: Literal["linf", "l2"]
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,11 @@ class MethodConfig:
     """AugMix: operations in a chain; -1: 1 to 3 at random."""
     all_ops: bool = False
     """AugMix: also colour, contrast, brightness and sharpness, which test corruptions share."""
+
+    @property
+    def threat(self) -> Threat | None:
+        """What is trained against; None for AugMix, which has no attack."""
+        return None if self.objective == "augmix" else Threat(cast(Literal["linf", "l2"], self.norm), self.eps)
 
     def budget(self) -> StepBudget:
         """Steps for each class."""
