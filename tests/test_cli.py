@@ -396,6 +396,14 @@ def test_a_run_in_the_place_of_a_recipe_is_known_for_one(invoke, tmp_path, monke
     assert str(refused) == "runs/x is a run; to go on with it, give its recipe and --out runs/x --resume"
 
 
+@pytest.mark.parametrize("words", [["--out", "none"], [], ["--compare"]])
+def test_what_is_not_there_cannot_be_resumed(invoke, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match="is not there, so there is nothing to resume; check --out"):
+        raise invoke("train", *TINY, *words, "--resume").exception
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("words", "name"), [([], "digits"), (["--compare"], "digits-compare")], ids=["one", "both"])
 def test_an_unfinished_run_of_other_settings_is_passed_over(invoke, tmp_path, monkeypatch, words, name):
     monkeypatch.chdir(tmp_path)

@@ -313,3 +313,11 @@ def test_norms_and_biases_decay_only_where_the_recipe_says_so():
     (everything,) = make_optimizer(net, paper).param_groups
     assert everything["weight_decay"] == 2e-4
     assert math.prod(p.numel() > 0 for p in everything["params"]) == 1
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")])
+def test_optimisers(name, kind):
+    config = recipe("digits").with_settings([f"optimizer.name={name}", "weight_decay=0.01"]).optimizer
+    optimizer = make_optimizer(models.build("wrn-10-1"), config)
+    assert type(optimizer).__name__ == kind
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.01}

@@ -160,7 +160,7 @@ def test_torch_export_agrees_and_keeps_the_classes(here):
 
 def test_a_hub_folder_is_loaded_judged_and_described(here, monkeypatch):
     few_queries(monkeypatch)
-    invoke("evaluate", "run", "--attack", "autoattack", "--size", 24)
+    invoke("evaluate", "run", "--attack", "autoattack", "--images", 24)
     said = invoke("export", "run", "--format", "hub")
     names = ("model.safetensors", "config.json", "README.md", "model_info.json")
     assert said == "".join(f"written  run/hub/{name}\n" for name in names)

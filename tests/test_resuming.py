@@ -149,7 +149,7 @@ def test_a_run_whose_attack_begins_later_resumes_bit_for_bit(tmp_path, monkeypat
     assert weights_of(tmp_path / "cut") == weights_of(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 def test_an_optimiser_goes_on_from_another_devices_state(name):
     """A state saved where steps were captured: counts and rates in tensors, flags of its own."""
     net = torch.nn.Linear(3, 2)
@@ -160,7 +160,7 @@ def test_an_optimiser_goes_on_from_another_devices_state(name):
     optimizer.step()
     state = optimizer.state_dict()
     for group in state["param_groups"]:
-        group.update(lr=torch.tensor(0.01), fused=name == "sgd", **({"capturable": True} if name == "adam" else {}))
+        group.update(lr=torch.tensor(0.01), fused=name == "sgd", **({} if name == "sgd" else {"capturable": True}))
     load_optimizer(again, state)
     again.step()
     optimizer.step()

@@ -226,7 +226,7 @@ def test_a_config_as_a_person_writes_it():
 @pytest.fixture(scope="module")
 def evaluations(robust_run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("judged")
-    invoke("evaluate", robust_run, "--attack", "clean,pgd2", "--size", "40", "--out", folder / "out")
+    invoke("evaluate", robust_run, "--attack", "clean,pgd2", "--images", "40", "--out", folder / "out")
     return json.loads((folder / "out" / FILE).read_text())
 
 

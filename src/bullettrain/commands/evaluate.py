@@ -53,7 +53,13 @@ def evaluate(
     trust: options.Trust = False,
     mean: options.Mean = None,
     std: options.Std = None,
-    size: Annotated[int, typer.Option(min=0, help="Judge only so many test images, every class alike; 0: all.")] = 0,
+    number: Annotated[
+        int, typer.Option("--images", min=0, help="Judge only so many test images, every class alike; 0: all.")
+    ] = 0,
+    image_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Side to which the images of a folder are resized. Default: the run's, for its data."),
+    ] = None,
     precision: Annotated[
         str,
         typer.Option(help="What attacks search in: float32, tf32, bf16, or both (the first and last). Float32 judges."),
@@ -129,7 +135,7 @@ def evaluate(
     name = data or (config.data.name if config else None)
     if name is None:
         raise ConfigError("say which images to judge it on, e.g. --data cifar10")
-    images = _images(name, config, data_dir, size)
+    images = _images(name, config, data_dir, number, image_size)
     subject = find_subject(
         model,
         weights=weights,
@@ -150,14 +156,14 @@ def evaluate(
         corruptions,
         _baseline(mce_baseline),
         again,
-        size,
+        number,
     )
     folder = out or subject.folder or Path("runs") / f"evaluate-{_plain(model)}"
     if RunFolder(folder).exists and (subject.folder is None or not folder.samefile(subject.folder)):
         raise ConfigError(f"--out {folder} is a run, but not the one that is judged; choose another --out")
     store = Store(folder)
     said = f"{subject.name}" + (f", {subject.weights} weights" if subject.folder else "")
-    console.print(f"{said}: {size or len(images)} images of {name} on {place.device}", soft_wrap=True)
+    console.print(f"{said}: {number or len(images)} images of {name} on {place.device}", soft_wrap=True)
     with StopRequest() as stop:
         try:
             with store.alone(), Watch(console, stop) as watch:
@@ -222,15 +228,15 @@ def _baseline(path: Path | None) -> dict[str, list[float]] | None:
         raise ConfigError(f"--mce-baseline {path} cannot be read: {reason}") from None
 
 
-def _images(name: str, config: Config | None, data_dir: Path | None, size: int) -> ImageSet:
+def _images(name: str, config: Config | None, data_dir: Path | None, number: int, image_size: int | None) -> ImageSet:
     from bullettrain.data import load
     from bullettrain.training.settings import ConfigError
 
-    own = config is not None and name == config.data.name
-    image_size = config.data.image_size if config is not None and own else None
+    if image_size is None and config is not None and name == config.data.name:
+        image_size = config.data.image_size
     images = load(name, split="test", root=data_dir, image_size=image_size)
-    if size > len(images):
-        raise ConfigError(f"--size is {size}, but {name} has {len(images)} test images; give 0 for all")
+    if number > len(images):
+        raise ConfigError(f"--images is {number}, but {name} has {len(images)} test images; give 0 for all")
     return images
 
 

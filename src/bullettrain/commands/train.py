@@ -66,7 +66,7 @@ def train(
 
     from bullettrain.commands import train_terminal as told
     from bullettrain.training import setup
-    from bullettrain.training.folder import RunFolder
+    from bullettrain.training.folder import RunError, RunFolder
     from bullettrain.training.methods import with_method
     from bullettrain.training.recipes import RECIPES
     from bullettrain.training.recipes import recipe as find_recipe
@@ -99,6 +99,8 @@ def train(
     name = recipe + (f"-{method}" if method else "") + ("-compare" if compare_both else "-baseline" if baseline else "")
     parts = {"baseline": config.baseline(), "bullettrain": config} if compare_both else {"": config}
     folder = out or told.default_folder(name, parts, resume=resume)
+    if resume and not folder.is_dir():
+        raise RunError(f"{folder} is not there, so there is nothing to resume; check --out, or leave out --resume")
     again = ["--device", device] if device else []
     again += ["--compare"] if compare_both else []
     again += ["--keep-going"] if keep_going else []

@@ -49,7 +49,7 @@ def read_folder(
         if image_size is None and (image.height, image.width) != (height, width):
             raise DataError(
                 f"{file} is {image.height}x{image.width} but {entries[0][0]} is {height}x{width}:"
-                " give an image size to resize them all, e.g. --set data.image_size=32."
+                " give an image size to resize them all, e.g. --set data.image_size=32 (evaluate: --image-size 32)."
             )
         image = image.convert(mode)
         if image.size != (width, height):

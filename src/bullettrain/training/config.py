@@ -55,7 +55,7 @@ class NetworkConfig:
 class OptimizerConfig:
     """How the weights move."""
 
-    name: Literal["sgd", "adam"] = "sgd"
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
     """Of SGD."""
