@@ -1,6 +1,7 @@
 """The command as a person types it: in a process of its own, judged by what it prints and how it exits."""
 
 import ast
+import dataclasses
 import json
 import os
 import re
@@ -389,11 +390,113 @@ def test_after_a_collapse_the_printed_command_goes_on(invoke, tmp_path, monkeypa
     assert Path("kg/report.html").is_file()
 
 
-def test_a_run_in_the_place_of_a_recipe_is_known_for_one(invoke, tmp_path, monkeypatch):
+def test_a_run_is_a_recipe(invoke, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert invoke("train", *TINY, "--out", "runs/x").exit_code == 0
-    refused = invoke("train", "--resume", "runs/x").exception
-    assert str(refused) == "runs/x is a run; to go on with it, give its recipe and --out runs/x --resume"
+    again = invoke("train", "runs/x")
+    assert again.output.splitlines()[0] == "digits on cpu: runs/x-2"
+    one, other = (Path(folder, "last.safetensors").read_bytes() for folder in ("runs/x", "runs/x-2"))
+    assert one == other
+    Path("runs/x/metrics.jsonl").write_text("")
+    assert invoke("train", "runs/x", "--resume").output.splitlines()[-1] == "report  runs/x/report.html"
+    assert RunFolder(Path("runs/x")).finished
+
+
+def test_a_file_is_a_recipe(invoke, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = invoke("train", *TINY, "--show", "--epochs", 2, "--eps", "8/255").output
+    Path("mine.yaml").write_text(shown)
+    Path("part.yaml").write_text("recipe: digits\nmethod: {eps: 8/255}\noptimizer: {lr: 1e-3}\n")
+    Path("own.yaml").write_text("method: {eps: 8/255}\n")
+    assert yaml.safe_load(invoke("train", "mine.yaml", "--show").output) == yaml.safe_load(shown)
+    part = yaml.safe_load(invoke("train", "part.yaml", "--show").output)
+    assert (part["method"]["eps"], part["optimizer"]["lr"]) == (8 / 255, 1e-3)
+    assert (part["optimizer"]["name"], part["training"]["epochs"]) == ("adam", 40)  # of the recipe
+    assert yaml.safe_load(invoke("train", "own.yaml", "--show").output)["recipe"] == "own.yaml"
+    done = invoke("train", "mine.yaml")
+    assert done.output.splitlines()[0] == "digits on cpu: runs/mine"
+
+
+@pytest.mark.parametrize("file", ["own.yaml", "gone.yaml"])
+def test_the_printed_command_goes_on_with_a_file(invoke, tmp_path, monkeypatch, file):
+    monkeypatch.chdir(tmp_path)
+    Path(file).write_text(invoke("train", *TINY, "--show").output.replace("recipe: digits", "recipe: mine"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        if file == "gone.yaml":
+            patched.setattr(run_module, "check_folder", lambda *_, **__: Path(file).unlink() or False)
+        stopped = invoke("train", file, "--seed", 3)
+    command = stopped.output.splitlines()[-1].split()
+    expected = "train own.yaml --set training.seed=3" if file == "own.yaml" else "train runs/gone"
+    assert " ".join(command) == f"bullettrain {expected} --out runs/{file[:-5]} --resume"
+    done = invoke(*command[1:])
+    assert done.exit_code == 0, done.exception
+    assert RunFolder(Path("runs", file[:-5])).config().training.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "my.yaml is missing; give a recipe, a YAML file or a run's folder"),
+        ("training: {epochs: many}", "my.yaml: training.epochs: 'many' is no number"),
+        ("training: {epoch: 3}", "my.yaml: there is no setting 'training.epoch'; .*did you mean 'epochs'"),
+        ("- 3", "my.yaml: it is .3.; it has to be a section of keys"),
+        ("{a: [", "my.yaml cannot be read as YAML .*; give a recipe, a YAML file or a run's folder"),
+        ("recipe: 3", "my.yaml: recipe is 3; it has to be text"),
+    ],
+)
+def test_files_that_are_no_recipe(invoke, tmp_path, monkeypatch, text, said):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("my.yaml").write_text(text)
+    with pytest.raises(ValueError, match=said) as refused:
+        raise invoke("train", "my.yaml").exception
+    assert "\n" not in str(refused.value)
+    assert not Path("runs").exists()
+
+
+def test_settings_that_have_an_option(invoke):
+    words = ["--data", "cifar100", "--network", "wrn-28-10", "--epochs", 3, "--batch-size", 64, "--lr", "1/4"]
+    shown = yaml.safe_load(invoke("train", "cifar10-trades", *words, "--eps", "4/255", "--show").output)
+    assert (shown["data"]["name"], shown["network"]["name"], shown["method"]["eps"]) == (
+        "cifar100",
+        "wrn-28-10",
+        4 / 255,
+    )
+    assert (shown["training"]["epochs"], shown["training"]["batch_size"], shown["optimizer"]["lr"]) == (3, 64, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train --weight-decay 1e-4", "No such option: --weight-decay; did you mean --set weight_decay=1e-4?"),
+        ("train --momentum=0.8", "did you mean --set method.momentum=0.8 or --set optimizer.momentum=0.8?"),
+        ("train --gama --show", "No such option: --gama; did you mean --set gamma=VALUE?"),
+        ("train --epoch 3", "No such option: --epoch (Possible options: --epochs"),
+        ("bench --epochs 3", "No such option: --epochs; did you mean --set epochs=3?"),
+        ("train --nothing", "No such option: --nothing"),
+    ],
+)
+def test_an_option_that_is_a_setting_is_told_so(invoke, words, said):
+    done = invoke(*words.split())
+    assert done.exit_code == 2
+    assert said in " ".join(plain(done.output).replace("│", " ").split())
+
+
+def test_every_setting_says_what_it_is(invoke):
+    from bullettrain.training.describe import meanings, sections
+
+    for name, kind in sections().items():
+        assert list(meanings(kind)) == [field.name for field in dataclasses.fields(kind)], name
+    shown = invoke("train", "--show").output
+    assert "  # Attack steps for boundary examples.\n  boundary: 10\n" in shown
+
+
+def test_the_page_of_settings_is_up_to_date():
+    from bullettrain.training.describe import page
+
+    kept = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
+    assert kept.read_text(encoding="utf-8") == page(), "run python docs/settings_page.py"
 
 
 @pytest.mark.parametrize("words", [["--out", "none"], [], ["--compare"]])

@@ -117,7 +117,7 @@ def test_the_papers_settings():
     assert (augmix.method.severity, augmix.method.width, augmix.method.depth) == (3, 3, -1)
     assert (augmix.method.boundary, augmix.method.robust, augmix.method.outlier, augmix.method.jsd) == (1, 0, 0, True)
     assert (augmix.method.gamma, recipe("cifar10-augmix").method.gamma) == (0.5, 0.65)
-    assert recipe("cifar100-augmix-short").differences(augmix).keys() == {"recipe", "training.epochs"}
+    assert recipe("cifar100-augmix-short").differences(augmix).keys() == {"training.epochs"}
     mnist = recipe("mnist-pgd")
     assert (mnist.method.eps, mnist.method.boundary, mnist.method.scale) == (0.3, 7, 1.7)
     assert (mnist.evaluation.steps, mnist.evaluation.restarts) == (100, 20)

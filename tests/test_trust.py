@@ -77,6 +77,7 @@ def evil(robust_run, tmp_path, monkeypatch):
     shutil.copy("run/last.safetensors", "w.safetensors")
     shutil.copytree("run", "unfinished")
     Path("unfinished/metrics.jsonl").write_text("")
+    Path("evil.yaml").write_text("recipe: digits\nnetwork: {name: 'evil:make'}\n")
     yield Path("run")
     sys.modules.pop("evil", None)
 
@@ -94,6 +95,9 @@ COMMANDS = {
     "export run": (["export", "run", "--format", "hub", "--out", "new"], NAMED),
     "export file": (["export", "w.safetensors", "--format", "torch-export", "--out", "new.pt2"], NAMED),
     "train over a run": (["train", "--out", "unfinished"], "network.name is evil:make there and small-cnn here"),
+    "train file": (["train", "evil.yaml", "--out", "new", *TINY], NAMED),
+    "train run": (["train", "run", "--out", "new", *TINY], NAMED),
+    "train run --resume": (["train", "unfinished", "--resume"], NAMED),
     "train --resume": (["train", "--out", "unfinished", "--resume"], "network.name is evil:make there and small-cnn"),
     "bench run": (["bench", *BENCH, "--checkpoint", "run"], "eager bullettrain: "),
     "bench file": (["bench", *BENCH, "--checkpoint", "w.safetensors"], "eager bullettrain: "),
@@ -126,7 +130,7 @@ def test_load_runs_no_code_that_a_file_names(evil, name):
 @pytest.mark.parametrize("how", [["--trust"], ["--network", "evil:make"]], ids=" ".join)
 @pytest.mark.parametrize("name", [name for name, (_, said) in COMMANDS.items() if said is NAMED])
 def test_it_is_run_where_the_user_says_so(evil, name, how):
-    assert re.search("Clean|probability|written  new", invoke(*COMMANDS[name][0], *how))
+    assert re.search("Clean|probability|written  new|report  (new|unfinished)/", invoke(*COMMANDS[name][0], *how))
     assert ran()
 
 
@@ -144,6 +148,19 @@ def test_the_printed_resume_command_names_the_function(evil, monkeypatch):
         said = invoke("train", *TINY, "--set", "network.name=evil:make", "--out", "mine", code=130)
     command = said.splitlines()[-1].split()
     assert "network.name=evil:make" in command
+    assert "report  mine/report.html" in invoke(*command[1:])
+
+
+@pytest.mark.parametrize("how", [["--trust"], ["--network", "evil:make"], ["--set", "network.name=evil:make"]])
+def test_the_command_that_goes_on_with_a_file_names_the_function(evil, monkeypatch, how):
+    from bullettrain.training.loop import Trainer
+
+    Path("own.yaml").write_text("network: {name: 'evil:make'}\noptimizer: {lr: 0.01}\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        said = invoke("train", "own.yaml", *TINY, "--out", "mine", *how, code=130)
+    command = said.splitlines()[-1].split()
+    assert command[:5] == ["bullettrain", "train", "own.yaml", "--network", "evil:make"]
     assert "report  mine/report.html" in invoke(*command[1:])
 
 

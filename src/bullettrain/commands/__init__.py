@@ -14,6 +14,7 @@ from bullettrain.commands.export import export
 from bullettrain.commands.predict import predict
 from bullettrain.commands.report import report
 from bullettrain.commands.reproduce import reproduce
+from bullettrain.commands.settings_command import SettingsCommand
 from bullettrain.commands.train import train
 
 app = typer.Typer(
@@ -33,7 +34,8 @@ def _flowing(command: Callable[..., Any]) -> str:
 
 
 for _command in (train, evaluate, predict, export, report, bench, reproduce):
-    app.command(help=_flowing(_command))(_command)
+    _kind = SettingsCommand if _command in (train, bench, reproduce) else None
+    app.command(cls=_kind, help=_flowing(_command))(_command)
 app.add_typer(data_app, name="data")
 
 

@@ -14,14 +14,36 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="What to train; --list shows the recipes.")] = "digits",
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="What to train: a recipe (--list shows them), a YAML file as --show prints, or a run's folder."
+        ),
+    ] = "digits",
+    data: Annotated[str | None, typer.Option(help="digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH.")] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="small-cnn, preact-resnet-18, wrn-D-W, package.module:function or timm:NAME."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images in a mini-batch, over all processes together.")] = None,
+    lr: Annotated[str | None, typer.Option("--lr", metavar="NUMBER", help="Learning rate.")] = None,
+    eps: Annotated[
+        str | None,
+        typer.Option("--eps", metavar="NUMBER", help="Radius of the attack, e.g. 8/255."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting of the recipe; again for more. --show lists them."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change another setting; again for more. --show lists them.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the run. Default: runs/RECIPE; to resume a run's folder, that folder."),
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
     ] = None,
@@ -40,6 +62,9 @@ def train(
     ] = False,
     compile_network: Annotated[bool, typer.Option("--compile", help="Compile the network with torch.compile.")] = False,
     accumulate: Annotated[int | None, typer.Option(help="Mini-batches to one update of the weights.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import and call the function that a file or run names as its network.")
+    ] = False,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Warn of a collapse, but do not stop.")] = False,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the settings as YAML and stop.")] = False,
@@ -54,22 +79,25 @@ def train(
 
       bullettrain train --compare
 
-      bullettrain train cifar10-trades-short --set epochs=10 --set eps=4/255
+      bullettrain train cifar10-trades-short --epochs 10 --eps 4/255 --set weight_decay=1e-4
 
       bullettrain train cifar10-trades-short --method fast
 
-      bullettrain train cifar10-trades-short --set data.name=folder:my-images --set data.image_size=32
+      bullettrain train cifar10-trades-short --data folder:my-images --set data.image_size=32
+
+      bullettrain train cifar10-trades-short --show > my.yaml; bullettrain train my.yaml
+
+      bullettrain train runs/digits --resume
 
       torchrun --nproc-per-node 2 -m bullettrain train cifar10-trades
     """
-    import yaml
-
     from bullettrain.commands import train_terminal as told
     from bullettrain.training import setup
+    from bullettrain.training.describe import as_yaml
     from bullettrain.training.folder import RunError, RunFolder
     from bullettrain.training.methods import with_method
+    from bullettrain.training.recipe_files import find_recipe
     from bullettrain.training.recipes import RECIPES
-    from bullettrain.training.recipes import recipe as find_recipe
     from bullettrain.training.run import resume_command
     from bullettrain.training.settings import ConfigError
 
@@ -77,16 +105,18 @@ def train(
     if list_recipes:
         told.show_list(console)
         return
-    if recipe not in RECIPES and RunFolder(Path(recipe)).exists:
-        raise ConfigError(f"{recipe} is a run; to go on with it, give its recipe and --out {recipe} --resume")
-    config = find_recipe(recipe)
+    settings = list(settings or [])
+    named = [setting.partition("=")[2].strip() for setting in settings if setting.startswith("network.name=")]
+    config = find_recipe(recipe, network=network or (named[-1] if named else None), trust=trust)
+    shortcuts = {"data.name": data, "epochs": epochs, "training.batch_size": batch_size, "lr": lr, "eps": eps}
+    settings += [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
     if method is not None:
         if baseline or compare_both:
             raise ConfigError(
                 f"--method {method} gives everyone the same steps; leave out --baseline and --compare, or --method"
             )
         config = with_method(config, method)
-    config = config.with_settings(settings or [])
+    config = config.with_settings(settings)
     options = {"seed": seed, "accumulate": accumulate, "compile": compile_network or None}
     config = config.replace_section("training", **{key: value for key, value in options.items() if value is not None})
     if baseline and compare_both:
@@ -94,10 +124,13 @@ def train(
     if baseline:
         config = config.baseline()
     if show:
-        print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), end="")
+        print(as_yaml(config), end="")
         return
-    name = recipe + (f"-{method}" if method else "") + ("-compare" if compare_both else "-baseline" if baseline else "")
+    name = recipe if recipe in RECIPES else Path(recipe).resolve().stem
+    name += (f"-{method}" if method else "") + ("-compare" if compare_both else "-baseline" if baseline else "")
     parts = {"baseline": config.baseline(), "bullettrain": config} if compare_both else {"": config}
+    if resume and out is None and RunFolder(Path(recipe)).exists:
+        out = Path(recipe)
     folder = out or told.default_folder(name, parts, resume=resume)
     if resume and not folder.is_dir():
         raise RunError(f"{folder} is not there, so there is nothing to resume; check --out, or leave out --resume")
