@@ -80,12 +80,12 @@ def test_augmix_has_no_threat():
 def test_predict_prints_classes_and_probabilities(here):
     lines = invoke("predict", "run", *FILES).splitlines()
     assert lines[0] == "run, last weights, trained to withstand L∞ 0.15"
-    assert lines[1].split() == ["image", "class", "probability", "else"]
+    assert lines[1].split() == ["image", "class", "probability", "next"]
     for line, file, shares in zip(lines[2:], FILES, expected(), strict=True):
         (first, second, third), (a, b, c) = shares.topk(3).indices.tolist(), (100 * shares.topk(3).values).tolist()
         assert line.split("  ")[0] == file
         assert re.fullmatch(rf"{file} +{first} +{a:.1f} % +{second} {b:.1f} %, {third} {c:.1f} % *", line)
-    assert "else" not in invoke("predict", "run", *FILES, "--top", 1)
+    assert "next" not in invoke("predict", "run", *FILES, "--top", 1)
 
 
 def test_predict_as_json(here):

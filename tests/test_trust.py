@@ -186,6 +186,13 @@ def test_reproduce_runs_no_code_that_a_file_names(evil, where):
     assert not ran()
 
 
+def test_reproduce_runs_what_the_command_line_names(evil):
+    words = ["reproduce", *ROW, "--set", "network.name=evil:make", "--size", "50"]
+    assert "written" in invoke(*words, "--train-only")
+    assert ran()
+    assert "written" in invoke(*words)  # judged by the same name
+
+
 # ------------------------------------------------------------------------------------------------- schemas
 
 

@@ -89,7 +89,7 @@ def predict(
     table.add_column("class", style="bold", overflow="fold")
     table.add_column("probability", justify="right", no_wrap=True)
     if top > 1:
-        table.add_column("else", style="dim")
+        table.add_column("next", style="dim")
     for file, share, ranked in zip(images, shares, order, strict=True):
         percent = [f"{100 * float(share[index]):.1f} %" for index in ranked[:top]]
         others = [f"{classes[int(index)]} {text}" for index, text in zip(ranked[1:top], percent[1:], strict=True)]

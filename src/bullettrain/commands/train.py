@@ -126,7 +126,7 @@ def train(
     if show:
         print(as_yaml(config), end="")
         return
-    name = recipe if recipe in RECIPES else Path(recipe).resolve().stem
+    name = recipe if recipe in RECIPES else Path(recipe).resolve().name.removesuffix(".yaml").removesuffix(".yml")
     name += (f"-{method}" if method else "") + ("-compare" if compare_both else "-baseline" if baseline else "")
     parts = {"baseline": config.baseline(), "bullettrain": config} if compare_both else {"": config}
     if resume and out is None and RunFolder(Path(recipe)).exists:
