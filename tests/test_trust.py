@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 import bullettrain as bt
 from bullettrain.commands import app
-from bullettrain.evaluation.results import FILE, read_evaluations
+from bullettrain.evaluation.results import FILE, Store, read_evaluations
 from bullettrain.schema import SchemaError, conform
 from bullettrain.training.config import Config
-from bullettrain.training.folder import RunError, read_weights
+from bullettrain.training.folder import RunError, RunFolder, read_weights
 
 MODULE = """
 from pathlib import Path
@@ -276,6 +276,25 @@ def test_evaluations_are_read_or_refused(evaluations, data):
         for entry in read.evaluations:
             assert all(result.mask.shape == (result.examples,) for result in entry.results if result.survived)
             assert all(result.threat is None or len(result.threat) == 2 for result in entry.results)
+
+
+def test_values_that_are_too_large_too_deep_or_many_times_themselves(tmp_path):
+    for value in (10**400, -(10**400), float("nan"), float("inf")):
+        with pytest.raises(SchemaError, match=r"x is .*; it has to be a number"):
+            conform(value, float, "x")
+    bomb = []
+    for _ in range(60):
+        bomb = [bomb, bomb]
+    with pytest.raises(SchemaError, match=r"x is .*; it has to be a number") as refused:
+        conform(bomb, float, "x")
+    assert len(str(refused.value)) < 200
+    deep = "[" * 5_000
+    (tmp_path / FILE).write_text(deep)
+    with pytest.raises(RunError, match="no evaluation that this version can read"):
+        Store(tmp_path)
+    (tmp_path / "config.yaml").write_text(deep)
+    with pytest.raises(RunError, match=r"config\.yaml cannot be read"):
+        RunFolder(tmp_path).config()
 
 
 def test_a_tensor_is_no_value_of_a_file():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from bullettrain.checks import instead
 
+LARGEST = 1e300
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
 
 
@@ -79,7 +80,7 @@ def _is(value: Any, kind: Any) -> bool:
     kind = typing.get_origin(kind) or kind
     if kind in (int, float):
         number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-        return number and math.isfinite(value)
+        return number and (kind is int or -LARGEST <= value <= LARGEST)
     return isinstance(value, list | tuple if kind is tuple else kind)
 
 
@@ -101,5 +102,7 @@ def _join(where: str, key: str) -> str:
 
 
 def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}…"
+    """A value in a few words; one that holds itself many times over is not written out."""
+    shown = reprlib.Repr()
+    shown.maxlevel, shown.maxlist, shown.maxdict, shown.maxlong = 2, 4, 4, 40
+    return shown.repr(value)

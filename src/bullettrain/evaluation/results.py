@@ -196,7 +196,7 @@ class Store:
             return
         try:
             content = read_evaluations(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(
                 f"{path} is no evaluation that this version can read ({first_line(error)}); "
                 "move it away, or choose another --out"

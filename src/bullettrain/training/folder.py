@@ -135,7 +135,7 @@ class RunFolder:
             return yaml.safe_load(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunError(f"{self.path} is no run: it has no config.yaml") from None
-        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
             raise RunError(f"{path} cannot be read: {first_line(error)}") from None
 
     @contextlib.contextmanager

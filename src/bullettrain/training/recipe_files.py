@@ -47,7 +47,7 @@ def read_recipe(name: str) -> Config:
         import yaml
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         give = rather(path, "give a recipe, a YAML file or a run's folder")
         raise ConfigError(f"{name} cannot be read as YAML ({first_line(error)}); {give}") from None
     base = values.get("recipe") if isinstance(values, Mapping) else None
