@@ -169,18 +169,18 @@ def test_what_is_left_is_an_upper_bound_that_ends_at_zero():
     net = shaky_net()
     data = images(20, net)
     rounds = [clean_round(net), *pgd_rounds(net, eps=0.02, steps=1, step_size=0.02, restarts=2, device=CPU)]
-    done, left = [0], [Survival.fresh(20).left(3, 6)]
+    done, left = [0], [Survival.fresh(20).left(rounds, 6)]
 
     def tick(count):
         done[0] += count
 
     def saved(state):
-        left.append(state.left(3, 6))
+        left.append(state.left(rounds, 6))
 
     state = survive(rounds, data, device=CPU, batch_size=6, tick=tick, saved=saved)
     assert left == sorted(left, reverse=True)
     assert left[0] == 60 >= done[0]
-    assert state.left(3, 6) == 0
+    assert state.left(rounds, 6) == 0
 
 
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
