@@ -144,15 +144,16 @@ def fast_rounds(
     network = compiled(copy) if model.is_compiled and images.is_cuda else copy
     search = Searcher(lambda x: network(dynamic(x)), eps, _captured(warn) if images.is_cuda else eager, make)
     exactly = Searcher(model.exact, eps, eager, make)
-    told: set[str] = set()
+    checked = False
 
     def withstood(name: str, x: Tensor, y: Tensor) -> Tensor:
+        nonlocal checked
         generator = torch.Generator(x.device).manual_seed(seed)
         logits = verdict(model, x)
-        if not told:
-            told.update(_checks(model, x, logits))
-            for text in told:
+        if not checked:
+            for text in _checks(model, x, logits):
                 warn(text)
+        checked = True
         alive, order = is_right(logits, y), logits.argsort(dim=1)
         jobs = range(2, min(TARGETS, classes - 1) + 2) if name in ("apgd-t", "fab-t") else [1]
         closest, aim = torch.full_like(logits[:, 0], torch.inf), torch.zeros_like(y)
