@@ -1,5 +1,6 @@
 """Which images survive: rounds, restarts, resuming, and how sure the shares are."""
 
+import copy
 import math
 
 import numpy as np
@@ -424,3 +425,24 @@ def test_corruptions_are_paired_by_what_each_image_keeps():
 
 def test_no_figures_have_no_error():
     assert difference([], []) == Difference(0, 0, False)
+
+
+def test_even_batches_are_of_nearly_one_size_and_go_on_where_they_stopped():
+    data, seen = images(23, shaky_net()), []
+
+    def withstood(x, y, seed):
+        seen.append(len(x))
+        return (torch.arange(len(x)) + seed) % 3 > 0
+
+    rounds = [Round("one", withstood, passes=2, even=True), Round("two", withstood, passes=5, even=True)]
+    states, ticks = [], []
+    whole = survive(
+        rounds, data, device=CPU, batch_size=10, tick=ticks.append, saved=lambda s: states.append(copy.deepcopy(s))
+    )
+    assert seen[:3] == [8, 8, 7]
+    assert sum(ticks) == 2 * sum(seen[:3]) + 5 * sum(seen[3:])
+    assert [state.left(rounds, 10) for state in states][-1] == 0
+    for state in states:
+        again = survive(rounds, data, device=CPU, batch_size=10, state=state)
+        assert torch.equal(again.alive, whole.alive)
+        assert again.shares == whole.shares
