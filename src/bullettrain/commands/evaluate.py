@@ -35,7 +35,7 @@ def evaluate(
         typer.Option(
             "--attack",
             metavar="ATTACK",
-            help="clean, pgd20, pgd100x10, pgd1000x5, pgd:KEY=VALUE,…, autoattack, corruptions; again, or with "
+            help="clean, pgd20, pgd100x10, pgd1000x5, pgd:KEY=VALUE,…, autoattack, apgd, corruptions; again, or with "
             "commas, for more. Default: clean,pgd20.",
         ),
     ] = None,
@@ -92,7 +92,8 @@ def evaluate(
 
     Results are kept in evaluation.json as they come; the same command again goes on where it was stopped. pgd20 is
     the paper's: ε 0.031, step 0.003, uniform start. pgd:… takes steps, restarts, step, loss (ce, kl, margin), norm
-    (linf, l2) and eps; autoattack:… takes norm and eps.
+    (linf, l2) and eps; autoattack:… and apgd:… (its first two attacks) take norm and eps. With --precision bf16 a
+    frozen copy of the network searches for AutoAttack in L∞, on a GPU captured in CUDA graphs; float32 decides.
 
     Examples:
 
@@ -101,6 +102,8 @@ def evaluate(
       bullettrain evaluate runs/cifar10-trades --attack pgd20 --attack autoattack --weights averaged
 
       bullettrain evaluate trades.pt --network wrn-34-10 --data cifar10 --attack autoattack:eps=8/255
+
+      bullettrain evaluate runs/cifar10-pgd-short --attack apgd:eps=8/255 --precision bf16 --compile
 
       bullettrain evaluate my.package:make_network --data cifar10 --attack pgd:steps=50,norm=l2,eps=0.5
     """
