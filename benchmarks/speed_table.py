@@ -1,4 +1,4 @@
-"""Write the README's speed table from the recorded figures in results/bench.
+"""Write the table of docs/speed.md from the recorded figures in results/bench.
 
 python benchmarks/speed_table.py [--check]
 """
@@ -49,7 +49,7 @@ def line(result: dict[str, Any], engine: str, baseline: dict[str, Any], mined: d
         NETWORKS.get(config["network"]["name"], config["network"]["name"]),
         DATA.get(config["data"]["name"], config["data"]["name"]),
         objective + (f", batch {batch}" if batch > 128 else ""),
-        f"[{ENGINES[engine]}](results/bench/{name})",
+        f"[{ENGINES[engine]}](../results/bench/{name})",
         str(config["training"]["attack_group"] if engine != "eager" else 1),
         f"{baseline['epoch_seconds']:.2f}",
         f"{mined['epoch_seconds']:.2f}",
@@ -68,20 +68,20 @@ def device(environment: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Rewrite the README, or check that it is up to date."""
-    parser = argparse.ArgumentParser(description="Write the README's speed table from results/bench")
+    """Rewrite the page, or check that it is up to date."""
+    parser = argparse.ArgumentParser(description="Write the table of docs/speed.md from results/bench")
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     check = parser.parse_args().check
-    readme = ROOT / "README.md"
-    text = readme.read_text()
+    page = ROOT / "docs" / "speed.md"
+    text = page.read_text(encoding="utf-8")
     before, rest = text.split(START)
     after = rest.split(END)[1]
     new = f"{before}{START}\n{table()}\n{END}{after}"
     if check:
         sys.exit(
-            0 if new == text else "README.md: the speed table is not what results/bench says; run this without --check"
+            0 if new == text else "docs/speed.md: the table is not what results/bench says; run this without --check"
         )
-    readme.write_text(new)
+    page.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":
