@@ -16,15 +16,15 @@ NETWORKS |= {"wrn-40-2": "WRN-40-2"}
 DATA = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 OBJECTIVES = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
 SELECTIONS = {"eval": ", selected in eval mode", "last": ", by last logits"}
-ENGINES = {"eager": "plain (eager)", "graphs": "graphs", "compile": "compile + graphs"}
+ENGINES = {"eager": "eager", "graphs": "CUDA graphs", "compile": "compiled, CUDA graphs"}
 
 
 def table() -> str:
     """The table as Markdown, one line a recorded comparison."""
     lines = [
-        "| network | data | objective | engine | k | baseline, s/epoch | BulletTrain, s/epoch | wall-clock | work "
-        "| wall-clock ÷ work | device |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| network, objective | k | baseline, s/epoch | BulletTrain, s/epoch | wall-clock | work | wall-clock ÷ work "
+        "| measured on |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     files = sorted((ROOT / "results" / "bench").glob("*.json"))
     for file in sorted(files, key=lambda file: file.name.startswith("cpu")):  # GPUs first
@@ -45,18 +45,17 @@ def line(result: dict[str, Any], engine: str, baseline: dict[str, Any], mined: d
     objective = OBJECTIVES[config["method"]["objective"]] + SELECTIONS.get(config["method"].get("selection"), "")
     objective += f", views for {100 * mined['boundary']:.0f} %" if objective.startswith("AugMix") else ""
     objective += ", images as views" if config["data"].get("views") else ""
+    network = NETWORKS.get(config["network"]["name"], config["network"]["name"])
+    data = DATA.get(config["data"]["name"], config["data"]["name"])
     cells = [
-        NETWORKS.get(config["network"]["name"], config["network"]["name"]),
-        DATA.get(config["data"]["name"], config["data"]["name"]),
-        objective + (f", batch {batch}" if batch > 128 else ""),
-        f"[{ENGINES[engine]}](../results/bench/{name})",
+        f"{network} on {data}, {objective}" + (f", batch {batch}" if batch > 128 else ""),
         str(config["training"]["attack_group"] if engine != "eager" else 1),
         f"{baseline['epoch_seconds']:.2f}",
         f"{mined['epoch_seconds']:.2f}",
         f"{mined['wall_clock_speedup']:.2f}×",
         f"{mined['work_speedup']:.2f}×",
         f"{mined['wall_clock_speedup'] / mined['work_speedup']:.2f}",
-        device(result["environment"]),
+        f"[{device(result['environment'])}, {ENGINES[engine]}](../results/bench/{name})",
     ]
     return "| " + " | ".join(cells) + " |"
 
