@@ -16,7 +16,7 @@ NETWORKS |= {"wrn-40-2": "WRN-40-2"}
 DATA = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 OBJECTIVES = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
 SELECTIONS = {"eval": ", selected in eval mode", "last": ", by last logits"}
-ENGINES = {"eager": "eager", "graphs": "CUDA graphs", "compile": "compiled, CUDA graphs"}
+ENGINES = {"eager": "eager", "graphs": "CUDA graphs", "compile": "compiled"}
 
 
 def table() -> str:
@@ -63,6 +63,7 @@ def line(result: dict[str, Any], engine: str, baseline: dict[str, Any], mined: d
 def device(environment: dict[str, Any]) -> str:
     """What it ran on; on a CPU with how many threads."""
     name, threads = str(environment["device"]), environment.get("threads")
+    name = name.removeprefix("NVIDIA ")
     return name.replace("2 cores", "1 core") if threads == 1 and name.startswith("2 cores") else name
 
 

@@ -45,6 +45,7 @@ LINK = re.compile(r"(?<!!)\[([^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]\(([^()\s]+)\)")
 """A Markdown link that is not an image: its text and its target."""
 PAGES = {"../results/README.md": "records.md"}
 """Files outside this folder that are pages of the site."""
+SETTINGS = "[Settings](settings.md) describes all of them.\n\n```{toctree}\n:hidden:\n\nsettings\n```\n"
 
 
 def adapt(app: Sphinx, page: str, source: list[str]) -> None:
@@ -53,6 +54,8 @@ def adapt(app: Sphinx, page: str, source: list[str]) -> None:
         text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
         text = re.sub(r"\]\((?!https?:|#|\.\./)", "](../results/", text)
         source[0] = text.replace("](../docs/", "](")
+    if (DOCS / "settings.md").exists():  # generated from docstrings
+        source[0] = source[0].replace("<!-- settings.md is linked here -->", SETTINGS)
     here = (DOCS / page).parent
 
     def site_link(link: re.Match[str]) -> str:
