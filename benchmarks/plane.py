@@ -31,9 +31,33 @@ CSV = ROOT / "results" / "plane.csv"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "accuracy.md")
 PICTURES = {"light": ROOT / "docs" / "images" / "plane-light.svg", "dark": ROOT / "docs" / "images" / "plane-dark.svg"}
 
+COLUMNS = [
+    "method",
+    "objective",
+    "allocation",
+    "score",
+    "steps",
+    "eps",
+    "k",
+    "batch_size",
+    "seed",
+    "epochs",
+    "weights",
+    "clean",
+    "pgd20",
+    "apgd",
+    "apgd_images",
+    "autoattack",
+    "autoattack_images",
+    "passes",
+    "minutes",
+    "minutes_compile",
+    "device",
+    "commit",
+    "command",
+]
 SAME_SETTING = ("method", "objective", "allocation", "score", "steps", "eps", "k", "batch_size", "epochs", "weights")
 """Columns in which the runs of one result agree."""
-FIGURES = ("clean", "pgd20", "apgd", "autoattack", "passes", "minutes", "minutes_compile")
 MOST_POINTS_BELOW = 8.0
 """A method so many points below the best is drawn at the lower edge, so that the others can be told apart."""
 
@@ -61,15 +85,16 @@ class Result:
 
     def images(self) -> int:
         """Test images that AutoAttack was run on, at least; 0 where it was not run."""
-        return min((int(run["autoattack_images"]) for run in self.runs if run["autoattack"]), default=0)
+        return min((int(run["autoattack_images"] or 0) for run in self.runs if run["autoattack"]), default=0)
 
     def seeds(self) -> int:
-        """Runs under AutoAttack, or all of them where none was."""
-        return len(self._values("autoattack")) or len(self.runs)
+        """Different seeds of the runs under AutoAttack, or of all runs where none was."""
+        attacked = [run for run in self.runs if run["autoattack"]]
+        return len({run["seed"] for run in attacked or self.runs})
 
     def rank(self) -> tuple[int, int, float, bool]:
         """Larger for the result that a method is shown by."""
-        return self.seeds(), self.images(), float(self.setting["eps"]), self.setting["weights"] == "averaged"
+        return self.seeds(), self.images(), float(self.setting["eps"] or 0), self.setting["weights"] == "averaged"
 
     def _values(self, figure: str) -> list[float]:
         return [float(run[figure]) for run in self.runs if run[figure]]
@@ -78,7 +103,10 @@ class Result:
 def read(file: Path = CSV) -> list[Result]:
     """One result for every setting in the file."""
     with file.open(encoding="utf-8", newline="") as lines:
-        runs = list(csv.DictReader(lines))
+        reader = csv.DictReader(lines)
+        if reader.fieldnames != COLUMNS:
+            sys.exit(f"{file.name}: its columns have to be {','.join(COLUMNS)}")
+        runs = list(reader)
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for run in runs:
         found.setdefault(tuple(run[name] for name in SAME_SETTING), []).append(run)
@@ -127,6 +155,8 @@ def table(results: dict[str, Result], names: list[str] | None) -> str:
 
 def eps(value: str) -> str:
     """ε as people write it."""
+    if not value:
+        return "–"
     whole = float(value) * 255
     return f"{whole:.0f}/255" if abs(whole - round(whole)) < 1e-3 else value
 
@@ -139,8 +169,8 @@ def points(results: dict[str, Result]) -> list[dict[str, Any]]:
         if minutes is None or accuracy is None or clean is None:
             continue
         error = result.error("autoattack")
-        if error is None:  # of the test images, since there is one seed
-            error = 100 * math.sqrt(accuracy / 100 * (1 - accuracy / 100) / result.images())
+        if error is None:  # of the test images, since there is one run
+            error = 100 * math.sqrt(accuracy / 100 * (1 - accuracy / 100) / max(result.images(), 1))
         found.append(
             {
                 "name": name,
