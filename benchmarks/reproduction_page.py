@@ -1,4 +1,4 @@
-"""Write docs/reproduction.md, its pictures and the README's table of methods from the runs in results/reproduce.
+"""Write docs/reproduction.md, its pictures and a table of docs/accuracy.md from the runs in results/reproduce.
 
 python benchmarks/reproduction_page.py [--check]
 
@@ -19,9 +19,9 @@ from bullettrain.reproduction.results import Results, Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RECORDS = ROOT / "docs" / "reproduction.md", ROOT / "results" / "reproduce"
-README = ROOT / "README.md"
+ACCURACY = ROOT / "docs" / "accuracy.md"
 CHOICE = {"plane": ("bt-nr0",), "table-fast": ()}
-"""Studies whose rows the README shows, without these: TRADES is what they are set beside."""
+"""Studies whose rows that table shows, without these: TRADES is what they are set beside."""
 
 
 def written(scale: str, *, pictures: bool) -> str:
@@ -123,7 +123,7 @@ def renewed(file: Path, name: str, body: str) -> tuple[str, str]:
 
 def main() -> None:
     """Rewrite the pages, or check that they are up to date."""
-    parser = argparse.ArgumentParser(description="Write docs/reproduction.md and a table of README.md")
+    parser = argparse.ArgumentParser(description="Write docs/reproduction.md and a table of docs/accuracy.md")
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     check = parser.parse_args().check
     scales = [scale for scale in SCALES if (RECORDS / scale).is_dir()]
@@ -131,7 +131,7 @@ def main() -> None:
     marks = REMARKS.format(about="(.*?)")
     if lost := Counter(re.findall(marks, PAGE.read_text(encoding="utf-8"))) - Counter(re.findall(marks, body)):
         sys.exit(f"{PAGE.name}: remarks on {', '.join(lost)} would be lost; is that a study, and is their end marked?")
-    for file, name, content in ((PAGE, "reproduction", body), (README, "methods", methods())):
+    for file, name, content in ((PAGE, "reproduction", body), (ACCURACY, "methods", methods())):
         old, new = renewed(file, name, content)
         if not check:
             file.write_text(new, encoding="utf-8")

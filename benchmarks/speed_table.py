@@ -1,4 +1,4 @@
-"""Write the README's speed table from the recorded figures in results/bench.
+"""Write the table of docs/speed.md from the recorded figures in results/bench.
 
 python benchmarks/speed_table.py [--check]
 """
@@ -16,15 +16,15 @@ NETWORKS |= {"wrn-40-2": "WRN-40-2"}
 DATA = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 OBJECTIVES = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
 SELECTIONS = {"eval": ", selected in eval mode", "last": ", by last logits"}
-ENGINES = {"eager": "plain (eager)", "graphs": "graphs", "compile": "compile + graphs"}
+ENGINES = {"eager": "eager", "graphs": "CUDA graphs", "compile": "compiled"}
 
 
 def table() -> str:
     """The table as Markdown, one line a recorded comparison."""
     lines = [
-        "| network | data | objective | engine | k | baseline, s/epoch | BulletTrain, s/epoch | wall-clock | work "
-        "| wall-clock ÷ work | device |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| network, objective | k | baseline, s/epoch | BulletTrain, s/epoch | wall-clock | work | wall-clock ÷ work "
+        "| measured on |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     files = sorted((ROOT / "results" / "bench").glob("*.json"))
     for file in sorted(files, key=lambda file: file.name.startswith("cpu")):  # GPUs first
@@ -45,18 +45,17 @@ def line(result: dict[str, Any], engine: str, baseline: dict[str, Any], mined: d
     objective = OBJECTIVES[config["method"]["objective"]] + SELECTIONS.get(config["method"].get("selection"), "")
     objective += f", views for {100 * mined['boundary']:.0f} %" if objective.startswith("AugMix") else ""
     objective += ", images as views" if config["data"].get("views") else ""
+    network = NETWORKS.get(config["network"]["name"], config["network"]["name"])
+    data = DATA.get(config["data"]["name"], config["data"]["name"])
     cells = [
-        NETWORKS.get(config["network"]["name"], config["network"]["name"]),
-        DATA.get(config["data"]["name"], config["data"]["name"]),
-        objective + (f", batch {batch}" if batch > 128 else ""),
-        f"[{ENGINES[engine]}](results/bench/{name})",
+        f"{network} on {data}, {objective}" + (f", batch {batch}" if batch > 128 else ""),
         str(config["training"]["attack_group"] if engine != "eager" else 1),
         f"{baseline['epoch_seconds']:.2f}",
         f"{mined['epoch_seconds']:.2f}",
         f"{mined['wall_clock_speedup']:.2f}×",
         f"{mined['work_speedup']:.2f}×",
         f"{mined['wall_clock_speedup'] / mined['work_speedup']:.2f}",
-        device(result["environment"]),
+        f"[{device(result['environment'])}, {ENGINES[engine]}](../results/bench/{name})",
     ]
     return "| " + " | ".join(cells) + " |"
 
@@ -64,24 +63,25 @@ def line(result: dict[str, Any], engine: str, baseline: dict[str, Any], mined: d
 def device(environment: dict[str, Any]) -> str:
     """What it ran on; on a CPU with how many threads."""
     name, threads = str(environment["device"]), environment.get("threads")
+    name = name.removeprefix("NVIDIA ")
     return name.replace("2 cores", "1 core") if threads == 1 and name.startswith("2 cores") else name
 
 
 def main() -> None:
-    """Rewrite the README, or check that it is up to date."""
-    parser = argparse.ArgumentParser(description="Write the README's speed table from results/bench")
+    """Rewrite the page, or check that it is up to date."""
+    parser = argparse.ArgumentParser(description="Write the table of docs/speed.md from results/bench")
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     check = parser.parse_args().check
-    readme = ROOT / "README.md"
-    text = readme.read_text()
+    page = ROOT / "docs" / "speed.md"
+    text = page.read_text(encoding="utf-8")
     before, rest = text.split(START)
     after = rest.split(END)[1]
     new = f"{before}{START}\n{table()}\n{END}{after}"
     if check:
         sys.exit(
-            0 if new == text else "README.md: the speed table is not what results/bench says; run this without --check"
+            0 if new == text else "docs/speed.md: the table is not what results/bench says; run this without --check"
         )
-    readme.write_text(new)
+    page.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rich.console import Console
 import bullettrain as bt
 from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.augmix import ViewMaker
-from bullettrain.commands.train import _print_comparison, _print_result
+from bullettrain.commands.train_terminal import print_comparison, print_result
 from bullettrain.data import load
 from bullettrain.evaluation import view_accuracy
 from bullettrain.training import Config, ConfigError, recipe
@@ -194,11 +194,11 @@ def test_a_run_counts_its_work_and_shares(both):
 
 def test_what_a_run_says(both):
     folder, baseline, mined = both
-    text = shown(_print_comparison, baseline, mined)
+    text = shown(print_comparison, baseline, mined)
     assert re.search(r"clean +AugMix views +training", text)
     assert "in the paper" not in text
     assert "capturing" not in text
-    text = shown(_print_result, mined)
+    text = shown(print_result, mined)
     assert re.search(r"boundary \d+\.\d %, robust \d+\.\d %\n", text)
     assert re.search(r"trained \d+\.\d s, ", text)
     # As on a GPU.
@@ -206,9 +206,9 @@ def test_what_a_run_says(both):
         dataclasses.replace(result, end={**result.end, "seconds": seconds, "capture_seconds": captures})
         for result, seconds, captures in ((baseline, 226.0, 26.0), (mined, 140.0, 104.0))
     )
-    assert "trained 2 min 20 s and 1 min 44 s of compiling and capturing, " in shown(_print_result, own)
+    assert "trained 2 min 20 s and 1 min 44 s of compiling and capturing, " in shown(print_result, own)
     said = "1.61× wall-clock\nCompiling and capturing, 1 min 44 s and without mining 26.0 s, are not in it: with them"
-    assert f"{said} it is 1.03×.\n" in shown(_print_comparison, plain, own)
+    assert f"{said} it is 1.03×.\n" in shown(print_comparison, plain, own)
     page = (folder / "report.html").read_text()
     assert "What the corruption did" in page
     assert "two views each" in page
@@ -231,7 +231,7 @@ def test_the_papers_share_stands_beside_the_runs_own(both, tmp_path):
     ):
         config.write_text(re.sub("recipe: .*", f"recipe: {name}", config.read_text()))
         result = runs.read_result(RunFolder(tmp_path / "run"))
-        assert f"; in the paper boundary {share} %\n" in shown(_print_result, result)
+        assert f"; in the paper boundary {share} %\n" in shown(print_result, result)
         page = runs.write_report(tmp_path / "run").read_text()
         assert f"two views each; {share}\u202f% in the paper" in page
 

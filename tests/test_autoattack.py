@@ -58,7 +58,7 @@ def test_where_rounding_misleads_the_search_float32_attacks(robust_run, digits, 
     x, y = x[right], y[right]
     model = Rounding(network, x[:3] if among else x, among)
     assert (model(x).argmax(1) != y).sum() == (3 if among else 0)
-    rounds, _ = autoattack_rounds(model, eps=0.9, norm="linf", classes=10, seed=4, device=CPU)
+    rounds, _ = autoattack_rounds(model, attack_names(10), eps=0.9, norm="linf", classes=10, seed=4, device=CPU)
     assert not rounds[0].withstood(x, y, 0).any()
 
 
@@ -69,7 +69,7 @@ def test_rounds_give_what_the_package_gives_in_one_go(robust_run, digits, monkey
     subject = find_subject(str(robust_run))
     network, eps = subject.network.requires_grad_(False), {"linf": 0.1, "l2": 0.6}[norm]
     before, noise = snapshot(network), torch.get_rng_state()
-    rounds, notes = autoattack_rounds(network, eps=eps, norm=norm, classes=10, seed=4, device=CPU)
+    rounds, notes = autoattack_rounds(network, attack_names(10), eps=eps, norm=norm, classes=10, seed=4, device=CPU)
     state = survive([clean_round(network), *rounds], digits, device=CPU, batch_size=10)
     assert_same(before, snapshot(network))
     assert torch.equal(noise, torch.get_rng_state())  # the package seeds the global generator; not ours
@@ -218,7 +218,7 @@ def test_the_upstream_module_will_do(monkeypatch, digits):
 
     labels = torch.zeros(24, dtype=torch.int64)
     images = type(digits)(digits.images, labels, digits.classes)
-    rounds, notes = autoattack_rounds(Threshold(), eps=0.2, norm="l2", classes=5, seed=0, device=CPU)
+    rounds, notes = autoattack_rounds(Threshold(), attack_names(5), eps=0.2, norm="l2", classes=5, seed=0, device=CPU)
     state = survive(rounds, images, device=CPU, batch_size=10)
     assert state.shares == [1.0, 1.0, 0.0, 0.0]
     assert (made[0].norm, made[0].verbose, made[0].apgd_targeted.n_target_classes) == ("L2", False, 4)
@@ -239,7 +239,9 @@ def test_few_classes_really_run(classes, monkeypatch):
     keep = (data.labels < classes).nonzero()[:12, 0]
     data = type(data)(data.images[keep], data.labels[keep], tuple(str(c) for c in range(classes)))
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, classes)).requires_grad_(False)
-    rounds, _ = autoattack_rounds(network, eps=0.001, norm="linf", classes=classes, seed=0, device=CPU)
+    rounds, _ = autoattack_rounds(
+        network, attack_names(classes), eps=0.001, norm="linf", classes=classes, seed=0, device=CPU
+    )
     state = survive([clean_round(network), *rounds], data, device=CPU)
     assert state.shares[0] >= state.share
 

@@ -85,8 +85,8 @@ def test_where_nothing_can_be_written_nothing_is_timed(tmp_path, monkeypatch, mi
     (tmp_path / "adir").mkdir()
     (tmp_path / "taken.md").mkdir()
     (tmp_path / "afile").touch()
-    module = importlib.import_module("bullettrain.commands.bench")
-    monkeypatch.setattr(module, "run_bench", lambda *args, **kwargs: pytest.fail("it has begun"))
+    module = importlib.import_module("bullettrain.training.bench")
+    monkeypatch.setattr(module, "bench", lambda *args, **kwargs: pytest.fail("it has begun"))
     out, message = MISTAKES[mistake]
     with pytest.raises(ConfigError, match=re.escape(message)):
         raise CliRunner().invoke(app, ["bench", "--out", out]).exception

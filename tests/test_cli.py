@@ -1,6 +1,7 @@
 """The command as a person types it: in a process of its own, judged by what it prints and how it exits."""
 
 import ast
+import dataclasses
 import json
 import os
 import re
@@ -48,11 +49,49 @@ def invoke():
     return lambda *words: runner.invoke(app, [str(word) for word in words], prog_name="bullettrain")
 
 
+def test_the_public_names_are_lazy_and_complete():
+    tree = ast.parse(Path(bullettrain.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {alias.name for node in block.body for alias in node.names}
+    assert typed | {"__version__"} == set(bullettrain.__all__) <= set(dir(bullettrain))
+    assert all(getattr(bullettrain, name) is not None for name in bullettrain.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = bullettrain.nothing
+
+
+def test_help_and_version_do_not_wait_for_torch():
+    words = [["--version"], *([*words.split(), "--help"] for words in HELPED)]
+    code = """
+import contextlib, io, sys
+from bullettrain.cli import main
+for words in {words}:
+    sys.argv = ["bullettrain", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main()
+    assert "ullettrain" in said.getvalue(), words
+    print([name for name in ("torch", "numpy", "matplotlib", "yaml") if name in sys.modules], end="")
+"""
+    done = subprocess.run([sys.executable, "-c", code.replace("{words}", repr(words))], capture_output=True, text=True)
+    assert done.stdout == "[]" * len(words), done.stderr
+
+
+def test_lists_in_help_texts_are_complete(invoke):
+    """They are written out, since what they list cannot be imported without torch."""
+    from bullettrain.data import SOURCES
+    from bullettrain.exporting import FORMATS
+    from bullettrain.reproduction.scales import SCALES
+    from bullettrain.training.bench import ENGINES
+
+    for words, names in (("data prepare", SOURCES), ("reproduce", SCALES), ("bench", ENGINES), ("export", FORMATS)):
+        assert ", ".join(names) in " ".join(plain(invoke(*words.split(), "--help").output).split()), words
+
+
 def test_version(invoke):
     assert plain(invoke("--version").output).strip() == f"bullettrain {bullettrain.__version__}"
 
 
-HELPED = ["", "train", "evaluate", "report", "reproduce", "data", "data list", "data prepare", "data verify"]
+HELPED = ["", "train", "evaluate", "predict", "export", "report", "bench", "reproduce", "data"]
+HELPED += ["data list", "data prepare", "data verify", "data corrupt"]
 
 
 @pytest.mark.parametrize("words", HELPED)
@@ -297,7 +336,7 @@ def test_ctrl_c_that_ends_a_compiler_too_is_no_error(invoke, tmp_path, monkeypat
 
 
 BEFORE = {
-    "device": (sys.modules["bullettrain.commands.train"], "find_place"),
+    "device": (sys.modules["bullettrain.training.setup"], "find_place"),
     "data": (run_module, "load_data"),
     "network": (sys.modules["bullettrain.training.loop"], "make_network"),
 }
@@ -351,11 +390,121 @@ def test_after_a_collapse_the_printed_command_goes_on(invoke, tmp_path, monkeypa
     assert Path("kg/report.html").is_file()
 
 
-def test_a_run_in_the_place_of_a_recipe_is_known_for_one(invoke, tmp_path, monkeypatch):
+def test_a_run_is_a_recipe(invoke, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert invoke("train", *TINY, "--out", "runs/x").exit_code == 0
-    refused = invoke("train", "--resume", "runs/x").exception
-    assert str(refused) == "runs/x is a run; to go on with it, give its recipe and --out runs/x --resume"
+    again = invoke("train", "runs/x")
+    assert again.output.splitlines()[0] == "digits on cpu: runs/x-2"
+    one, other = (Path(folder, "last.safetensors").read_bytes() for folder in ("runs/x", "runs/x-2"))
+    assert one == other
+    Path("runs/x/metrics.jsonl").write_text("")
+    assert invoke("train", "runs/x", "--resume").output.splitlines()[-1] == "report  runs/x/report.html"
+    assert RunFolder(Path("runs/x")).finished
+
+
+def test_a_file_is_a_recipe(invoke, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = invoke("train", *TINY, "--show", "--epochs", 2, "--eps", "8/255").output
+    Path("mine.yaml").write_text(shown)
+    Path("part.yaml").write_text("recipe: digits\nmethod: {eps: 8/255}\noptimizer: {lr: 1e-3}\n")
+    Path("own.yaml").write_text("method: {eps: 8/255}\n")
+    assert yaml.safe_load(invoke("train", "mine.yaml", "--show").output) == yaml.safe_load(shown)
+    part = yaml.safe_load(invoke("train", "part.yaml", "--show").output)
+    assert (part["method"]["eps"], part["optimizer"]["lr"]) == (8 / 255, 1e-3)
+    assert (part["optimizer"]["name"], part["training"]["epochs"]) == ("adam", 40)  # of the recipe
+    assert yaml.safe_load(invoke("train", "own.yaml", "--show").output)["recipe"] == "own.yaml"
+    done = invoke("train", "mine.yaml")
+    assert done.output.splitlines()[0] == "digits on cpu: runs/mine"
+
+
+@pytest.mark.parametrize("file", ["own.yaml", "gone.yaml"])
+def test_the_printed_command_goes_on_with_a_file(invoke, tmp_path, monkeypatch, file):
+    monkeypatch.chdir(tmp_path)
+    Path(file).write_text(invoke("train", *TINY, "--show").output.replace("recipe: digits", "recipe: mine"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        if file == "gone.yaml":
+            patched.setattr(run_module, "check_folder", lambda *_, **__: Path(file).unlink() or False)
+        stopped = invoke("train", file, "--seed", 3)
+    command = stopped.output.splitlines()[-1].split()
+    expected = "train own.yaml --set training.seed=3" if file == "own.yaml" else "train runs/gone"
+    assert " ".join(command) == f"bullettrain {expected} --out runs/{file[:-5]} --resume"
+    done = invoke(*command[1:])
+    assert done.exit_code == 0, done.exception
+    assert RunFolder(Path("runs", file[:-5])).config().training.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "my.yaml is missing; give a recipe, a YAML file or a run's folder"),
+        ("training: {epochs: many}", "my.yaml: training.epochs: 'many' is no number"),
+        ("training: {epoch: 3}", "my.yaml: there is no setting 'training.epoch'; .*did you mean 'epochs'"),
+        ("- 3", "my.yaml: it is .3.; it has to be a section of keys"),
+        ("{a: [", "my.yaml cannot be read as YAML .*; give a recipe, a YAML file or a run's folder"),
+        ("recipe: 3", "my.yaml: recipe is 3; it has to be text"),
+    ],
+)
+def test_files_that_are_no_recipe(invoke, tmp_path, monkeypatch, text, said):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("my.yaml").write_text(text)
+    with pytest.raises(ValueError, match=said) as refused:
+        raise invoke("train", "my.yaml").exception
+    assert "\n" not in str(refused.value)
+    assert not Path("runs").exists()
+
+
+def test_settings_that_have_an_option(invoke):
+    words = ["--data", "cifar100", "--network", "wrn-28-10", "--epochs", 3, "--batch-size", 64, "--lr", "1/4"]
+    shown = yaml.safe_load(invoke("train", "cifar10-trades", *words, "--eps", "4/255", "--show").output)
+    assert (shown["data"]["name"], shown["network"]["name"], shown["method"]["eps"]) == (
+        "cifar100",
+        "wrn-28-10",
+        4 / 255,
+    )
+    assert (shown["training"]["epochs"], shown["training"]["batch_size"], shown["optimizer"]["lr"]) == (3, 64, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train --weight-decay 1e-4", "No such option: --weight-decay; did you mean --set weight_decay=1e-4?"),
+        ("train --momentum=0.8", "did you mean --set method.momentum=0.8 or --set optimizer.momentum=0.8?"),
+        ("train --gama --show", "No such option: --gama; did you mean --set gamma=VALUE?"),
+        ("train --epoch 3", "No such option: --epoch (Possible options: --epochs"),
+        ("bench --epochs 3", "No such option: --epochs; did you mean --set epochs=3?"),
+        ("train --nothing", "No such option: --nothing"),
+    ],
+)
+def test_an_option_that_is_a_setting_is_told_so(invoke, words, said):
+    done = invoke(*words.split())
+    assert done.exit_code == 2
+    assert said in " ".join(plain(done.output).replace("│", " ").split())
+
+
+def test_every_setting_says_what_it_is(invoke):
+    from bullettrain.training.describe import meanings, sections
+
+    for name, kind in sections().items():
+        assert list(meanings(kind)) == [field.name for field in dataclasses.fields(kind)], name
+    shown = invoke("train", "--show").output
+    assert "  # Attack steps for boundary examples.\n  boundary: 10\n" in shown
+
+
+def test_the_page_of_settings_is_up_to_date():
+    from bullettrain.training.describe import page
+
+    kept = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
+    assert kept.read_text(encoding="utf-8") == page(), "run python docs/settings_page.py"
+
+
+@pytest.mark.parametrize("words", [["--out", "none"], [], ["--compare"]])
+def test_what_is_not_there_cannot_be_resumed(invoke, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match="is not there, so there is nothing to resume; check --out"):
+        raise invoke("train", *TINY, *words, "--resume").exception
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("words", "name"), [([], "digits"), (["--compare"], "digits-compare")], ids=["one", "both"])

@@ -34,7 +34,7 @@ def test_a_loss_of_nan_stops_the_run_and_keeps_the_last_good_state(tmp_path, mon
         runs.train(small(), tmp_path / "run", CPU)
     monkeypatch.undo()
     tensors, about = read_weights(tmp_path / "run" / "last.safetensors")
-    assert about["epoch"] == 1
+    assert about.epoch == 1
     assert all(torch.isfinite(t).all() for t in tensors.values())
     assert kinds(tmp_path / "run", "warning")[0]["message"].startswith("the ")
     assert kinds(tmp_path / "run", "end")[0]["reason"].startswith("collapsed")
@@ -52,7 +52,7 @@ def test_what_has_collapsed_is_not_saved(tmp_path):
         runs.train(small("save_minutes=0", "log_every=50"), tmp_path / "run", CPU)
     tensors, about = read_weights(tmp_path / "run" / "last.safetensors")
     assert all(torch.isfinite(t).all() for t in tensors.values())
-    assert about["step"] == 7
+    assert about.step == 7
     assert kinds(tmp_path / "run", "end")[0]["seconds"] > 0
     assert (tmp_path / "run" / "report.html").exists()
 
@@ -71,7 +71,7 @@ def test_training_against_an_attack_that_is_too_weak_is_noticed(tmp_path):
         runs.train(recipe("digits").with_settings(settings), tmp_path / "run", CPU)
     end = kinds(tmp_path / "run", "end")[0]
     assert 0 < end["epochs"] < 40
-    assert read_weights(tmp_path / "run" / "last.safetensors")[1]["epoch"] == end["epochs"]  # before the collapse
+    assert read_weights(tmp_path / "run" / "last.safetensors")[1].epoch == end["epochs"]  # before the collapse
 
 
 def test_training_against_no_attack_is_not_blamed_for_it(tmp_path):

@@ -34,7 +34,7 @@ def run(robust_run, tmp_path, monkeypatch):
 def test_a_small_network_is_judged_by_as_many_threads_as_it_was_trained_by(run, monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    invoke(run, "--attack", "clean", "--size", 60)
+    invoke(run, "--attack", "clean", "--images", 60)
     assert asked == [1]
 
 
@@ -47,7 +47,7 @@ def invoke(*words, columns=100):
 
 
 def test_a_run_is_judged_and_the_report_says_it(run):
-    text = invoke(run, "--attack", "clean,pgd5", "--attack", "pgd3x2", "--size", 120, "--curves", "--curve-size", 60)
+    text = invoke(run, "--attack", "clean,pgd5", "--attack", "pgd3x2", "--images", 120, "--curves", "--curve-size", 60)
     lines = text.splitlines()
     assert lines[0] == "robust, last weights: 120 images of digits on cpu"
     assert re.fullmatch(r"Clean  \d+\.\d\d %  \(\d+\.\d\d to \d+\.\d\d\)  \d+\.\d s", lines[1])
@@ -72,13 +72,13 @@ def test_a_run_is_judged_and_the_report_says_it(run):
     assert "PGD-3×2" in section
     assert "95 % interval" in section
     assert " leaves " not in page[: page.index('id="judged"')]  # on fewer images
-    invoke(run, "--attack", "pgd5", "--eps", 0.3, "--size", 0)
+    invoke(run, "--attack", "pgd5", "--eps", 0.3, "--images", 0)
     assert " leaves " not in (run / "report.html").read_text()  # more than it was trained for
-    invoke(run, "--attack", "pgd50x3", "--size", 0)
+    invoke(run, "--attack", "pgd50x3", "--images", 0)
     head = (run / "report.html").read_text().split('id="judged"')[0]
-    assert re.search(r"PGD-50×3 leaves \d+\.\d\s% \(last weights\)\.", head)
+    assert re.search(r"PGD-50×3 \(L∞ 0\.15\) leaves \d+\.\d\s% \(last weights\)\.", head)
     # Other weights of the run stand beside these.
-    invoke(run, "--attack", "pgd2", "--size", 60, "--weights", "averaged")
+    invoke(run, "--attack", "pgd2", "--images", 60, "--weights", "averaged")
     page = (run / "report.html").read_text()
     assert "averaged weights on digits" in page
     assert "last weights on digits" in page
@@ -86,7 +86,7 @@ def test_a_run_is_judged_and_the_report_says_it(run):
 
 @pytest.mark.parametrize("columns", [40, 60, 80])
 def test_a_narrow_terminal_cuts_no_number(run, columns):
-    text = invoke(run, "--attack", "clean,pgd2,pgd2x2", "--size", 40, columns=columns)
+    text = invoke(run, "--attack", "clean,pgd2,pgd2x2", "--images", 40, columns=columns)
     table = text[text.index("attack") :]
     assert re.search(r"\d+\.\d\d %", table)
     assert "…" not in table
@@ -95,7 +95,7 @@ def test_a_narrow_terminal_cuts_no_number(run, columns):
 def test_a_network_from_elsewhere_has_a_page_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": build("wrn-10-1", channels=1).state_dict()}, "their.pt")
-    words = ["their.pt", "--network", "wrn-10-1", "--data", "digits", "--attack", "pgd2:eps=8/255", "--size", 20]
+    words = ["their.pt", "--network", "wrn-10-1", "--data", "digits", "--attack", "pgd2:eps=8/255", "--images", 20]
     text = invoke(*words)
     assert "PGD-2   L∞ 8/255" in text
     assert "written  runs/evaluate-their.pt/evaluation.json" in text
@@ -114,7 +114,7 @@ def test_a_name_is_printed_as_it_is(tmp_path, monkeypatch):
     (tmp_path / "oddnet.py").write_text(
         "from bullettrain.models import build\ndef two(): return build('small-cnn', channels=1, image_size=8)\n"
     )
-    text = invoke("oddnet:two", "--data", "digits", "--attack", "clean", "--size", 20, "--out", "[/b]exp[a]:car:")
+    text = invoke("oddnet:two", "--data", "digits", "--attack", "clean", "--images", 20, "--out", "[/b]exp[a]:car:")
     assert text.startswith("oddnet:two: 20 images of digits")
     assert "\noddnet:two" in text  # above the table
     assert "written  [/b]exp[a]:car:/evaluation.json\nreport   [/b]exp[a]:car:/report.html\n" in text
@@ -125,7 +125,7 @@ def test_the_papers_figure_stands_beside_the_papers_recipe(run):
     from bullettrain.commands.evaluate_terminal import show
     from bullettrain.evaluation.results import Store
 
-    invoke(run, "--attack", "clean,pgd20:eps=0.031", "--size", 20)
+    invoke(run, "--attack", "clean,pgd20:eps=0.031", "--images", 20)
     (entry,) = Store(run).entries
     entry.data = "cifar10"
     console = Console(width=100, record=True, file=io.StringIO())
@@ -158,17 +158,30 @@ def test_an_interrupt_says_how_to_go_on(run, tmp_path, again):
 @pytest.mark.parametrize("again", [[], ["--again"]], ids=["once", "again"])
 def test_a_second_ctrl_c_says_how_to_go_on_too(run, monkeypatch, again):
     """Before anything was dropped --again is still to be done."""
-    words = ["evaluate", str(run), "--size", "20", *again]
+    words = ["evaluate", str(run), "--images", "20", *again]
     monkeypatch.setattr(sys, "argv", ["bullettrain", *words])
 
     def interrupted(*args, watch, **kwargs):
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(importlib.import_module("bullettrain.commands.evaluate"), "run_evaluation", interrupted)
+    monkeypatch.setattr(importlib.import_module("bullettrain.evaluation.evaluate"), "evaluate", interrupted)
     stopped = CliRunner(env={"COLUMNS": "120"}).invoke(app, words)
     assert stopped.exit_code == 130
     assert stopped.output.endswith(f"interrupted; the same command goes on:\n  bullettrain {' '.join(words)}\n")
+
+
+def test_images_of_a_folder_are_resized(run, tmp_path):
+    from PIL import Image
+
+    for name in "0123456789":
+        Path("images", name).mkdir(parents=True)
+        for size in (9, 12):
+            Image.new("L", (size, size), int(name) * 20).save(f"images/{name}/{size}.png")
+    words = [run, "--data", "folder:images", "--attack", "clean", "--out", "there"]
+    with pytest.raises(ValueError, match="give an image size"):
+        invoke(*words)
+    assert "images of folder:images" in invoke(*words, "--image-size", 8)
 
 
 MISTAKES = {
@@ -190,7 +203,7 @@ MISTAKES = {
     "text": (["text.pt"], "text.pt is no checkpoint: it is a text file; give a run's folder"),
     "model": (["nothing"], "'nothing' is no network"),
     "weights": (["runs/robust", "--weights", "best"], "has no 'best' weights"),
-    "size": (["runs/robust", "--size", "9999"], "but digits has 359 test images"),
+    "size": (["runs/robust", "--images", "9999"], "but digits has 359 test images"),
     "corruptions": (["runs/robust", "--attack", "corruptions"], "--corruptions DIR"),
     "their folder": (["runs/robust", "--attack", "corruptions", "--corruptions", "no"], "is no folder"),
     "for nothing": (["runs/robust", "--corruptions", "runs"], "go with --attack corruptions"),
@@ -264,6 +277,6 @@ def test_defaults_come_from_the_run():
 
 
 def test_the_folder_of_a_run_that_is_judged_stays_a_run(run):
-    invoke(run, "--attack", "pgd2", "--size", 20)
+    invoke(run, "--attack", "pgd2", "--images", 20)
     assert RunFolder(run).finished
     assert not [path for path in run.iterdir() if path.name.startswith(".")]

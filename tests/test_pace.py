@@ -1,6 +1,5 @@
 """`reproduce --pace`: runs that shared a device are timed one after the other, and what goes wrong stays small."""
 
-import importlib
 import multiprocessing
 import threading
 
@@ -118,8 +117,7 @@ def test_what_this_code_has_timed_is_not_timed_again(tmp_path, monkeypatch, ther
     invoke(*words, "--train-only")
     (record,) = read_records(tmp_path / "records").values()
     monkeypatch.setattr(pace, "environment", lambda device: {**record.environment, "commit": here})
-    command = importlib.import_module("bullettrain.commands.reproduce")
-    monkeypatch.setattr(command, "measure", lambda left, how, found: [])
+    monkeypatch.setattr(pace, "measure", lambda left, how, found: [])
     record.pace = {"epoch_seconds": 1.0, "environment": {**record.environment, "commit": there}}
     record.write(tmp_path / "records")
     said = "1 finished run: 0 to be timed, 1 from before" if timed else "1 finished run: 1 to be timed"

@@ -1,9 +1,12 @@
 """The README says what the project does: its commands are there to be run, its figures are recorded."""
 
+import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -29,18 +32,58 @@ def test_two_commands_do_their_own_set_up():
     assert all("-c constraints.txt -e" in command and "venv" in command for command in (train, test))
 
 
-def test_the_page_for_ones_own_loop_runs_from_top_to_bottom(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own_loop.md").read_text(), re.S)
-    assert len(blocks) > 7
-    (tmp_path / "page.py").write_text("\n".join(blocks))
-    done = subprocess.run([sys.executable, "-W", "error", str(tmp_path / "page.py")], capture_output=True, text=True)
+def test_the_picture_and_the_tables_of_methods_are_what_was_recorded():
+    check = [sys.executable, str(ROOT / "benchmarks" / "plane.py"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_links_lead_somewhere():
-    targets = re.findall(r"\]\((?!http|#)([^)]+)\)", README)
-    assert targets
-    assert all((ROOT / target).exists() for target in targets)
+@pytest.fixture(scope="module")
+def plane():
+    spec = importlib.util.spec_from_file_location("plane", ROOT / "benchmarks" / "plane.py")
+    module = sys.modules["plane"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["plane"]
+
+
+def test_runs_that_differ_in_the_seed_are_one_result(plane, tmp_path):
+    def run(**cells):
+        return ",".join(str(cells.get(name, "")) for name in plane.COLUMNS)
+
+    three = [
+        run(method="A", allocation="uniform", steps="3/3/3", eps=8 / 255, weights="last", seed=seed, clean=82,
+            autoattack=accuracy, autoattack_images=10000, minutes=2)
+        for seed, accuracy in enumerate((48, 49, 50))
+    ]  # fmt: skip
+    other = run(method="A", eps=0.031, weights="averaged", seed=0, clean=90, autoattack=60, autoattack_images=1000)
+    sweep = run(method="B", eps=0.031, weights="last", seed=0, clean=80, pgd20=50, apgd=47, apgd_images=1000)
+    file = tmp_path / "plane.csv"
+    file.write_text("\n".join([",".join(plane.COLUMNS), other, *three, sweep]) + "\n")
+    shown = plane.shown(plane.read(file))
+    table = plane.table(shown, ["A", "B"]).splitlines()[2:]
+    assert table[0] == "| A | 2.00 ± 0.00 | 82.0 ± 0.0 | – | 49.0 ± 0.6 | 3 seeds, 10,000 images, last weights |"
+    assert table[1] == "| B | – | 80.0 | 50.0 | – | 1 seed, last weights |"
+    assert [(point["name"], point["autoattack"], point["error"]) for point in plane.points(shown)] == [("A", 49, 0.58)]
+    assert "| A | 3/3/3 | 8/255 |" in plane.table(shown, None)
+    with pytest.raises(SystemExit, match="no method 'C'"):
+        plane.table(shown, ["C"])
+
+
+def test_the_readme_is_short_and_its_table_too():
+    assert len(README.split()) <= 1200
+    table = README.split("<!-- plane:")[1].split("<!-- /plane -->")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+    assert 1 <= len(rows) <= 6
+    assert all(re.search(r"\d+ seeds?, [\d,]+ images", row) for row in rows)
+
+
+def test_claims_on_few_images_say_so_in_the_same_line():
+    section = README.split("## Which should I use?", 1)[1].split("\n## ", 1)[0]
+    for item in re.split(r"\n(?=\* )", section)[1:]:
+        if "AutoAttack" in item:
+            assert re.search(r"images", item), item
+            assert re.search(r"seed", item), item
 
 
 def test_the_example_runs():

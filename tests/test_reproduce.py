@@ -236,7 +236,7 @@ def test_a_second_ctrl_c_says_how_to_go_on_too(tmp_path, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("bullettrain.commands.reproduce"), "run_all", interrupted)
+    monkeypatch.setattr("bullettrain.reproduction.jobs.run_all", interrupted)
     monkeypatch.setattr("sys.argv", ["bullettrain", "reproduce", "table-mart"])
     text = invoke("table-mart", "--out", tmp_path, fails=130)
     assert text.endswith("interrupted; the same command goes on:\n  bullettrain reproduce table-mart\n")

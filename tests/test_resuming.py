@@ -87,10 +87,10 @@ def test_every_process_of_a_resumed_run_reads_the_checkpoint_that_a_kill_left_in
         before, (first, state), (second, _) = sorted(folder.path.iterdir()), folder.load(), folder.load()
         assert sorted(folder.path.iterdir()) == before
         assert all(torch.equal(first[key], second[key]) for key in first)
-        halves += read_weights(folder.path / "previous.safetensors")[1]["step"] == state["step"]
+        halves += read_weights(folder.path / "previous.safetensors")[1].step == state["step"]
         folder.settle(state["step"])
         last, about = read_weights(folder.path / "last.safetensors")
-        assert about["step"] == state["step"]
+        assert about.step == state["step"]
         assert all(torch.equal(first[key], last[key]) for key in first)
     assert halves >= 2
 
@@ -149,7 +149,7 @@ def test_a_run_whose_attack_begins_later_resumes_bit_for_bit(tmp_path, monkeypat
     assert weights_of(tmp_path / "cut") == weights_of(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 def test_an_optimiser_goes_on_from_another_devices_state(name):
     """A state saved where steps were captured: counts and rates in tensors, flags of its own."""
     net = torch.nn.Linear(3, 2)
@@ -160,7 +160,7 @@ def test_an_optimiser_goes_on_from_another_devices_state(name):
     optimizer.step()
     state = optimizer.state_dict()
     for group in state["param_groups"]:
-        group.update(lr=torch.tensor(0.01), fused=name == "sgd", **({"capturable": True} if name == "adam" else {}))
+        group.update(lr=torch.tensor(0.01), fused=name == "sgd", **({} if name == "sgd" else {"capturable": True}))
     load_optimizer(again, state)
     again.step()
     optimizer.step()
@@ -197,7 +197,7 @@ def test_signals_finish_the_step_and_save(tmp_path, whole, monkeypatch, number, 
     result = runs.train(small(), tmp_path / "run", CPU)
     assert result.reason == f"stopped by signal {int(number)}"
     assert signal.getsignal(number) is handler
-    assert read_weights(tmp_path / "run" / "last.safetensors")[1]["step"] == at
+    assert read_weights(tmp_path / "run" / "last.safetensors")[1].step == at
     monkeypatch.undo()
     assert runs.train(small(), tmp_path / "run", CPU, resume=True).finished
     assert weights_of(tmp_path / "run") == weights_of(whole)

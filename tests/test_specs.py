@@ -66,7 +66,7 @@ def test_default_steps_reach_across_the_ball(steps):
 
 MISTAKES = {
     "nothing": ("pgf20", "there is no attack 'pgf20'; there are clean, pgd20, pgd100x10, pgd1000x5"),
-    "all are listed": ("fgsm", "autoattack, autoattack:norm=linf|l2,eps=…, corruptions"),
+    "all are listed": ("fgsm", "autoattack, autoattack:norm=linf|l2,eps=…, apgd"),
     "parameter": ("pgd:stps=3", "no parameter 'stps'; there are steps, restarts, step, loss, norm, eps; did you mean"),
     "of autoattack": ("autoattack:steps=3", "there is no parameter 'steps'; there are norm, eps"),
     "no value": ("pgd:steps", "'steps' is no parameter"),

@@ -1,5 +1,6 @@
 """Which images survive: rounds, restarts, resuming, and how sure the shares are."""
 
+import copy
 import math
 
 import numpy as np
@@ -169,18 +170,18 @@ def test_what_is_left_is_an_upper_bound_that_ends_at_zero():
     net = shaky_net()
     data = images(20, net)
     rounds = [clean_round(net), *pgd_rounds(net, eps=0.02, steps=1, step_size=0.02, restarts=2, device=CPU)]
-    done, left = [0], [Survival.fresh(20).left(3, 6)]
+    done, left = [0], [Survival.fresh(20).left(rounds, 6)]
 
     def tick(count):
         done[0] += count
 
     def saved(state):
-        left.append(state.left(3, 6))
+        left.append(state.left(rounds, 6))
 
     state = survive(rounds, data, device=CPU, batch_size=6, tick=tick, saved=saved)
     assert left == sorted(left, reverse=True)
     assert left[0] == 60 >= done[0]
-    assert state.left(3, 6) == 0
+    assert state.left(rounds, 6) == 0
 
 
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -424,3 +425,24 @@ def test_corruptions_are_paired_by_what_each_image_keeps():
 
 def test_no_figures_have_no_error():
     assert difference([], []) == Difference(0, 0, False)
+
+
+def test_even_batches_are_of_nearly_one_size_and_go_on_where_they_stopped():
+    data, seen = images(23, shaky_net()), []
+
+    def withstood(x, y, seed):
+        seen.append(len(x))
+        return (torch.arange(len(x)) + seed) % 3 > 0
+
+    rounds = [Round("one", withstood, passes=2, even=True), Round("two", withstood, passes=5, even=True)]
+    states, ticks = [], []
+    whole = survive(
+        rounds, data, device=CPU, batch_size=10, tick=ticks.append, saved=lambda s: states.append(copy.deepcopy(s))
+    )
+    assert seen[:3] == [8, 8, 7]
+    assert sum(ticks) == 2 * sum(seen[:3]) + 5 * sum(seen[3:])
+    assert [state.left(rounds, 10) for state in states][-1] == 0
+    for state in states:
+        again = survive(rounds, data, device=CPU, batch_size=10, state=state)
+        assert torch.equal(again.alive, whole.alive)
+        assert again.shares == whole.shares

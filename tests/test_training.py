@@ -92,7 +92,7 @@ def test_load_gives_the_network_back(whole):
     assert torch.equal(networks["best"](x), bt.load(whole)(x))  # it has a validation set
     assert not networks["last"].training
     best = max(kinds(whole, "epoch"), key=lambda r: (r["validation_robust"], r["validation_clean"], -r["epoch"]))
-    assert read_weights(whole / "best.safetensors")[1]["epoch"] == best["epoch"]
+    assert read_weights(whole / "best.safetensors")[1].epoch == best["epoch"]
     with pytest.raises(RunError, match="last, best, averaged"):
         bt.load(whole, weights="first")
     with pytest.raises(RunError, match="is missing"):

@@ -7,7 +7,7 @@ import torch
 
 from bullettrain.training import loop
 from bullettrain.training import run as runs
-from bullettrain.training.folder import Checkpoint, RunError, RunFolder, read_weights
+from bullettrain.training.folder import Checkpoint, Metadata, RunError, RunFolder, read_weights
 from bullettrain.training.writer import Writer
 from short_runs import CPU, died, interrupt_at_the_third_group, kinds, small, weights_of
 from test_resuming import killing_self
@@ -15,7 +15,7 @@ from test_resuming import killing_self
 
 def save(writer, weights, step=0):
     optimizer = {"state": {0: {"momentum": weights["w"]}}, "groups": [{"lr": weights["w"][0]}]}
-    writer.save(Checkpoint(weights, weights, {"step": step}, {"step": step, "optimizer": optimizer}))
+    writer.save(Checkpoint(weights, weights, Metadata(step), {"step": step, "optimizer": optimizer}))
 
 
 @pytest.mark.parametrize("aside", [False, True])
@@ -45,7 +45,7 @@ def test_a_state_keeps_what_it_says_about_itself(tmp_path):
     network = torch.nn.BatchNorm1d(2)
     with Writer(RunFolder(tmp_path), aside=True) as writer:
         state = {"step": 0, "average": network.state_dict()}
-        writer.save(Checkpoint(network.state_dict(), None, {"step": 0}, state))
+        writer.save(Checkpoint(network.state_dict(), None, Metadata(0), state))
     state = RunFolder(tmp_path).load()[1]["average"]
     assert state._metadata[""]["version"] == network.state_dict()._metadata[""]["version"]
 

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 
+from bullettrain.errors import UserError
 from bullettrain.extras import extra
 
 
@@ -25,13 +26,9 @@ def main() -> None:
 def _run() -> None:
     with extra("the command"):
         from bullettrain.commands import app
-    from bullettrain.data import DataError
-    from bullettrain.training.folder import RunError
-    from bullettrain.training.settings import ConfigError
-
     try:
         app(prog_name="bullettrain")
-    except (ConfigError, DataError, RunError) as error:
+    except UserError as error:
         _stop(str(error))
 
 

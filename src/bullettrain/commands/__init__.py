@@ -1,4 +1,4 @@
-"""What `bullettrain` can do: train, evaluate, report, bench, reproduce, data."""
+"""What `bullettrain` can do: train, evaluate, predict, export, report, bench, reproduce, data."""
 
 import inspect
 from collections.abc import Callable
@@ -10,8 +10,11 @@ import bullettrain
 from bullettrain.commands.bench import bench
 from bullettrain.commands.data import data_app
 from bullettrain.commands.evaluate import evaluate
+from bullettrain.commands.export import export
+from bullettrain.commands.predict import predict
 from bullettrain.commands.report import report
 from bullettrain.commands.reproduce import reproduce
+from bullettrain.commands.settings_command import SettingsCommand
 from bullettrain.commands.train import train
 
 app = typer.Typer(
@@ -30,8 +33,9 @@ def _flowing(command: Callable[..., Any]) -> str:
     return "\n\n".join(text if text.startswith(" ") else " ".join(text.split("\n")) for text in paragraphs)
 
 
-for _command in (train, evaluate, report, bench, reproduce):
-    app.command(help=_flowing(_command))(_command)
+for _command in (train, evaluate, predict, export, report, bench, reproduce):
+    _kind = SettingsCommand if _command in (train, bench, reproduce) else None
+    app.command(cls=_kind, help=_flowing(_command))(_command)
 app.add_typer(data_app, name="data")
 
 

@@ -9,14 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from bullettrain.commands.bench_terminal import HEADINGS, cells, markdown
 from bullettrain.terminal import terminal
-from bullettrain.training.bench import ENGINES
-from bullettrain.training.bench import bench as run_bench
-from bullettrain.training.folder import RunFolder, try_folder
-from bullettrain.training.recipes import recipe as find_recipe
-from bullettrain.training.settings import ConfigError, number
-from bullettrain.training.setup import find_place, load_data
 
 
 def bench(
@@ -24,7 +17,7 @@ def bench(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
     ] = None,
-    engines: Annotated[str, typer.Option(help=f"Which of {', '.join(ENGINES)}. Default: those that run here.")] = "",
+    engines: Annotated[str, typer.Option(help="Which of eager, graphs, compile. Default: those that run here.")] = "",
     train_steps: Annotated[
         int, typer.Option(min=0, help="Steps of training first, so that the shares are real.")
     ] = 200,
@@ -50,20 +43,27 @@ def bench(
 
       bullettrain bench cifar10-trades-short --engines graphs,compile --out results/bench.json
     """
+    from bullettrain.commands.bench_terminal import HEADINGS, cells, markdown
+    from bullettrain.training import bench as benchmark
+    from bullettrain.training.folder import RunFolder
+    from bullettrain.training.recipes import recipe as find_recipe
+    from bullettrain.training.settings import ConfigError, number
+    from bullettrain.training.setup import find_place, load_data
+
     console = terminal()
     _check(out)
     config = find_recipe(recipe).with_settings(settings or [])
     place = find_place(device)
     names = [name.strip() for name in engines.split(",") if name.strip()]
     if not names:
-        names = list(ENGINES) if place.device.type == "cuda" else ["eager"]
+        names = list(benchmark.ENGINES) if place.device.type == "cuda" else ["eager"]
     fractions = None
     if shares is not None:
         parts = [number(part) for part in shares.split(",")]
         if len(parts) != 3 or not (min(parts) >= 0 and abs(sum(parts) - 1) <= 0.02):
             raise ConfigError(f"--shares {shares}: give three shares that add up to 1, outlier,boundary,robust")
         fractions = (parts[0], parts[1], parts[2])
-    result = run_bench(
+    result = benchmark.bench(
         config,
         place,
         load_data(config, data_dir),
@@ -89,6 +89,9 @@ def bench(
 
 def _check(out: Path | None) -> None:
     """Before anything is timed: the figures can be written."""
+    from bullettrain.training.folder import try_folder
+    from bullettrain.training.settings import ConfigError
+
     if out is None:
         return
     for file in (out, out.with_suffix(".md")):

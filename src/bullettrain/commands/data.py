@@ -6,21 +6,18 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
-from torch import Tensor
 
-from bullettrain import corruptions
-from bullettrain import data as datasets
-from bullettrain.checks import instead
-from bullettrain.corruptions.files import image_file
-from bullettrain.corruptions.make import Progress as Told
 from bullettrain.terminal import say_rows, terminal
-from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import find_place
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bullettrain.corruptions.make import Progress as Told
 
 data_app = typer.Typer(
     help="Datasets: list, prepare, verify, corrupt.",
@@ -28,7 +25,7 @@ data_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-NAMES = ", ".join(datasets.SOURCES)
+NAMES = "mnist, cifar10, cifar100"
 SMALL = ("cifar10", "cifar100")  # what the corruptions' parameters are for
 Where = Annotated[
     Path | None,
@@ -44,6 +41,8 @@ def list_datasets(data_dir: Where = None) -> None:
 
       bullettrain data list
     """
+    from bullettrain import data as datasets
+
     root = datasets.root(data_dir)
     _say(f"looked for in {root}")
     rows = []
@@ -62,6 +61,8 @@ def prepare(name: Annotated[str, typer.Argument(help=NAMES)], data_dir: Where = 
 
       bullettrain data prepare cifar10
     """
+    from bullettrain import data as datasets
+
     _known(name)
     root = datasets.root(data_dir)
     with datasets.progress_bar() as progress:
@@ -77,6 +78,8 @@ def verify(name: Annotated[str, typer.Argument(help=NAMES)], data_dir: Where = N
 
       bullettrain data verify cifar10
     """
+    from bullettrain import data as datasets
+
     _known(name)
     results = datasets.verify(name, datasets.root(data_dir))
     for result in results:  # a line each, never cut: the file's name is what matters
@@ -109,6 +112,12 @@ def corrupt(
 
       bullettrain data corrupt --dataset cifar100 --out CIFAR-100-C --only fog,snow
     """
+    from bullettrain import corruptions
+    from bullettrain import data as datasets
+    from bullettrain.corruptions.files import image_file
+    from bullettrain.training.settings import ConfigError
+    from bullettrain.training.setup import find_place
+
     if dataset not in SMALL:
         raise ConfigError(f"--dataset is {dataset!r}; corruptions are made of {' and '.join(SMALL)}")
     names = _corruptions(only)
@@ -143,8 +152,12 @@ def corrupt(
 
 def _corruptions(only: list[str] | None) -> list[str]:
     """The corruptions that are asked for, each once; all of them, where none is."""
+    from bullettrain.checks import instead
+    from bullettrain.corruptions import CORRUPTIONS
+    from bullettrain.training.settings import ConfigError
+
     asked = [name.strip() for text in only or () for name in text.split(",") if name.strip()]
-    there = tuple(corruptions.CORRUPTIONS)
+    there = tuple(CORRUPTIONS)
     for name in asked:
         if name not in there:
             raise ConfigError(f"there is no corruption {name!r}{instead(name, there)}")
@@ -185,6 +198,8 @@ def _say(text: str | Text) -> None:
 
 
 def _known(name: str) -> None:
+    from bullettrain import data as datasets
+
     if name == "digits":
         raise datasets.DataError("digits comes with scikit-learn; there is nothing to fetch or verify")
     if name not in datasets.SOURCES:

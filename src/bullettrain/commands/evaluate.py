@@ -7,28 +7,18 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
-import torch
 import typer
 
-from bullettrain.checks import instead
-from bullettrain.commands.evaluate_terminal import show
-from bullettrain.data import ImageSet, load
-from bullettrain.evaluation.evaluate import Plan
-from bullettrain.evaluation.evaluate import evaluate as run_evaluation
-from bullettrain.evaluation.results import FILE, Store
-from bullettrain.evaluation.specs import Attack, Clean, Corruptions, Defaults, parse_attack, parse_attacks, threat_of
-from bullettrain.evaluation.subject import FORMS, check_form, config_of, find_subject
-from bullettrain.evaluation.watch import Watch
-from bullettrain.precision import Precision
-from bullettrain.reporting import write_report
+from bullettrain.commands import options
 from bullettrain.terminal import terminal
-from bullettrain.training.config import Config
-from bullettrain.training.folder import RunError, RunFolder
-from bullettrain.training.settings import ConfigError, number
-from bullettrain.training.setup import find_place
-from bullettrain.training.signals import StoppedError, StopRequest
+
+if TYPE_CHECKING:
+    from bullettrain.data import ImageSet
+    from bullettrain.evaluation.specs import Attack, Defaults
+    from bullettrain.precision import Precision
+    from bullettrain.training.config import Config
 
 PRECISIONS: dict[str, tuple[Precision, ...]] = {
     "float32": ("float32",),
@@ -39,13 +29,13 @@ PRECISIONS: dict[str, tuple[Precision, ...]] = {
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help=f"{FORMS[0].upper()}{FORMS[1:]}.", show_default=False)],
+    model: options.Model,
     attack: Annotated[
         list[str] | None,
         typer.Option(
             "--attack",
             metavar="ATTACK",
-            help="clean, pgd20, pgd100x10, pgd1000x5, pgd:KEY=VALUE,…, autoattack, corruptions; again, or with "
+            help="clean, pgd20, pgd100x10, pgd1000x5, pgd:KEY=VALUE,…, autoattack, apgd, corruptions; again, or with "
             "commas, for more. Default: clean,pgd20.",
         ),
     ] = None,
@@ -58,17 +48,18 @@ def evaluate(
     norm: Annotated[
         str | None, typer.Option(help="linf or l2, of attacks that do not say. Default: the run's, else linf.")
     ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Of a run: last, best or averaged. Default: best where it was chosen, else last.")
+    weights: options.Weights = None,
+    network: options.Network = None,
+    trust: options.Trust = False,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    number: Annotated[
+        int, typer.Option("--images", min=0, help="Judge only so many test images, every class alike; 0: all.")
+    ] = 0,
+    image_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Side to which the images of a folder are resized. Default: the run's, for its data."),
     ] = None,
-    network: Annotated[
-        str | None, typer.Option(help="What a state_dict is of: wrn-34-10, package.module:function, timm:NAME.")
-    ] = None,
-    mean: Annotated[
-        str | None, typer.Option(help="Normalisation in front of a foreign network, e.g. 0.49,0.48,0.45.")
-    ] = None,
-    std: Annotated[str | None, typer.Option(help="With --mean.")] = None,
-    size: Annotated[int, typer.Option(min=0, help="Judge only so many test images, every class alike; 0: all.")] = 0,
     precision: Annotated[
         str,
         typer.Option(help="What attacks search in: float32, tf32, bf16, or both (the first and last). Float32 judges."),
@@ -92,7 +83,7 @@ def evaluate(
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")] = None,
+    device: options.Device = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of evaluation.json and report.html. Default: the run's.")
     ] = None,
@@ -101,7 +92,8 @@ def evaluate(
 
     Results are kept in evaluation.json as they come; the same command again goes on where it was stopped. pgd20 is
     the paper's: ε 0.031, step 0.003, uniform start. pgd:… takes steps, restarts, step, loss (ce, kl, margin), norm
-    (linf, l2) and eps; autoattack:… takes norm and eps.
+    (linf, l2) and eps; autoattack:… and apgd:… (its first two attacks) take norm and eps. With --precision bf16 a
+    frozen copy of the network searches for AutoAttack in L∞, on a GPU captured in CUDA graphs; float32 decides.
 
     Examples:
 
@@ -111,8 +103,25 @@ def evaluate(
 
       bullettrain evaluate trades.pt --network wrn-34-10 --data cifar10 --attack autoattack:eps=8/255
 
+      bullettrain evaluate runs/cifar10-pgd-short --attack apgd:eps=8/255 --precision bf16 --compile
+
       bullettrain evaluate my.package:make_network --data cifar10 --attack pgd:steps=50,norm=l2,eps=0.5
     """
+    import torch
+
+    from bullettrain.checks import instead
+    from bullettrain.commands.evaluate_terminal import show
+    from bullettrain.evaluation import evaluate as evaluation
+    from bullettrain.evaluation.results import FILE, Store
+    from bullettrain.evaluation.specs import Clean, parse_attack, parse_attacks
+    from bullettrain.evaluation.subject import check_form, config_of, find_subject
+    from bullettrain.evaluation.watch import Watch
+    from bullettrain.reporting import write_report
+    from bullettrain.training.folder import RunError, RunFolder
+    from bullettrain.training.settings import ConfigError
+    from bullettrain.training.setup import find_place
+    from bullettrain.training.signals import StoppedError, StopRequest
+
     console = terminal()
     config = config_of(model)
     defaults = _defaults(config, eps, norm)
@@ -129,11 +138,17 @@ def evaluate(
     name = data or (config.data.name if config else None)
     if name is None:
         raise ConfigError("say which images to judge it on, e.g. --data cifar10")
-    images = _images(name, config, data_dir, size)
+    images = _images(name, config, data_dir, number, image_size)
     subject = find_subject(
-        model, weights=weights, network=network, mean=_numbers(mean), std=_numbers(std), **_shape(images)
+        model,
+        weights=weights,
+        network=network,
+        trust=trust,
+        mean=options.numbers(mean),
+        std=options.numbers(std),
+        **_shape(images),
     )
-    plan = Plan(
+    plan = evaluation.Plan(
         attacks,
         PRECISIONS[precision],
         batch_size or (1000 if place.device.type == "cuda" else 500),
@@ -144,18 +159,18 @@ def evaluate(
         corruptions,
         _baseline(mce_baseline),
         again,
-        size,
+        number,
     )
     folder = out or subject.folder or Path("runs") / f"evaluate-{_plain(model)}"
     if RunFolder(folder).exists and (subject.folder is None or not folder.samefile(subject.folder)):
         raise ConfigError(f"--out {folder} is a run, but not the one that is judged; choose another --out")
     store = Store(folder)
     said = f"{subject.name}" + (f", {subject.weights} weights" if subject.folder else "")
-    console.print(f"{said}: {size or len(images)} images of {name} on {place.device}", soft_wrap=True)
+    console.print(f"{said}: {number or len(images)} images of {name} on {place.device}", soft_wrap=True)
     with StopRequest() as stop:
         try:
             with store.alone(), Watch(console, stop) as watch:
-                entry, asked = run_evaluation(
+                entry, asked = evaluation.evaluate(
                     subject, images, name, plan, device=place.device, store=store, watch=watch
                 )
         except (StoppedError, KeyboardInterrupt):  # a second Ctrl-C ends it at once, with what was saved before
@@ -174,6 +189,9 @@ def evaluate(
 
 def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defaults:
     """What attacks have that do not say: options first, then the run's, then the paper's."""
+    from bullettrain.evaluation.specs import Defaults, parse_attack, threat_of
+    from bullettrain.training.settings import ConfigError
+
     if norm not in (None, "linf", "l2"):
         raise ConfigError(f"--norm is {norm!r}; there are linf, l2")
     own = cast(Literal["linf", "l2"], norm or (config.method.norm if config else "linf"))
@@ -188,6 +206,9 @@ def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defau
 
 def _check_corruptions(attacks: list[Attack], folder: Path | None, baseline: Path | None) -> None:
     """Before anything is computed: the folder is there where it is asked for, and only there."""
+    from bullettrain.evaluation.specs import Corruptions
+    from bullettrain.training.settings import ConfigError
+
     wanted = any(isinstance(attack, Corruptions) for attack in attacks)
     if wanted and folder is None:
         raise ConfigError("--attack corruptions needs the folder that holds them: --corruptions DIR")
@@ -198,6 +219,8 @@ def _check_corruptions(attacks: list[Attack], folder: Path | None, baseline: Pat
 
 
 def _baseline(path: Path | None) -> dict[str, list[float]] | None:
+    from bullettrain.training.settings import ConfigError
+
     if path is None:
         return None
     try:
@@ -208,22 +231,21 @@ def _baseline(path: Path | None) -> dict[str, list[float]] | None:
         raise ConfigError(f"--mce-baseline {path} cannot be read: {reason}") from None
 
 
-def _images(name: str, config: Config | None, data_dir: Path | None, size: int) -> ImageSet:
-    own = config is not None and name == config.data.name
-    image_size = config.data.image_size if config is not None and own else None
+def _images(name: str, config: Config | None, data_dir: Path | None, number: int, image_size: int | None) -> ImageSet:
+    from bullettrain.data import load
+    from bullettrain.training.settings import ConfigError
+
+    if image_size is None and config is not None and name == config.data.name:
+        image_size = config.data.image_size
     images = load(name, split="test", root=data_dir, image_size=image_size)
-    if size > len(images):
-        raise ConfigError(f"--size is {size}, but {name} has {len(images)} test images; give 0 for all")
+    if number > len(images):
+        raise ConfigError(f"--images is {number}, but {name} has {len(images)} test images; give 0 for all")
     return images
 
 
 def _shape(images: ImageSet) -> dict[str, int]:
     _, channels, height, _ = images.images.shape
     return {"channels": channels, "image_size": height, "classes": len(images.classes)}
-
-
-def _numbers(text: str | None) -> list[float] | None:
-    return None if text is None else [number(part) for part in text.split(",")]
 
 
 def _plain(model: str) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from bullettrain.reporting.report import Contents, read_contents, write_page
 from bullettrain.terminal import say, terminal
-from bullettrain.training.folder import RunError, as_config
+
+if TYPE_CHECKING:
+    from bullettrain.reporting.report import Contents
 
 
 def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a comparison.")]) -> None:
@@ -20,6 +21,9 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a
 
       bullettrain report runs/digits
     """
+    from bullettrain.reporting.report import read_contents, write_page
+    from bullettrain.training.folder import RunError
+
     console = terminal()
     try:
         contents = read_contents(folder)
@@ -36,6 +40,8 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a
 
 def _problems(contents: Contents) -> list[str]:
     """What of the folder cannot be shown; RunError where that is all of it."""
+    from bullettrain.training.folder import RunError, as_config
+
     problems: list[str] = []
     empty: list[str] = []
     runs = [(part.run, part) for part in contents.parts if part.run is not None]

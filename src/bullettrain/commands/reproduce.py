@@ -8,32 +8,23 @@ import sys
 import typing
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from bullettrain.checks import instead
-from bullettrain.commands.reproduce_terminal import forecast, show, show_list
-from bullettrain.data.base import elsewhere, root, unwritable
-from bullettrain.evaluation import autoattack
-from bullettrain.precision import Precision
-from bullettrain.reproduction import figures, tables
-from bullettrain.reproduction.estimate import Estimator
-from bullettrain.reproduction.jobs import run_all
-from bullettrain.reproduction.pace import How, is_timed, measure
-from bullettrain.reproduction.records import Record, read_records
-from bullettrain.reproduction.results import Results
-from bullettrain.reproduction.rows import FOLDERS, RECORDS, RUNS, Outcome, Task, attack_name, merged, take_up
-from bullettrain.reproduction.scales import SCALES, Scale, find_scale
-from bullettrain.reproduction.studies import find_study
-from bullettrain.reproduction.study import Row, Study
 from bullettrain.terminal import say, terminal
-from bullettrain.training.config import Config
-from bullettrain.training.folder import RunFolder, try_folder
-from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import Place, find_place
+
+if TYPE_CHECKING:
+    from bullettrain.reproduction.pace import How
+    from bullettrain.reproduction.records import Record
+    from bullettrain.reproduction.results import Results
+    from bullettrain.reproduction.rows import Outcome, Task
+    from bullettrain.reproduction.scales import Scale
+    from bullettrain.reproduction.study import Row, Study
+    from bullettrain.training.config import Config
+    from bullettrain.training.setup import Place
 
 
 def reproduce(
@@ -41,7 +32,7 @@ def reproduce(
         list[str] | None, typer.Argument(metavar="[NAME]...", help="What to reproduce; without any, what there is.")
     ] = None,
     scale: Annotated[
-        str, typer.Option(help=f"{', '.join(SCALES)}: digits in seconds, minutes on a GPU, all of it.")
+        str, typer.Option(help="smoke, short, paper: digits in seconds, minutes on a GPU, all of it.")
     ] = "smoke",
     out: Annotated[
         Path | None, typer.Option(help="Folder of runs, records and tables. Default: runs/reproduce/SCALE.")
@@ -113,6 +104,20 @@ def reproduce(
 
       bullettrain reproduce fig-gamma fig-nr --scale short --jobs 3
     """
+    from bullettrain.checks import instead
+    from bullettrain.commands.reproduce_terminal import forecast, show, show_list
+    from bullettrain.data.base import root
+    from bullettrain.precision import Precision
+    from bullettrain.reproduction.estimate import Estimator
+    from bullettrain.reproduction.pace import How
+    from bullettrain.reproduction.records import read_records
+    from bullettrain.reproduction.results import Results
+    from bullettrain.reproduction.rows import FOLDERS, RECORDS, Task, merged, take_up
+    from bullettrain.reproduction.scales import find_scale
+    from bullettrain.reproduction.studies import find_study
+    from bullettrain.training.settings import ConfigError
+    from bullettrain.training.setup import find_place
+
     console = terminal()
     if not names:
         show_list(console)
@@ -213,6 +218,10 @@ def _config(row: Row, scale: Scale, settings: tuple[str, ...], seed: int, place:
 
 def _make_folders(out: Path) -> None:
     """Before anything is trained: what comes of it can be written."""
+    from bullettrain.data.base import unwritable
+    from bullettrain.reproduction.rows import RECORDS, RUNS
+    from bullettrain.training.folder import try_folder
+
     try:
         for folder in (out, out / RECORDS, out / RUNS):
             try_folder(folder)
@@ -222,6 +231,10 @@ def _make_folders(out: Path) -> None:
 
 def _check(tasks: list[Task]) -> None:
     """Before anything is trained: what it will be judged by and on is there."""
+    from bullettrain.data.base import elsewhere, root
+    from bullettrain.evaluation import autoattack
+    from bullettrain.training.settings import ConfigError
+
     if any("autoattack" in task.attacks for task in tasks):
         autoattack.installed()
     for task in tasks:
@@ -234,6 +247,9 @@ def _check(tasks: list[Task]) -> None:
 
 def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, list[str]]:
     """All runs that are not done; the signal that stopped them, and what went wrong."""
+    from bullettrain.reproduction import jobs as processes
+    from bullettrain.reproduction.rows import RECORDS, attack_name
+
     left = [task for task in tasks if task.is_left]
     unjudged = [task for task in tasks if not task.done and not task.is_left]
     _check(left)
@@ -263,14 +279,18 @@ def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, li
 
     # Runs of the smallest scale are over before a bar could be read.
     quiet = all(not task.report for task in left)
-    return run_all(left, jobs=jobs, console=None if quiet else console, begun=begun, ended=ended), problems
+    return processes.run_all(left, jobs=jobs, console=None if quiet else console, begun=begun, ended=ended), problems
 
 
 def _time(console: Console, tasks: list[Task], how: How) -> list[str]:
     """The pace of all runs that are finished, into their records; what went wrong."""
+    from bullettrain.reproduction import pace
+    from bullettrain.reproduction.rows import RECORDS
+    from bullettrain.training.setup import find_place
+
     finished = [record for task in tasks if (record := task.record()) is not None and record.finished]
     here = find_place(how.device).device
-    left = [record for record in finished if not is_timed(record, here)]
+    left = [record for record in finished if not pace.is_timed(record, here)]
     kept = f", {len(finished) - len(left)} from before" if len(left) < len(finished) else ""
     console.print(f"{len(finished)} finished run{'s' * (len(finished) != 1)}: {len(left)} to be timed{kept}")
     out = {task.name: task.out / RECORDS for task in tasks}
@@ -279,11 +299,14 @@ def _time(console: Console, tasks: list[Task], how: How) -> list[str]:
         record.write(out[record.name])
         console.print(f"{record.pace['epoch_seconds']:8.2f} s an epoch  {record.name}", soft_wrap=True)
 
-    return measure(left, how, found)
+    return pace.measure(left, how, found)
 
 
 def _write(results: Results, out: Path) -> list[Path]:
     """The study's table and pictures; the paths that a person opens."""
+    from bullettrain.reproduction import figures, tables
+    from bullettrain.training.folder import RunFolder
+
     name = results.study.name
     pictures = figures.write(results, out)
     page = tables.html(results, [(caption, address) for _, caption, address in pictures])

@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from bullettrain.reporting import words
-from bullettrain.terminal import fitting, say, say_rows, terminal
-from bullettrain.training.collapse import CollapseError
-from bullettrain.training.config import Config
-from bullettrain.training.display import duration, percent
-from bullettrain.training.folder import RunError, RunFolder
-from bullettrain.training.methods import METHODS, with_method
-from bullettrain.training.methods import one_line as method_line
-from bullettrain.training.recipes import RECIPES, one_line
-from bullettrain.training.recipes import recipe as find_recipe
-from bullettrain.training.run import Result, compare, comparison, resume_command
-from bullettrain.training.run import train as run_training
-from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import Place, find_place, leave_group
-from bullettrain.training.tally import CLASSES
+from bullettrain.terminal import say, terminal
 
-DROPPED = ("outlier", "robust", "boundary", "passes", "training")
-"""Columns of a comparison that a narrow terminal does without, first one first."""
+if TYPE_CHECKING:
+    from bullettrain.training.setup import Place
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="What to train; --list shows the recipes.")] = "digits",
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="What to train: a recipe (--list shows them), a YAML file as --show prints, or a run's folder."
+        ),
+    ] = "digits",
+    data: Annotated[str | None, typer.Option(help="digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH.")] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="small-cnn, preact-resnet-18, wrn-D-W, package.module:function or timm:NAME."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images in a mini-batch, over all processes together.")] = None,
+    lr: Annotated[str | None, typer.Option("--lr", metavar="NUMBER", help="Learning rate.")] = None,
+    eps: Annotated[
+        str | None,
+        typer.Option("--eps", metavar="NUMBER", help="Radius of the attack, e.g. 8/255."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting of the recipe; again for more. --show lists them."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change another setting; again for more. --show lists them.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the run. Default: runs/RECIPE; to resume a run's folder, that folder."),
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
     ] = None,
@@ -61,6 +62,9 @@ def train(
     ] = False,
     compile_network: Annotated[bool, typer.Option("--compile", help="Compile the network with torch.compile.")] = False,
     accumulate: Annotated[int | None, typer.Option(help="Mini-batches to one update of the weights.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import and call the function that a file or run names as its network.")
+    ] = False,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Warn of a collapse, but do not stop.")] = False,
     list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the settings as YAML and stop.")] = False,
@@ -75,28 +79,44 @@ def train(
 
       bullettrain train --compare
 
-      bullettrain train cifar10-trades-short --set epochs=10 --set eps=4/255
+      bullettrain train cifar10-trades-short --epochs 10 --eps 4/255 --set weight_decay=1e-4
 
       bullettrain train cifar10-trades-short --method fast
 
-      bullettrain train cifar10-trades-short --set data.name=folder:my-images --set data.image_size=32
+      bullettrain train cifar10-trades-short --data folder:my-images --set data.image_size=32
+
+      bullettrain train cifar10-trades-short --show > my.yaml; bullettrain train my.yaml
+
+      bullettrain train runs/digits --resume
 
       torchrun --nproc-per-node 2 -m bullettrain train cifar10-trades
     """
+    from bullettrain.commands import train_terminal as told
+    from bullettrain.training import setup
+    from bullettrain.training.describe import as_yaml
+    from bullettrain.training.folder import RunError, RunFolder
+    from bullettrain.training.methods import with_method
+    from bullettrain.training.recipe_files import find_recipe
+    from bullettrain.training.recipes import RECIPES
+    from bullettrain.training.run import resume_command
+    from bullettrain.training.settings import ConfigError
+
     console = terminal()
     if list_recipes:
-        _list(console)
+        told.show_list(console)
         return
-    if recipe not in RECIPES and RunFolder(Path(recipe)).exists:
-        raise ConfigError(f"{recipe} is a run; to go on with it, give its recipe and --out {recipe} --resume")
-    config = find_recipe(recipe)
+    settings = list(settings or [])
+    named = [setting.partition("=")[2].strip() for setting in settings if setting.startswith("network.name=")]
+    config = find_recipe(recipe, network=network or (named[-1] if named else None), trust=trust)
+    shortcuts = {"data.name": data, "epochs": epochs, "training.batch_size": batch_size, "lr": lr, "eps": eps}
+    settings += [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
     if method is not None:
         if baseline or compare_both:
             raise ConfigError(
                 f"--method {method} gives everyone the same steps; leave out --baseline and --compare, or --method"
             )
         config = with_method(config, method)
-    config = config.with_settings(settings or [])
+    config = config.with_settings(settings)
     options = {"seed": seed, "accumulate": accumulate, "compile": compile_network or None}
     config = config.replace_section("training", **{key: value for key, value in options.items() if value is not None})
     if baseline and compare_both:
@@ -104,179 +124,28 @@ def train(
     if baseline:
         config = config.baseline()
     if show:
-        print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), end="")
+        print(as_yaml(config), end="")
         return
-    name = recipe + (f"-{method}" if method else "") + ("-compare" if compare_both else "-baseline" if baseline else "")
+    name = recipe if recipe in RECIPES else Path(recipe).resolve().name.removesuffix(".yaml").removesuffix(".yml")
+    name += (f"-{method}" if method else "") + ("-compare" if compare_both else "-baseline" if baseline else "")
     parts = {"baseline": config.baseline(), "bullettrain": config} if compare_both else {"": config}
-    folder = out or _default_folder(name, parts, resume=resume)
+    if resume and out is None and RunFolder(Path(recipe)).exists:
+        out = Path(recipe)
+    folder = out or told.default_folder(name, parts, resume=resume)
+    if resume and not folder.is_dir():
+        raise RunError(f"{folder} is not there, so there is nothing to resume; check --out, or leave out --resume")
     again = ["--device", device] if device else []
     again += ["--compare"] if compare_both else []
     again += ["--keep-going"] if keep_going else []
     place: Place | None = None
     try:
-        place = find_place(device)
-        _train(console, config, folder, place, data_dir, resume, keep_going, compare_both, again)
+        place = setup.find_place(device)
+        told.run(console, config, folder, place, data_dir, resume, keep_going, compare_both, again)
     except KeyboardInterrupt:  # before it trains, or a second one: at once, with what was saved before
         if place is None or place.first:
             if any(RunFolder(path).exists for path in (folder, folder / "baseline")):
-                _say_how_to_go_on(console, resume_command(config, folder, data_dir, again))
+                told.say_how_to_go_on(console, resume_command(config, folder, data_dir, again))
             else:
                 say(console, "interrupted before the first step; nothing was saved")
         raise
-    leave_group()  # nobody leaves while the first one still writes
-
-
-def _train(
-    console: Console,
-    config: Config,
-    folder: Path,
-    place: Place,
-    data_dir: Path | None,
-    resume: bool,
-    keep_going: bool,
-    both: bool,
-    options: list[str],
-) -> None:
-    arguments: dict[str, Any] = {
-        "data_dir": data_dir,
-        "resume": resume,
-        "keep_going": keep_going,
-        "console": console if place.first else None,
-    }
-    try:
-        results = (
-            compare(config, folder, place, **arguments) if both else (run_training(config, folder, place, **arguments),)
-        )
-    except CollapseError as error:
-        if place.first:
-            say(console, Text.assemble(("stopped:", "bold red"), f" {error}"))
-            kept = [
-                path
-                for path in (folder, folder / "baseline", folder / "bullettrain")
-                if RunFolder(path).has_checkpoint()
-            ]
-            where = (
-                f"What was saved before is in {kept[-1]}; judge it before you use it."
-                if kept
-                else "No epoch was finished before."
-            )
-            command = resume_command(config, folder, data_dir, [*options, "--keep-going"])
-            advice = "" if keep_going else f" To go on all the same:\n  {command}"
-            console.print(f"{where}{advice}", soft_wrap=True)
-        sys.exit(1)
-    if not place.first:
-        return
-    last = results[-1]
-    if last.signal is not None:
-        _say_how_to_go_on(console, resume_command(config, folder, data_dir, options))
-        sys.exit(128 + last.signal)
-    if both:
-        _print_comparison(console, *results)
-    else:
-        _print_result(console, last)
-    console.print(f"report  {folder / 'report.html'}", soft_wrap=True)
-
-
-def _say_how_to_go_on(console: Console, command: str) -> None:
-    console.print(f"interrupted; go on with:\n  {command}", soft_wrap=True)
-
-
-def _default_folder(name: str, parts: Mapping[str, Config], *, resume: bool) -> Path:
-    """runs/NAME, or runs/NAME-2, … past the finished ones and those of another configuration.
-
-    The newest unfinished one of this configuration comes first; to resume, where there is none, any newest unfinished.
-    ``parts`` are the runs in the folder, by their folder in it.
-    """
-    candidates = [Path("runs") / name]
-    while any(RunFolder(candidates[-1] / part).exists for part in parts):
-        candidates.append(Path("runs") / f"{name}-{len(candidates) + 1}")
-    free = candidates.pop()
-    unfinished = [path for path in candidates if not all(RunFolder(path / part).finished for part in parts)]
-    same = [path for path in unfinished if _is_of(path, parts)]
-    if same or not resume:
-        return (same or [free])[-1]
-    return (unfinished or candidates or [free])[-1]
-
-
-def _is_of(path: Path, parts: Mapping[str, Config]) -> bool:
-    """Whether the runs in a folder, as far as there are any, have these configurations."""
-    there = {part: RunFolder(path / part) for part in parts if RunFolder(path / part).exists}
-    try:
-        return not any(folder.config().differences(parts[part]) for part, folder in there.items())
-    except RunError:  # a config.yaml that cannot be read is none of ours
-        return False
-
-
-def _list(console: Console) -> None:
-    recipes = [(Text(name, "bold"), one_line(name)) for name in RECIPES]
-    say_rows(console, recipes + [(Text.assemble("--method ", (name, "bold")), method_line(name)) for name in METHODS])
-
-
-def _print_result(console: Console, result: Result) -> None:
-    table = Table(box=None, pad_edge=False)
-    attacks = list(next(iter(result.accuracy.values())))
-    for heading in ("weights", *(_heading(attack) for attack in attacks)):
-        table.add_column(heading, justify="left" if heading == "weights" else "right", no_wrap=True)
-    for weights, figures in result.accuracy.items():
-        table.add_row(weights, *(percent(figures[attack]) for attack in attacks))
-    end = result.end
-    besides = words.plain(words.captures(end.get("capture_seconds", 0.0), " and {} of compiling and capturing"))
-    lines = [f"trained {duration(end['seconds'])}{besides}, {end['work']:.1f} passes an example"]
-    if end["boundary"] < 1:
-        shares = [f"{name} {percent(end[name])}" for name in ("outlier", "boundary", "robust")]
-        lines.append(", ".join(shares) + _beside_paper(result))
-        lines.append(f"speed-up {end['theoretical_speedup']:.2f}× theoretical, {end['work_speedup']:.2f}× counted work")
-    console.print(f"{result.folder}", style="bold", soft_wrap=True)
-    console.print(table)
-    say(console, "\n".join(lines))
-
-
-def _print_comparison(console: Console, baseline: Result, mined: Result) -> None:
-    figures = comparison(baseline, mined)
-    attack = next(key for key in figures["rows"][0] if key not in ("name", "weights", "clean"))
-    rows = []
-    for row in figures["rows"]:
-        cells = {"": "BulletTrain" if row["name"] == "bullettrain" else "baseline"}
-        cells |= {_heading(key): percent(row[key]) for key in ("clean", attack)}
-        cells |= {"training": duration(row["seconds"]), "passes": f"{row['work']:.1f}"}
-        cells |= {name: percent(row[name]) if row["boundary"] < 1 else "–" for name in CLASSES}
-        rows.append(cells)
-    table = fitting(console, partial(_table, rows), list(rows[0]), DROPPED)
-    speedup, errors = figures["speedup"], figures["errors"]
-    plain, own = figures["rows"]
-    changes = [(name, own[name] - plain[name], errors[name]["error"]) for name in ("clean", attack)]
-    says = [
-        f"{_heading(name)} {words.points(gap, error=error)}{words.too_close(gap, error)}"
-        for name, gap, error in changes
-    ]
-    console.print(f"{mined.folder.parent}", style="bold", soft_wrap=True)
-    console.print(table)
-    if len(table.columns) < len(rows[0]):
-        say(console, "the report has more columns", style="dim")
-    lines = [
-        f"speed-up {speedup['theoretical']:.2f}× theoretical, {speedup['work']:.2f}× counted work, "
-        f"{speedup['wall_clock']:.2f}× wall-clock{_beside_paper(mined)}",
-        words.plain(words.in_all(own, plain)),
-        f"accuracy of the {plain['weights']} weights; against the baseline {', '.join(says)}",
-        words.error_in_words(errors[attack]["paired"]),
-    ]
-    say(console, "\n".join(line for line in lines if line))
-
-
-def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in columns:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for cells in rows:
-        table.add_row(*(cells[heading] for heading in columns))
-    return table
-
-
-def _beside_paper(result: Result) -> str:
-    """F_B of the paper, where it has the recipe's."""
-    paper = words.PAPER_BOUNDARY.get(RunFolder(result.folder).config().recipe)
-    return "" if paper is None else f"; in the paper boundary {words.plain(words.percent(paper, 0))}"
-
-
-def _heading(attack: str) -> str:
-    return attack if attack == "clean" else words.attack_name(attack)
+    setup.leave_group()  # nobody leaves while the first one still writes

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bullettrain.errors import UserError
+
 ENVIRONMENT = "BULLETTRAIN_DATA"
 FOLDERS = {
     "mnist": Path("MNIST", "raw"),
@@ -20,7 +22,7 @@ FOLDERS = {
 """Where a dataset's files lie under the root, as torchvision has them."""
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """A dataset that cannot be read: one sentence with the file, what is wrong with it, and what to do."""
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from bullettrain.data.base import DataError, ImageSet
 from bullettrain.data.readers import Array, image_set
@@ -46,13 +49,34 @@ def read_folder(
         if image_size is None and (image.height, image.width) != (height, width):
             raise DataError(
                 f"{file} is {image.height}x{image.width} but {entries[0][0]} is {height}x{width}:"
-                " give an image size to resize them all, e.g. --set data.image_size=32."
+                " give an image size to resize them all, e.g. --set data.image_size=32 (evaluate: --image-size 32)."
             )
         image = image.convert(mode)
         if image.size != (width, height):
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         row[:] = np.asarray(image).reshape(row.shape)
     return image_set(images.transpose(0, 3, 1, 2), np.array([label for _, label in entries]), classes)
+
+
+def read_images(files: Sequence[Path], *, channels: int, image_size: int) -> Tensor:
+    """Image files as uint8 (n, C, H, W), converted and resized as those of a folder are.
+
+    Args:
+        files: of any format that Pillow reads.
+        channels: 1 for grey, 3 for colour.
+        image_size: H = W.
+    """
+    with extra("an image"):
+        from PIL import Image
+    rows = []
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"{file} is {'a folder' if file.is_dir() else 'missing'}: give image files.")
+        image = _open(Image, file).convert("L" if channels == 1 else "RGB")
+        if image.size != (image_size, image_size):
+            image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
+        rows.append(np.asarray(image).reshape(image_size, image_size, -1))
+    return torch.from_numpy(np.stack(rows)).permute(0, 3, 1, 2).contiguous()
 
 
 def class_names(path: Path) -> tuple[str, ...]:

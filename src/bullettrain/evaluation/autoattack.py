@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,13 +23,16 @@ STANDARD = ("apgd-ce", "apgd-t", "fab-t", "square")
 """Of the standard version, in order; each sees what the ones before have left."""
 TARGETS = 9
 """Classes that the targeted attacks of the standard version try."""
+PASSES = {"apgd-ce": 2 * 101, "apgd-t": 2 * 101 * TARGETS, "fab-t": 3 * 100 * TARGETS, "square": 5001}
+"""Forward and backward passes that an image takes in each attack."""
 PACKAGES = ("pyautoattack", "autoattack")
 """Modules, and the distributions that bring them; the one that is preferred first."""
 
 
-def attack_names(classes: int) -> tuple[str, ...]:
+def attack_names(classes: int, *, only_apgd: bool = False) -> tuple[str, ...]:
     """The attacks that ``classes`` allow: the targeted DLR loss of apgd-t compares four logits."""
-    return STANDARD if classes >= 4 else tuple(name for name in STANDARD if name != "apgd-t")
+    names = STANDARD[:2] if only_apgd else STANDARD
+    return names if classes >= 4 else tuple(name for name in names if name != "apgd-t")
 
 
 def installed() -> str:
@@ -43,9 +46,9 @@ def installed() -> str:
 
 
 def autoattack_rounds(
-    model: nn.Module, *, eps: float, norm: str, classes: int, seed: int, device: torch.device
+    model: nn.Module, names: Sequence[str], *, eps: float, norm: str, classes: int, seed: int, device: torch.device
 ) -> tuple[list[Round], Notes]:
-    """A round for each attack of the standard version, and what they remark while they run.
+    """A round for each of the attacks ``names``, and what they remark while they run.
 
     Each batch goes through the package's own ``run_standard_evaluation``, so that its parameters and checks are
     its own. It draws every batch from the one ``seed``, as in its published use.
@@ -97,9 +100,9 @@ def autoattack_rounds(
         return alive
 
     def as_round(name: str) -> Round:
-        return Round(name, lambda x, y, _: withstood(name, x, y))
+        return Round(name, lambda x, y, _: withstood(name, x, y), passes=PASSES[name])
 
-    return [as_round(name) for name in attack_names(classes)], notes
+    return [as_round(name) for name in names], notes
 
 
 class _AsRows(nn.Module):

@@ -10,23 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bullettrain.corruptions.files import LABELS
 from bullettrain.corruptions.table import SEVERITIES
-from bullettrain.data import ImageSet
+from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.sets import sample
 from bullettrain.evaluation import autoattack
+from bullettrain.evaluation.fast_autoattack import VERSION, fast_rounds
 from bullettrain.evaluation.masking import smells, too_short, unbounded
 from bullettrain.evaluation.network import Judged, channels_last, ready
 from bullettrain.evaluation.results import Entry, Result, Store, key_of, pack, pack_counts, result_of, worst_cases
 from bullettrain.evaluation.rounds import pgd_rounds
-from bullettrain.evaluation.specs import PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict
+from bullettrain.evaluation.specs import APGD, PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict
 from bullettrain.evaluation.statistics import wilson
 from bullettrain.evaluation.subject import Subject
 from bullettrain.evaluation.survival import Round, Survival, clean_round, survive
 from bullettrain.evaluation.watch import Watch
 from bullettrain.precision import Precision, arithmetic
+from bullettrain.training.display import Evaluating
 from bullettrain.training.folder import environment
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import fingerprint
@@ -73,7 +75,7 @@ def evaluate(
     Returns:
         Everything known of the network on this dataset, and the results that were asked for, in order.
     """
-    if any(isinstance(attack, AutoAttack) for attack in plan.attacks):
+    if any(isinstance(a, AutoAttack) and not _is_fast(a, p) for a in plan.attacks for p in plan.precisions):
         autoattack.installed()  # say so before an hour of other attacks
     digest = subject.digest
     images, among = _part(images, plan.size)
@@ -94,7 +96,8 @@ def evaluate(
     )
     judges = []
     for precision in plan.precisions:
-        model = Judged(network, half=precision == "bf16", compiled=plan.compiled).eval()
+        model = Judged(network, half=precision == "bf16", compiled=plan.compiled)
+        model.eval()
         judges.append(_Judge(model, images, entry, plan, precision, device, store, watch))
     if plan.again:  # all at once, so that a stopped evaluation can go on with what it has found itself
         store.forget(entry, {key for judge in judges for key in judge.every_key()})
@@ -139,7 +142,7 @@ class _Judge:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Judged,
         images: ImageSet,
         entry: Entry,
         plan: Plan,
@@ -151,6 +154,7 @@ class _Judge:
         self.model, self.images, self.entry, self.plan = model, images, entry, plan
         self.precision, self.device, self.store, self.watch = precision, device, store, watch
         self.clean: Tensor | None = None
+        self.bar: Evaluating | None = None
 
     def every_key(self) -> Iterator[str]:
         """Of everything that is judged here."""
@@ -252,19 +256,40 @@ class _Judge:
                 device=self.device,
             )
             return first + rounds, None
+        classes = len(self.images.classes)
+        names = autoattack.attack_names(classes, only_apgd=isinstance(attack, APGD))
+        if _is_fast(attack, self.precision):
+            notes = autoattack.Notes()
+            images = to_unit(self.images.images[:2].to(self.device), channels_last=channels_last(self.device))
+            rounds = fast_rounds(
+                self.model,
+                names,
+                eps=attack.eps,
+                classes=classes,
+                seed=self.plan.seed,
+                images=images,
+                warn=notes.warning,
+                tick=self._partly,
+            )
+            return first + rounds, notes
         rounds, notes = autoattack.autoattack_rounds(
             self.model,
+            names,
             eps=attack.eps,
             norm=attack.norm,
-            classes=len(self.images.classes),
+            classes=classes,
             seed=self.plan.seed,
             device=self.device,
         )
         return first + rounds, notes
 
+    def _partly(self, passes: int) -> None:
+        if self.bar is not None:
+            self.bar.partly(passes)
+
     def _key(self, attack: Attack, images: str, **more: Any) -> str:
         if isinstance(attack, AutoAttack):
-            more["package"] = autoattack.installed()
+            more["package"] = VERSION if _is_fast(attack, self.precision) else autoattack.installed()
         if self.precision != "float32":
             more["judged"] = "float32"
         return key_of(
@@ -290,11 +315,16 @@ class _Judge:
             if time.monotonic() - written > SAVE_SECONDS:
                 self.store.save()
                 written = time.monotonic()
-            bar.left(now.left(len(rounds), self.plan.batch_size))
+            left = now.left(rounds, self.plan.batch_size)
+            bar.left(left)
+            if isinstance(attack, AutoAttack) and now.batches == 0 and left and bar.done:
+                seconds = time.monotonic() - began
+                self.watch.part(rounds[len(now.shares) - 1].name, now.share, seconds, seconds * left / bar.done)
 
-        total = state.left(len(rounds), self.plan.batch_size)
+        total = state.left(rounds, self.plan.batch_size)
         try:
             with self.watch.attacking(attack.name, total) as bar:
+                self.bar = bar
                 survive(
                     rounds,
                     images,
@@ -382,6 +412,11 @@ class _Judge:
         self.store.save()
         self.watch.done(result, kept=False)
         return result
+
+
+def _is_fast(attack: Attack, precision: Precision) -> bool:
+    """Whether the frozen copy in bf16 searches, not the package."""
+    return isinstance(attack, AutoAttack) and attack.norm == "linf" and precision == "bf16"
 
 
 def _fingerprint(images: ImageSet) -> str:

@@ -6,19 +6,22 @@ import base64
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+import typing
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bullettrain.brief import first_line
 from bullettrain.evaluation.specs import Attack, as_dict
 from bullettrain.evaluation.statistics import wilson
 from bullettrain.evaluation.survival import Survival
 from bullettrain.lock import alone
+from bullettrain.schema import SchemaError, conform
 from bullettrain.training.folder import RunError, RunFolder
 
 FILE = "evaluation.json"
@@ -131,6 +134,51 @@ class Entry:
         self.results = [r for r in self.results if (r.role, r.attack, r.precision) != same] + [result]
 
 
+@dataclass(frozen=True)
+class CorruptionDetails:
+    """What `Result.corruptions` holds, where it is not empty."""
+
+    accuracy: dict[str, list[float]]
+    missing: list[str]
+    over: int
+    kept: str = ""
+    fingerprint: str = ""
+    mce: float | None = None
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """What `evaluation.json` holds."""
+
+    format: Literal[1]
+    evaluations: list[Entry]
+    unfinished: dict[str, dict[str, Any]] | None = None
+    """How far attacks have come that were stopped, by key."""
+
+
+def read_evaluations(values: Any) -> Evaluations:
+    """``values``, as JSON has them, checked against the types above.
+
+    Raises:
+        SchemaError: they are of another type, or an attack is none that there is.
+    """
+    content: Evaluations = conform(values, Evaluations)
+    kinds = {kind.__name__.lower(): kind for kind in typing.get_args(Attack)}
+    for entry in content.evaluations:
+        for result in entry.results:
+            settings = dict(result.attack)
+            if (kind := kinds.get(str(settings.pop("attack", None)))) is None:
+                raise SchemaError(f"{result.name} is no attack; there are {', '.join(kinds)}")
+            conform(settings, kind, result.name)
+            if result.corruptions:
+                conform(result.corruptions, CorruptionDetails, result.name)
+            if result.per_class and len(result.per_class) != len(entry.classes):
+                raise SchemaError(f"{result.name} has {len(result.per_class)} classes of {len(entry.classes)}")
+            if result.survived:
+                result.mask  # noqa: B018 (a bit for every example, or a ValueError)
+    return content
+
+
 class Store:
     """`evaluation.json` in a folder, read once and renewed whole after every change."""
 
@@ -147,16 +195,13 @@ class Store:
         if not path.exists():
             return
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["format"] != FORMAT:
-                raise ValueError(f"format {content['format']}")
-            self.entries = [_entry(entry) for entry in content["evaluations"]]
-            self.unfinished = {str(key): dict(state) for key, state in (content.get("unfinished") or {}).items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            content = read_evaluations(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(
-                f"{path} is no evaluation that this version can read ({type(error).__name__}: {error}); "
+                f"{path} is no evaluation that this version can read ({first_line(error)}); "
                 "move it away, or choose another --out"
             ) from None
+        self.entries, self.unfinished = content.evaluations, content.unfinished or {}
 
     def entry(self, fresh: Entry) -> Entry:
         """The entry of that network on those images: the kept one where nothing has changed since.
@@ -294,17 +339,3 @@ def _replaces(fresh: Entry, kept: Entry) -> bool:
     if (kept.model, kept.weights) != (fresh.model, fresh.weights):
         return False
     return kept.digest != fresh.digest or (kept.data, kept.examples) == (fresh.data, fresh.examples)
-
-
-def _entry(values: Mapping[str, Any]) -> Entry:
-    results = [
-        Result(
-            **{
-                **result,
-                "interval": tuple(result["interval"]),
-                "rounds": [(str(name), float(share)) for name, share in result.get("rounds", [])],
-            }
-        )
-        for result in values["results"]
-    ]
-    return Entry(**{**values, "results": results})

@@ -21,7 +21,7 @@ PAPER_STEP = 0.003
 MENU = (
     "clean, pgd20, pgd100x10, pgd1000x5 (any pgdSTEPSxRESTARTS), "
     "pgd:steps=…,restarts=…,step=…,loss=ce|kl|margin,norm=linf|l2,eps=8/255, "
-    "autoattack, autoattack:norm=linf|l2,eps=…, corruptions"
+    "autoattack, autoattack:norm=linf|l2,eps=…, apgd (the first two attacks of autoattack), corruptions"
 )
 
 NormName = Literal["linf", "l2"]
@@ -66,6 +66,16 @@ class AutoAttack:
     def name(self) -> str:
         """As it is typed."""
         return "autoattack"
+
+
+@dataclass(frozen=True)
+class APGD(AutoAttack):
+    """The first half of the ensemble, which breaks nearly all that the whole does: APGD on cross-entropy, targeted."""
+
+    @property
+    def name(self) -> str:
+        """As it is typed."""
+        return "apgd"
 
 
 @dataclass(frozen=True)
@@ -142,10 +152,12 @@ def parse_attack(text: str, defaults: Defaults) -> Attack:
         return Clean()
     if text == "corruptions":
         return Corruptions()
-    if name == "autoattack":
+    if name in ("autoattack", "apgd"):
         given = _parameters(text, rest, AutoAttack)
         norm = given.get("norm", defaults.norm)
-        return AutoAttack(norm, _positive(given.get("eps", defaults.radius(norm)), "eps", text, norm))
+        return (APGD if name == "apgd" else AutoAttack)(
+            norm, _positive(given.get("eps", defaults.radius(norm)), "eps", text, norm)
+        )
     short = re.fullmatch(r"pgd(\d+)(?:x(\d+))?", name)
     if short is None and name != "pgd":
         raise ConfigError(f"there is no attack {text!r}; there are {MENU}")

@@ -5,20 +5,28 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bullettrain.brief import first_line
-from bullettrain.loading import load, misfit
+from bullettrain.loading import load_with_metadata, misfit
 from bullettrain.models import Normalize, build
 from bullettrain.models.called import Normalisation, called, is_foreign
 from bullettrain.training.config import Config
-from bullettrain.training.folder import RunError, RunFolder, read_weights
-from bullettrain.training.named import SAFETENSORS, SAVED, check_kind, check_run, choose_weights, rather
+from bullettrain.training.folder import Metadata, NetworkMetadata, RunError, RunFolder, read_weights
+from bullettrain.training.named import (
+    EXPORTED,
+    SAFETENSORS,
+    SAVED,
+    check_kind,
+    check_run,
+    choose_weights,
+    exported,
+    rather,
+)
 from bullettrain.training.settings import ConfigError
 
 FORMS = (
@@ -41,6 +49,8 @@ class Subject:
     folder: Path | None = None
     """The run's, where there is one."""
     config: Config | None = None
+    about: Metadata = field(default_factory=Metadata)
+    """What it is for, as far as that is known: the shape of images, the classes, the threat."""
 
     @property
     def digest(self) -> str:
@@ -57,6 +67,7 @@ def find_subject(
     *,
     weights: str | None = None,
     network: str | None = None,
+    trust: bool = False,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     channels: int = 3,
@@ -68,41 +79,57 @@ def find_subject(
     Args:
         model: a run's folder, a checkpoint, `package.module:function` or `timm:NAME`.
         weights: of a run's folder, which; None: as :func:`bullettrain.load` has it.
-        network: what a bare state_dict is of: a name of `bullettrain.models`, or a function or timm name as above.
+        network: what a state_dict is of: a name of `bullettrain.models`, or a function or timm name as above. It is
+            built instead of what a run or its checkpoint names.
+        trust: import and call the function that a run or its checkpoint names.
         mean: normalisation in front of a network built from ``network``, one value a channel.
         std: with ``mean``.
         channels: of the images, for a network built from its name.
         image_size: likewise.
         classes: likewise, where the weights do not tell.
     """
-    path = Path(model).expanduser()
+    path = exported(Path(model).expanduser())
     if path.is_dir():
-        _unused("a run's folder says itself what it is of", network=network, mean=mean, std=std)
-        return _of_run(path, weights)
+        folder, chosen = check_run(path), choose_weights(path, weights)
+        _unused("a run's folder says itself what it is of", mean=mean, std=std)
+        made, about = load_with_metadata(path, weights=chosen, network=network, trust=trust)
+        return Subject(path.resolve().name, made, chosen, path, folder.config(), about)
     if path.is_file():
         _unused(f"{model} is a file, not a run's folder with several", weights=weights)
         tensors, about = read_state(path)
-        if network is None and "network" in about:
+        if about.network is not None:
             _unused("the checkpoint says itself what it is of", mean=mean, std=std)
-            config = config_of(model)
+            made, about = load_with_metadata(path, network=network, trust=trust)
+            config, home = config_of(model), path.resolve().parent.name
             if config is None:
-                return Subject(path.name, load(path, trust=True), path.name)
-            return Subject(path.resolve().parent.name, load(path, trust=True), path.stem, path.parent, config)
+                return Subject(home if path.name == EXPORTED else path.name, made, path.name, about=about)
+            return Subject(home, made, path.stem, path.parent, config, about)
         if network is None:
             raise ConfigError(f"{model} does not say which network it is of; name it, e.g. --network wrn-34-10")
         shape = {"channels": channels, "image_size": image_size, "classes": classes}
-        return Subject(path.name, _fill(network, tensors, path, mean, std, shape), path.name)
+        made = _fill(network, tensors, path, mean, std, shape)
+        return Subject(path.name, made, path.name, about=_known(network, made, channels, image_size))
     if is_foreign(model):
         _unused(f"{model} is a network, not weights for one", network=network)
         _unused(f"{model} is no run's folder", weights=weights)
-        made, own = _called(model, pretrained=True)
-        return Subject(model, _normalised(made, mean, std, own).eval(), model)
+        inside, own = _called(model, pretrained=True)
+        made = _normalised(inside, mean, std, own).eval()
+        return Subject(model, made, model, about=_known(model, made, channels, image_size))
     raise _no_network(model)
+
+
+def _known(name: str, network: nn.Module, channels: int, image_size: int) -> Metadata:
+    """What is known of a network that no run left; its classes are found when it is first called."""
+    mean = std = None
+    for layer in network.modules():
+        if isinstance(layer, Normalize):
+            mean, std = tuple(layer.mean.flatten().tolist()), tuple(layer.std.flatten().tolist())
+    return Metadata(network=NetworkMetadata(name, 0, channels, image_size, mean, std))
 
 
 def check_form(model: str) -> None:
     """ConfigError or RunError where ``model`` names nothing that is there; what it is of is found out later."""
-    path = Path(model).expanduser()
+    path = exported(Path(model).expanduser())
     if path.is_dir():
         check_run(path)
     elif path.is_file():
@@ -123,12 +150,7 @@ def config_of(model: str) -> Config | None:
     return folder.config() if (path.is_dir() or path.is_file()) and folder.exists else None
 
 
-def _of_run(path: Path, weights: str | None) -> Subject:
-    folder, chosen = check_run(path), choose_weights(path, weights)
-    return Subject(path.resolve().name, load(path, weights=chosen, trust=True), chosen, path, folder.config())
-
-
-def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_state(path: Path) -> tuple[dict[str, Tensor], Metadata]:
     """The tensors of a state_dict, and what a run has written about them.
 
     It is safetensors, or what torch.save wrote, bare or inside a checkpoint. The prefixes that DataParallel and
@@ -150,7 +172,9 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not isinstance(content, Mapping) or not content or not all(map(torch.is_tensor, content.values())):
         do = rather(path, "save the network's state_dict() with torch.save")
         raise RunError(f"{path} holds no state_dict; {do}")
-    return {str(key).removeprefix("module.").removeprefix("_orig_mod."): value for key, value in content.items()}, {}
+    return {
+        str(key).removeprefix("module.").removeprefix("_orig_mod."): value for key, value in content.items()
+    }, Metadata()
 
 
 def _fill(

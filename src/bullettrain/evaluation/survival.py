@@ -14,7 +14,7 @@ from bullettrain.data.base import derive_seed
 from bullettrain.evaluation.network import verdict
 
 Tick = Callable[[int], None]
-"""Told after each batch how many images it had."""
+"""Told after each batch how many passes it took: of the clean round and of PGD, its images."""
 
 Withstood = Callable[[Tensor, Tensor, int], Tensor]
 """``withstood(x (m, C, H, W), y (m,), seed) -> (m,)`` bool: which of a batch the round does not break."""
@@ -26,6 +26,14 @@ class Round:
 
     name: str
     withstood: Withstood
+    passes: int = 1
+    """What an image costs, relative to other rounds."""
+    even: bool = False
+    """Whether batches are all of nearly one size, which is at most the one that is asked for."""
+
+    def size(self, images: int, batch_size: int) -> int:
+        """Images in a batch where there are so many in all."""
+        return -(-images // max(-(-images // batch_size), 1)) if self.even else batch_size
 
 
 @dataclass
@@ -59,12 +67,14 @@ class Survival:
         """Share of all images that are alive."""
         return int(self.alive.sum()) / len(self.alive)
 
-    def left(self, rounds: int, batch_size: int) -> int:
-        """Images to be looked at, at most, until the last of ``rounds`` is done: what a progress bar needs."""
-        if len(self.shares) == rounds:
+    def left(self, rounds: Sequence[Round], batch_size: int) -> int:
+        """Passes, at most, until the last of ``rounds`` is done: what a progress bar needs."""
+        if len(self.shares) == len(rounds):
             return 0
-        begun = max(int(self.pending.sum()) - self.batches * batch_size, 0)
-        return begun + (rounds - len(self.shares) - 1) * int(self.alive.sum())
+        now, *later = rounds[len(self.shares) :]
+        pending = int(self.pending.sum())
+        begun = max(pending - self.batches * now.size(pending, batch_size), 0)
+        return begun * now.passes + sum(part.passes for part in later) * int(self.alive.sum())
 
 
 def survive(
@@ -103,8 +113,9 @@ def survive(
     rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
     for number in range(len(state.shares), len(rounds)):
         rows = state.pending.nonzero()[:, 0]
-        for index in range(state.batches, -(-len(rows) // batch_size)):
-            part = rows[index * batch_size : (index + 1) * batch_size]
+        size = rounds[number].size(len(rows), batch_size)
+        for index in range(state.batches, -(-len(rows) // max(size, 1))):
+            part = rows[index * size : (index + 1) * size]
             if index % world == rank:
                 x = to_unit(data.images[part].to(device), channels_last=channels_last)
                 y = data.labels[part].to(device)
@@ -114,7 +125,7 @@ def survive(
             if saved is not None:
                 saved(state)
             if tick is not None:
-                tick(len(part))
+                tick(len(part) * rounds[number].passes)
         if together:
             alive = state.alive.to(device, torch.uint8)
             dist.all_reduce(alive, op=dist.ReduceOp.MIN)

@@ -23,7 +23,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         if self.console is not None and self.console.is_terminal:
-            self.progress = progress_bar(self.console, transient=True)
+            self.progress = progress_bar(self.console, transient=True, percent=True)
             self.progress.start()
         return self
 
@@ -34,8 +34,15 @@ class Watch:
             self.progress.stop()
 
     def attacking(self, name: str, total: int) -> Evaluating:
-        """A bar for an attack on ``total`` images."""
+        """A bar for an attack of ``total`` passes."""
         return Evaluating(self.progress, words.attack_name(name), total, self.stop)
+
+    def part(self, name: str, accuracy: float, seconds: float, left: float) -> None:
+        """An attack of an ensemble is done and leaves ``accuracy``: a line where there is no bar."""
+        if self.console is None or self.progress is not None:
+            return
+        text = f"  after {name}  {share(accuracy)}  {duration(seconds)}, about {duration(left)} left"
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def done(self, result: Result, *, kept: bool) -> None:
         """A result, new or from before, in a line; points of a curve are left to the bar where there is one."""

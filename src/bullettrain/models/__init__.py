@@ -41,7 +41,7 @@ def build(
         return SmallCNN(num_classes=num_classes, channels=channels, image_size=image_size, mean=mean, std=std)
     if name == "preact-resnet-18":
         return PreActResNet18(num_classes=num_classes, channels=channels, mean=mean, std=std)
-    if wide := re.fullmatch(r"wrn-([0-9]+)-([0-9]+)", name):
+    if wide := re.fullmatch(r"wrn-([0-9]{1,4})-([0-9]{1,4})", name):
         depth, width = int(wide[1]), int(wide[2])
         return WideResNet(depth, width, num_classes=num_classes, channels=channels, mean=mean, std=std)
     there = "there are small-cnn, preact-resnet-18 and wrn-D-W (depth D, width W), such as wrn-34-10"

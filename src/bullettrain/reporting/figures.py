@@ -61,21 +61,22 @@ def accuracy(run: Run, attacked: str) -> Plate | None:
     """Accuracy on clean and on attacked images: training batches, validation set, probe."""
     table, epochs = run.progress, run.epochs
     curves, says = [], []
-    for column, colour, label in (("clean_accuracy", "soft", run.seen_as), ("robust_accuracy", "accent", attacked)):
-        curves.append(Curve(*thin(table["epoch"], table[column]), colour, label))
+    at = f" ({run.threat})" if run.threat else ""
+    how = "corrupted" if run.makes_views else "attacked"
+    for column, colour, label in (("clean_accuracy", "soft", run.seen_as), ("robust_accuracy", "accent", how)):
+        curves.append(Curve(*thin(table["epoch"], table[column]), colour, f"training, {label}"))
     if any(np.isfinite(curve.y).any() for curve in curves):
-        how = "corrupted" if run.makes_views else "attacked"
         says.append(
-            f"Lines: training batches, as they were {how}"
+            f"Lines: training batches, as they were {how}{at}"
             + ("" if run.plain else f", some {'as they are' if run.makes_views else 'with fewer steps'}")
         )
-    for column, colour in (("validation_clean", "soft"), ("validation_robust", "accent")):
-        curves.append(Curve(epochs["epoch"], epochs[column], colour, style="o"))
+    for column, colour, label in (("validation_clean", "soft", "clean"), ("validation_robust", "accent", how)):
+        curves.append(Curve(epochs["epoch"], epochs[column], colour, f"validation, {label}", style="o"))
     if any(np.isfinite(curve.y).any() for curve in curves[2:]):
-        says.append("dots: validation set")
+        says.append("dots: validation set" + (f", under PGD-10{at}" if at else ""))
     if np.isfinite(epochs["probe_robust"]).any():
         curves.append(Curve(epochs["epoch"], epochs["probe_robust"], "accent", style="--"))
-        says.append("dashed: PGD-10 on a few training examples, where a fall to zero means collapse")
+        says.append(f"dashed: PGD-10{at} on a few training examples, where a fall to zero means collapse")
     if not says:
         return None
     with drawing():
@@ -84,6 +85,7 @@ def accuracy(run: Run, attacked: str) -> Plate | None:
             line(axes, curve)
         percent_axis(axes)
         axes.set(xlabel="epoch", xlim=(0, None))
+        axes.locator_params(axis="x", nbins=5, integer=True)
         ends = [(c.label, c.colour, last(c.y)) for c in curves if c.label and np.isfinite(c.y).any()]
         end_labels(axes, [(y, f"{label} {100 * y:.0f} %", ink(colour)) for label, colour, y in ends])
         label = f"Line chart of accuracy on clean and {attacked} images over epochs."
@@ -251,8 +253,8 @@ def draw_allocation(batch: Batch) -> Figure:
 
 
 RACED = {
-    "validation_robust": "robust accuracy on the validation set",
-    "probe_robust": "PGD-10 accuracy on a few training examples",
+    "validation_robust": "accuracy on the validation set, under PGD-10",
+    "probe_robust": "accuracy on a few training examples, under PGD-10",
     "robust_accuracy": "accuracy on the attacked training batches, which flatters BulletTrain: it attacks some less",
 }
 
@@ -264,14 +266,17 @@ def race(bullettrain: Run, baseline: Run) -> list[Plate]:
     if column is None:
         return []
     plates = []
+    measure = RACED[column] + (f" ({bullettrain.threat})" if bullettrain.threat else "")
+    if bullettrain.makes_views:
+        measure = measure.replace("under PGD-10", "on AugMix views")
     clocks = [np.cumsum(np.nan_to_num(table["seconds"])) for table in runs]
     latest = max(clock[-1] for clock in clocks)
     unit, scale = ("s", 1) if latest < 180 else ("min", 60) if latest < 10800 else ("h", 3600)
     if latest > 0:
-        caption = f"Both runs by their training time: {RACED[column]}. Further left at the same height is faster."
+        caption = f"Both runs by their training time: {measure}. Further left at the same height is faster."
         x = [clock / scale for clock in clocks]
         plates.append(_race("race-clock", "Against the clock", caption, f"training time ({unit})", x, runs, column))
-    caption = f"The same by epoch: {RACED[column]}. Lines on top of each other mean that the saved steps cost nothing."
+    caption = f"The same by epoch: {measure}. Lines on top of each other mean that the saved steps cost nothing."
     x = [table["epoch"] for table in runs]
     plates.append(_race("race-epoch", "Epoch by epoch", caption, "epoch", x, runs, column))
     return plates

@@ -17,7 +17,7 @@ from bullettrain.reporting.run import Floats, Run
 from bullettrain.reporting.summary import Grid
 from bullettrain.reporting.svg import COLOURS, drawing, inline
 from bullettrain.reporting.verdict import Row, difference, mean_in_words, rows
-from bullettrain.reporting.words import attack_name, duration, number, percent
+from bullettrain.reporting.words import DASH, attack_name, duration, number, percent
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError
 from bullettrain.training.settings import ConfigError
@@ -85,7 +85,7 @@ def strongest(entries: Sequence[Entry], run: Run) -> str:
     if not found:
         return ""
     left, name, weights = min(found)
-    return f" {name} leaves {percent(left)} ({weights} weights)."
+    return f" {name} ({run.threat}) leaves {percent(left)} ({weights} weights)."
 
 
 def _note(entry: Entry) -> str:
@@ -95,8 +95,8 @@ def _note(entry: Entry) -> str:
 
 def _config(values: Mapping[str, Any] | None) -> Config | None:
     try:
-        return None if values is None else Config.from_dict({k: v for k, v in values.items() if k != "environment"})
-    except (ConfigError, TypeError, AttributeError):
+        return None if values is None else Config.from_dict(values)
+    except ConfigError:
         return None  # a run of another version: the paper's figures are left out
 
 
@@ -105,12 +105,12 @@ def _table(entry: Entry, attacks: Sequence[Result], config: Config | None) -> Gr
     found = rows(entry, attacks, config)
     columns: dict[str, Callable[[Row], str]] = {
         "Attack": lambda row: f"{PREFIX[row.kind]}{row.name}",
-        "Threat": lambda row: row.threat,
+        "Threat": lambda row: row.threat or DASH,
         "Accuracy": lambda row: percent(row.accuracy, 2),
-        "95 % interval": lambda row: _interval(row.interval) if row.interval else "",
+        "95 % interval": lambda row: _interval(row.interval) if row.interval else DASH,
         "Precision": lambda row: row.precision,
-        "Paper": lambda row: percent(row.paper, 2) if row.paper is not None else "",
-        "Time": lambda row: duration(row.seconds) if row.seconds is not None else "",
+        "Paper": lambda row: percent(row.paper, 2) if row.paper is not None else DASH,
+        "Time": lambda row: duration(row.seconds) if row.seconds is not None else DASH,
     }
     if {row.precision for row in found} == {"float32"}:
         del columns["Precision"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -104,6 +105,7 @@ def _render_judged(folder: Path, part: Part) -> str:
         facts=[newest.data, f"{number(newest.examples, 0)} images", str(newest.environment.get("device") or "")],
         judged=[judgement(entry, None, index) for index, entry in enumerate(part.entries)],
         versions=list(settings(newest.environment)),
+        commands=[] if _has_autoattack(part) else [_evaluate(newest.model, [])],
     )
 
 
@@ -134,11 +136,49 @@ def _render(run: Run, part: Part, comparison: Comparison | None) -> str:
         attacked=attacked,
         factor=factor,
         strips=strips,
-        few=all(len(strip.examples) <= 4 for strip in strips),
+        columns=len(strips) if all(len(strip.examples) <= 4 for strip in strips) else 1,
+        at=run.threat,
+        compare=_compare(run) if comparison is None and not run.plain else "",
+        commands=_next(run, part, comparison),
         epochs=summary.epochs(run),
         config=_config(run),
         versions=list(settings(run.section("environment"))),
     )
+
+
+def _next(run: Run, part: Part, comparison: Comparison | None) -> list[tuple[str, str]]:
+    """What to do now: commands, and what each is for."""
+    folder, code = str(run.folder), _code(run)
+    if run.ended != "finished":
+        return [(shlex.join(["bullettrain", "train", folder, *code, "--resume"]), "Go on with this run.")]
+    commands = [] if run.makes_views or _has_autoattack(part) else [_evaluate(folder, code)]
+    if comparison is None and not run.plain:
+        commands.append((_compare(run), "The same recipe without BulletTrain too, and both in one report."))
+    image, onnx = ["predict", folder, *code, "image.png"], ["export", folder, *code, "--format", "onnx"]
+    return [
+        *commands,
+        (shlex.join(["bullettrain", *image]), "Classify an image."),
+        (shlex.join(["bullettrain", *onnx]), "A file for deployment; --format hub writes a model card too."),
+    ]
+
+
+def _evaluate(model: str, code: list[str]) -> tuple[str, str]:
+    command = shlex.join(["bullettrain", "evaluate", model, *code, "--attack", "autoattack"])
+    return command, "AutoAttack, the figure by which robust networks are compared; PGD alone overestimates."
+
+
+def _compare(run: Run) -> str:
+    return shlex.join(["bullettrain", "train", str(run.folder), *_code(run), "--compare"])
+
+
+def _code(run: Run) -> list[str]:
+    """The option by which a function of the user's is named again; a file alone does not have it called."""
+    name = str(run.section("network").get("name") or "")
+    return ["--network", name] if ":" in name else []
+
+
+def _has_autoattack(part: Part) -> bool:
+    return any(result.attack["attack"] == "autoattack" for entry in part.entries for result in entry.results)
 
 
 def _mining(run: Run) -> list[figures.Plate]:
@@ -160,6 +200,7 @@ def _facts(run: Run) -> list[str]:
     for section in ("network", "data"):
         words = [value for value in run.section(section).values() if isinstance(value, str)]
         facts.append(str(run.section(section).get("name") or (words[0] if words else "")))
+    facts.insert(1, run.threat)
     facts.append(str(run.section("environment").get("device") or ""))
     return [fact for fact in facts if fact]
 

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bullettrain.evaluation.specs import threat_in_words
 from bullettrain.extras import extra
 from bullettrain.mining import Category
+from bullettrain.reporting.words import attack_name
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -113,6 +115,18 @@ class Run:
     def makes_views(self) -> bool:
         """Whether examples are corrupted by AugMix, not attacked: a step is two views."""
         return self.section("method").get("objective") == "augmix"
+
+    @property
+    def threat(self) -> str:
+        """Norm and ε that the run is trained and judged at, in words; empty for AugMix, or where it is not known."""
+        method = self.section("method")
+        eps, norm = _float(method.get("eps")), method.get("norm", "linf")
+        return "" if self.makes_views or not math.isfinite(eps) else threat_in_words(str(norm), eps)
+
+    def attack_name(self, attack: str) -> str:
+        """An attack of this run in words, with its threat: PGD-20 (L∞ 8/255)."""
+        named = attack_name(attack)
+        return named if attack in ("clean", "views") or not self.threat else f"{named} ({self.threat})"
 
     @property
     def seen_as(self) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 
 from bullettrain.reporting.run import SHARES, Comparison, Run
 from bullettrain.reporting.words import (
+    DASH,
     MOMENT,
     PAPER_BOUNDARY,
-    attack_name,
     captures,
     duration,
     error_in_words,
@@ -74,12 +74,12 @@ def outcome(run: Run, comparison: Comparison | None) -> str:
         for attack, gap in changes.items():
             error = comparison.errors.get(attack, NAN)
             if math.isfinite(gap):
-                parts.append(f"{points(gap, error=error)} {_against(attack)}{too_close(gap, error)}")
+                parts.append(f"{points(gap, error=error)} {_against(run, attack)}{too_close(gap, error)}")
         return f"{text} Accuracy changed by {listed(parts)}." if parts else text
     reached = {e.attack: e.accuracy for e in run.evaluations if e.weights == headline_weights(run, comparison)}
     if not reached:
         return ""
-    says = listed([f"{percent(accuracy)} {_against(attack)}" for attack, accuracy in reached.items()])
+    says = listed([f"{percent(accuracy)} {_against(run, attack)}" for attack, accuracy in reached.items()])
     return f"{says}, after {duration(run.seconds)} of training."
 
 
@@ -114,11 +114,12 @@ def _accuracy_card(run: Run, weights: str, attack: str, baseline: float) -> Card
     tested = run.accuracy(weights, attack)
     if math.isfinite(tested):
         beside = f"baseline {percent(baseline)}, {points(tested - baseline)}" if math.isfinite(baseline) else ""
-        return Card(percent(tested), f"{attack_name(attack)} accuracy", beside or f"test set, {weights} weights")
+        note = f"test set, {weights} weights" + (f"; {beside}" if beside else "")
+        return Card(percent(tested), f"{run.attack_name(attack)} accuracy", note)
     column, name = {
         "clean": ("validation_clean", "Clean"),
-        "pgd20": ("validation_robust", "Robust"),
-        "views": ("validation_robust", attack_name("views")),
+        "pgd20": ("validation_robust", run.attack_name("pgd10")),
+        "views": ("validation_robust", run.attack_name("views")),
     }.get(attack, ("", ""))
     if not column or not np.isfinite(run.epochs[column]).any():
         return None
@@ -138,9 +139,7 @@ def speedups(run: Run, comparison: Comparison | None) -> list[Card]:
         formula += "boundary examples alone."
     passes = "Every pass counted: forward, backward to the input and backward to the weights are one each."
     wall = "Seconds of this training against seconds of the same recipe without mining, on the same device."
-    if not math.isfinite(clock):
-        wall = f"Not measured: it needs a baseline run beside this one. {wall}"
-    elif clock < 1:
+    if clock < 1:
         wall += " Below 1×, mining cost more time than it saved."
     if comparison is not None:
         wall = f"{wall} {in_all(*_rows(comparison))}".strip()
@@ -150,11 +149,11 @@ def speedups(run: Run, comparison: Comparison | None) -> list[Card]:
     counted = f"{number(taken, 1)} passes an example" if math.isfinite(taken) else ""
     if counted and math.isfinite(run.totals["plain_work"]):
         counted += f", {number(run.totals['plain_work'], 1)} without mining"
-    return [
+    cards = [
         Card(times(theoretical), "Theoretical", formula, _formula(run) if math.isfinite(theoretical) else ""),
         Card(times(work), "Work", passes, counted),
-        Card(times(clock), "Wall-clock", wall),
     ]
+    return [*cards, Card(times(clock), "Wall-clock", wall)] if math.isfinite(clock) else cards
 
 
 def _formula(run: Run) -> str:
@@ -192,7 +191,7 @@ def evaluations(run: Run) -> Grid:
     note = f", on {number(sizes.pop(), 0)} test examples" if len(sizes) == 1 else ""
     for precision in sorted({e.precision for e in run.evaluations} - {"float32"}):
         note += f"; attacks searched in {precision}, judged in float32"
-    return Grid(["Weights", *map(attack_name, attacks)], rows, note)
+    return Grid(["Weights", *map(run.attack_name, attacks)], rows, note)
 
 
 def beside_baseline(comparison: Comparison) -> Grid:
@@ -202,12 +201,18 @@ def beside_baseline(comparison: Comparison) -> Grid:
     for attack in comparison.attacks:
         pair = [percent(row.get(attack, NAN), 2) for row in (plain, mine)]
         error = comparison.errors.get(attack, NAN)
-        rows.append([f"{attack_name(attack)} accuracy", *pair, points(_gap(mine, plain, attack), 2, error)])
+        rows.append(
+            [
+                f"{comparison.bullettrain.attack_name(attack)} accuracy",
+                *pair,
+                points(_gap(mine, plain, attack), 2, error),
+            ]
+        )
     ratio = {key: times(comparison.speedup.get(key, NAN)) for key in ("wall_clock", "work")}
     rows.append(["Training time", *(duration(row.get("seconds", NAN)) for row in (plain, mine)), ratio["wall_clock"]])
     captured = [row.get("capture_seconds", 0.0) for row in (plain, mine)]
     if sum(captured) > MOMENT:
-        rows.append(["Compiling and capturing", *map(duration, captured), ""])
+        rows.append(["Compiling and capturing", *map(duration, captured), DASH])
     rows.append(["Passes an example", *(number(row.get("work", NAN), 1) for row in (plain, mine)), ratio["work"]])
     kept = comparison.weights.get("bullettrain")
     note = f" Test accuracy of the {kept} weights." if kept else ""
@@ -216,6 +221,7 @@ def beside_baseline(comparison: Comparison) -> Grid:
 
 def epochs(run: Run) -> Grid:
     """The table of epochs, without the columns in which nothing was logged."""
+    at = f" ({run.threat})" if run.threat else ""
     columns: dict[str, tuple[str, Callable[[float], str]]] = {
         "epoch": ("Epoch", lambda value: number(value, 0)),
         "seconds": ("Time", duration),
@@ -223,10 +229,10 @@ def epochs(run: Run) -> Grid:
         "loss": ("Loss", lambda value: number(value, 3)),
         "lr": ("LR", short),
         "clean_accuracy": (f"{run.seen_as.capitalize()}, training", percent),
-        "robust_accuracy": ("Corrupted, training" if run.makes_views else "Attacked, training", percent),
+        "robust_accuracy": ("Corrupted, training" if run.makes_views else f"Attacked{at}, training", percent),
         "validation_clean": ("Clean, validation", percent),
-        "validation_robust": ("Robust, validation", percent),
-        "probe_robust": ("Probe", percent),
+        "validation_robust": ("Corrupted, validation" if run.makes_views else f"PGD-10{at}, validation", percent),
+        "probe_robust": (f"PGD-10{at}, a few training images", percent),
         **{name: (name.capitalize(), lambda value: percent(value, 0)) for name in SHARES if not run.plain},
         "work": ("Passes", lambda value: number(value, 1)),
     }
@@ -249,8 +255,8 @@ def _error_note(comparison: Comparison) -> str:
     return f" {error_in_words(comparison.paired)}." if comparison.errors else ""
 
 
-def _against(attack: str) -> str:
-    return {"clean": "on clean images", "views": "on AugMix views"}.get(attack, f"against {attack_name(attack)}")
+def _against(run: Run, attack: str) -> str:
+    return {"clean": "on clean images", "views": "on AugMix views"}.get(attack, f"against {run.attack_name(attack)}")
 
 
 def _gap(mine: dict[str, float], plain: dict[str, float], key: str) -> float:

@@ -46,9 +46,9 @@ def rows(entry: Entry, results: Sequence[Result], config: Config | None) -> list
                 result.seconds,
             )
         )
-        if result.attack["attack"] == "autoattack":
+        if result.attack["attack"] in ("autoattack", "apgd"):
             parts = result.rounds[1:]
-            found += [Row("part", f"after {name}", "", left, result.precision) for name, left in parts]
+            found += [Row("part", f"after {name}", threat, left, result.precision) for name, left in parts]
     for case in worst_cases(results):
         threat = threat_in_words(case["norm"], case["eps"])
         found.append(Row("worst", "worst case", threat, case["accuracy"], case["precision"], case["interval"]))

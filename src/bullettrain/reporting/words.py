@@ -12,7 +12,13 @@ from bullettrain.evaluation.statistics import CHANCE
 DASH = "–"
 THIN = "\u202f"  # a narrow space that does not break
 METHODS = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
-ATTACKS = {"clean": "Clean", "autoattack": "AutoAttack", "corruptions": "Corruptions", "views": "AugMix views"}
+ATTACKS = {
+    "clean": "Clean",
+    "autoattack": "AutoAttack",
+    "apgd": "APGD",
+    "corruptions": "Corruptions",
+    "views": "AugMix views",
+}
 PAPER_BOUNDARY = {
     "cifar10-trades": 0.28,
     "cifar10-mart": 0.30,

@@ -20,6 +20,7 @@ from bullettrain.evaluation.results import Entry, Result, Store, key_of
 from bullettrain.extras import extra
 from bullettrain.reporting.plotting import thin
 from bullettrain.reporting.run import EPOCH_COLUMNS, SHARES, STEP_COLUMNS, Batch, Run, read_run
+from bullettrain.schema import conform
 from bullettrain.training.config import Config, flatten
 from bullettrain.training.folder import RunError, RunFolder
 
@@ -285,7 +286,8 @@ def read_record(file: Path) -> Record | None:
         content = json.loads(file.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}")
-        return Record(**content)
+        record: Record = conform(content, Record)
+        return record
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

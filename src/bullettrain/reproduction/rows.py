@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -28,6 +28,7 @@ from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import find_place, load_data
 from bullettrain.training.signals import StoppedError, StopRequest
 
+Found = TypeVar("Found")
 RECORDS, RUNS = "records", "runs"
 SAME = " = "
 """Between the names of rows that are the same run."""
@@ -69,7 +70,22 @@ class Task:
 
     def record(self) -> Record | None:
         """What is kept of it so far."""
-        return read_record(self.out / RECORDS / f"{self.name}.json")
+        file = self.out / RECORDS / f"{self.name}.json"
+        if (record := read_record(file)) is None:
+            return None
+        network = record.config.get("network")
+        return self._of_this_network(record, network.get("name") if isinstance(network, dict) else network, file)
+
+    def folder_config(self) -> Config:
+        """The configuration of the run in its folder; how it is computed may differ from what is asked for now."""
+        config = RunFolder(self.folder).config()
+        return self._of_this_network(config, config.network.name, self.folder / "config.yaml")
+
+    def _of_this_network(self, found: Found, name: object, file: Path) -> Found:
+        """``found``; RunError where its file names another network, which may be any function, than this task."""
+        if name != self.config.network.name:
+            raise RunError(f"{file} is of the network {name!r}, not of {self.config.network.name!r}; move it away")
+        return found
 
     def missing(self, record: Record | None) -> list[str]:
         """Attacks that are wanted and not in ``record`` on enough images, in float32 where that is asked for."""
@@ -136,7 +152,7 @@ def perform(task: Task, console: Console | None = None) -> Outcome:
     folder = RunFolder(task.folder)
     try:
         # How it is computed may differ from when it was begun (another device): what is learnt does not.
-        config = folder.config() if folder.exists else task.config
+        config = task.folder_config() if folder.exists else task.config
         kept = task.record() if _is_trained(folder) else None  # figures of another training have no place beside these
         if kept is None or not kept.finished:
             _most_jobs(task)
@@ -186,13 +202,13 @@ def _judge(task: Task, config: Config, console: Console | None, stop: StopReques
             corruptions=task.corruptions,
             size=task.size,
         )
-        subject = find_subject(str(task.folder), weights=WEIGHTS)
+        subject = find_subject(str(task.folder), weights=WEIGHTS, network=config.network.name)
         store = Store(task.folder)
         with store.alone(), Watch(console, stop) as watch:
             entry, asked = evaluate(subject, test, config.data.name, plan, device=device, store=store, watch=watch)
         if task.precision is not None:  # asked for: these, and not what is there on more images in another precision
             figures |= {result.name: figure_of(entry, result) for result in asked if result.name != "clean"}
-    network = load_network(task.folder, weights=WEIGHTS, trust=True).to(device)
+    network = load_network(task.folder, weights=WEIGHTS, network=config.network.name).to(device)
     if spot:
         assert test is not None
         figures["corruptions"] = spot_corruptions(network, test, device=device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.brief import first_line
-from bullettrain.training.folder import Checkpoint, RunError
+from bullettrain.training.folder import Checkpoint, Metadata, NetworkMetadata, RunError
 from bullettrain.training.optim import load_optimizer
 from bullettrain.training.tally import Counts
 
@@ -44,15 +44,11 @@ def of(trainer: Trainer) -> Checkpoint:
     return Checkpoint(trainer.network.state_dict(), averaged, about(trainer), state_of(trainer))
 
 
-def about(trainer: Trainer) -> dict[str, Any]:
+def about(trainer: Trainer) -> Metadata:
     """What is written into every weights file: enough to build the network again."""
-    return {
-        "step": trainer.at.step,
-        "epoch": trainer.at.epoch,
-        "network": {**asdict(trainer.config.network), **asdict(trainer.shape)},
-        "classes": list(trainer.train_set.classes),
-        "recipe": trainer.config.recipe,
-    }
+    network = NetworkMetadata(**asdict(trainer.config.network), **asdict(trainer.shape))
+    config, classes = trainer.config, tuple(trainer.train_set.classes)
+    return Metadata(trainer.at.step, trainer.at.epoch, network, classes, config.recipe, config.method.threat)
 
 
 def state_of(trainer: Trainer) -> dict[str, Any]:

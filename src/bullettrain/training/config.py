@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import typing
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,14 @@ from typing import Any, Literal
 from bullettrain.attacks.norms import NORMS, USUAL_EPS
 from bullettrain.checks import MendableError, instead
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
+from bullettrain.schema import SchemaError, conform
 from bullettrain.training.method import MethodConfig
 from bullettrain.training.settings import ConfigError, as_setting, parse
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is learnt from."""
+    """The images."""
 
     name: str = "digits"
     """digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH."""
@@ -35,30 +37,35 @@ class DataConfig:
     test_size: int = 0
     """Use only so many test images; 0: all."""
     image_size: int | None = None
-    """Side to which the images of a folder are resized."""
+    """Side to which the images of a folder are resized; null: as they are."""
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """What learns."""
+    """The network."""
 
     name: str = "small-cnn"
     """small-cnn, preact-resnet-18, wrn-D-W, package.module:function or timm:NAME."""
     mean: tuple[float, ...] | None = None
-    """Normalisation inside the network, one value a channel."""
+    """Normalisation inside the network, one value a channel; null: none."""
     std: tuple[float, ...] | None = None
+    """Standard deviations, with mean."""
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How the weights move."""
+    """The optimiser."""
 
-    name: Literal["sgd", "adam"] = "sgd"
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    """The optimiser."""
     lr: float = 0.1
+    """Learning rate, the highest of its schedule."""
     momentum: float = 0.9
-    """Of SGD."""
+    """Momentum of SGD."""
     nesterov: bool = False
+    """Nesterov momentum, of SGD."""
     weight_decay: float = 0.0
+    """Weight decay; adamw's is decoupled from the gradient."""
     decay_norms: bool = True
     """Whether weight decay also holds for norms and biases."""
     clip: float = 0.0
@@ -67,12 +74,14 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How the learning rate moves; always a function of the step alone."""
+    """The learning rate over time; always a function of the step alone."""
 
     name: Literal["constant", "step", "one-cycle", "cosine"] = "constant"
+    """How the learning rate moves over the steps."""
     milestones: tuple[int, ...] = ()
     """step: epochs, counted from 1, at whose start the rate is multiplied by factor."""
     factor: float = 0.1
+    """step: what the rate is multiplied by at each milestone."""
     warmup: float = 0.3
     """one-cycle: share of the steps on the way up from 0; then linearly down to 0."""
     final: float = 0.0
@@ -81,12 +90,14 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """The loop."""
+    """The training loop."""
 
     epochs: int = 30
+    """Passes over the training images."""
     batch_size: int = 128
-    """Over all processes together."""
+    """Images in a mini-batch, over all processes together."""
     seed: int = 0
+    """Seed of everything random."""
     engine: Literal["auto", "plain", "graphs"] = "auto"
     """graphs: captured CUDA graphs. auto: graphs on a GPU, else plain."""
     attack_group: int = 1
@@ -106,7 +117,9 @@ class TrainingConfig:
     precision: Literal["auto", "float32", "bf16"] = "float32"
     """auto: bf16 autocast on GPUs that have it, else float32."""
     channels_last: bool = False
+    """Whether images and weights lie channels last in memory, which GPUs convolve faster."""
     compile: bool = False
+    """Whether the network is compiled with torch.compile."""
     average: float = 0.999
     """Decay of the weight average, n / (n + 9) at most in update n; 0: none is kept."""
     threads: int = 0
@@ -121,15 +134,18 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """The figures at the end."""
+    """The evaluation at the end of training."""
 
     batch_size: int = 500
+    """Images at once."""
     search: Literal["float32", "tf32", "bf16"] = "float32"
     """Precision in which attacks search; what an image is taken for is decided in float32 all the same."""
     steps: int = 20
+    """Steps of the PGD attack on the test images."""
     step_size: float | None = None
-    """None: 0.003 at eps 0.031, else eps/10, and more where so few steps would not cross the ball."""
+    """Its step size; null: 0.003 at eps 0.031, else eps/10, and more where so few steps would not cross the ball."""
     restarts: int = 1
+    """Its restarts; an image is right where it withstands all of them."""
 
 
 TINY = 1e-30
@@ -178,6 +194,7 @@ class Config:
     """A whole run."""
 
     recipe: str = "digits"
+    """What the run is called after: a recipe of `bullettrain train --list`, or a file."""
     data: DataConfig = field(default_factory=DataConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
@@ -234,16 +251,19 @@ class Config:
         return {key: _plain(value) for key, value in dataclasses.asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        """A config from :meth:`to_dict`; unknown keys are refused, and missing ones have their defaults."""
-        sections = {f.name: f for f in dataclasses.fields(cls)}
-        made: dict[str, Any] = {}
-        for name, value in values.items():
-            if name not in sections:
-                raise ConfigError(f"there is no section {name!r}{instead(name, sections)}")
-            kind = typing.get_type_hints(cls)[name]
-            made[name] = _section(kind, name, value) if dataclasses.is_dataclass(kind) else str(value)
-        return cls(**made)
+    def from_dict(cls, values: Any) -> Config:
+        """A config from :meth:`to_dict`, or as a person writes it: missing settings have their defaults.
+
+        Raises:
+            ConfigError: a setting is unknown, of another type, or out of its range.
+        """
+        if isinstance(values, Mapping):
+            values = {name: value for name, value in values.items() if name != "environment"}
+        try:
+            config: Config = conform(values, cls, text=parse)
+        except SchemaError as error:
+            raise ConfigError(str(error)) from None
+        return config
 
     def with_settings(self, settings: Sequence[str]) -> Config:
         """A copy with `section.key=value` applied; a key that is in one section only needs no section."""
@@ -271,9 +291,9 @@ class Config:
             changes.setdefault("evaluation", {}).setdefault("step_size", None)
 
     def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
-        """Settings that differ: by "section.key", the value here and the value there."""
+        """Settings that differ, whatever the recipe is called: by "section.key", the value here and the value there."""
         mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
-        return {key: (mine[key], theirs[key]) for key in mine if mine[key] != theirs[key]}
+        return {key: (mine[key], theirs[key]) for key in mine if mine[key] != theirs[key] and key != "recipe"}
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,27 +325,11 @@ def _find(path: str) -> tuple[str, str]:
     if path in sections:
         raise ConfigError(f"{path!r} is a section; name a setting of it, e.g. {path}.{sections[path][0]}")
     if not homes:
-        raise _no_setting(path)
+        guess = instead(key, itertools.chain(*sections.values()), "`bullettrain train --show` lists them")
+        raise ConfigError(f"there is no setting {path!r}{guess}")
     if len(homes) > 1:
         raise ConfigError(f"{path!r} could be {' or '.join(f'{home}.{path}' for home in homes)}; say which")
     return homes[0], key
-
-
-def _no_setting(path: str) -> ConfigError:
-    """Of "section.key", or a key alone, that is not there; the guess may be of another section."""
-    keys = [key for keys in _sections().values() for key in keys]
-    guess = instead(path.rpartition(".")[2], keys, "`bullettrain train --show` lists them")
-    return ConfigError(f"there is no setting {path!r}{guess}")
-
-
-def _section(kind: Any, name: str, values: Any) -> Any:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{name} is {values!r}; it has to be a section of keys")
-    hints = typing.get_type_hints(kind)
-    for key in values:
-        if key not in hints:
-            raise _no_setting(f"{name}.{key}")
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
 def _plain(value: Any) -> Any:

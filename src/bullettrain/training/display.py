@@ -9,7 +9,15 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from bullettrain.reporting import words
@@ -20,12 +28,12 @@ from bullettrain.training.tally import CLASSES
 COLOURS = dict(zip(CLASSES, ("magenta", "yellow", "cyan"), strict=True))
 
 
-def progress_bar(console: Console, *, transient: bool = False) -> Progress:
+def progress_bar(console: Console, *, transient: bool = False, percent: bool = False) -> Progress:
     """A bar with its name, how much is done and the time left; ``transient``: gone when it stops."""
     return Progress(
         TextColumn("{task.description}", style="bold", markup=False),
         BarColumn(bar_width=None),
-        MofNCompleteColumn(),
+        TaskProgressColumn() if percent else MofNCompleteColumn(),
         TimeRemainingColumn(compact=True),
         TextColumn("left"),
         console=console,
@@ -148,6 +156,11 @@ class Evaluating:
             self.total = self.done + self.to_come
         if self.progress is not None and self.bar is not None:
             self.progress.update(self.bar, completed=self.done, total=self.total)
+
+    def partly(self, images: int) -> None:
+        """So many of the batch under way are done."""
+        if self.progress is not None and self.bar is not None:
+            self.progress.update(self.bar, completed=self.done + images)
 
     def left(self, images: int) -> None:
         """So many are to come after the batch under way, at most: what is lost is not attacked again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import platform
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +21,12 @@ from torch import Tensor
 
 import bullettrain
 from bullettrain.brief import first_line
+from bullettrain.errors import UserError
 from bullettrain.extras import extra
 from bullettrain.lock import alone
+from bullettrain.schema import conform
 from bullettrain.training.config import Config
+from bullettrain.training.method import Threat
 from bullettrain.training.settings import ConfigError
 
 WEIGHTS = ("last", "best", "averaged")
@@ -37,8 +42,33 @@ def weights_in(path: Path) -> list[str]:
     return [name for name in WEIGHTS if (path / f"{name}.safetensors").is_file()]
 
 
-class RunError(ValueError):
+class RunError(UserError):
     """A run folder that cannot be used as asked: one sentence that says why and what to do."""
+
+
+@dataclass(frozen=True)
+class NetworkMetadata:
+    """How the network of a weights file is built; see :func:`bullettrain.models.build`."""
+
+    name: str
+    num_classes: int
+    channels: int
+    image_size: int
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a weights file says about itself, beside its tensors."""
+
+    step: int = 0
+    epoch: int = 0
+    network: NetworkMetadata | None = None
+    """None: the file is not of a run."""
+    classes: tuple[str, ...] = ()
+    recipe: str = ""
+    threat: Threat | None = None
 
 
 class Checkpoint(NamedTuple):
@@ -46,8 +76,7 @@ class Checkpoint(NamedTuple):
 
     weights: Mapping[str, Tensor]
     averaged: Mapping[str, Tensor] | None
-    about: Mapping[str, Any]
-    """What is written beside weights: enough to build the network again."""
+    about: Metadata
     state: Mapping[str, Any]
     """Everything else that the next step depends on."""
 
@@ -90,16 +119,24 @@ class RunFolder:
 
     def config(self) -> Config:
         """The configuration that the run here was started with."""
+        return as_config(self._read_config(), self.path / "config.yaml")
+
+    def environment(self) -> dict[str, str]:
+        """Versions, device, commit and command that the run here was started with."""
+        values = self._read_config()
+        found = values.get("environment") if isinstance(values, Mapping) else None
+        return {str(key): str(value) for key, value in found.items()} if isinstance(found, Mapping) else {}
+
+    def _read_config(self) -> Any:
         with extra("a run's folder"):
             import yaml
         path = self.path / "config.yaml"
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            return yaml.safe_load(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunError(f"{self.path} is no run: it has no config.yaml") from None
-        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
             raise RunError(f"{path} cannot be read: {first_line(error)}") from None
-        return as_config(values, path)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -145,12 +182,12 @@ class RunFolder:
 
     # ---------------------------------------------------------------------------------------- checkpoints
 
-    def save_weights(self, name: str, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    def save_weights(self, name: str, weights: Mapping[str, Tensor], about: Metadata) -> None:
         """``name``.safetensors, with ``about`` as JSON beside the tensors."""
-        self.write(f"{name}.safetensors", _pack(weights, about))
+        self.write(f"{name}.safetensors", pack_weights(weights, about))
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint: last.safetensors and state.pt, both of step ``about["step"]``.
+        """A checkpoint: last.safetensors and state.pt, both of ``about.step``.
 
         The average lies in the state too; its file is for users, and is renewed before the state, so that a kill
         between the two is made good when the steps since the old state are taken again.
@@ -158,7 +195,7 @@ class RunFolder:
         weights, averaged, about, state = checkpoint
         last, previous = self.path / "last.safetensors", self.path / "previous.safetensors"
         with self._writing("a checkpoint"):
-            new_weights = self._beside("last.safetensors", _pack(weights, about))
+            new_weights = self._beside("last.safetensors", pack_weights(weights, about))
             try:
                 new_state = self._beside("state.pt", dict(state))
             except BaseException:
@@ -166,7 +203,8 @@ class RunFolder:
                 raise
             if averaged is not None:
                 os.replace(
-                    self._beside("averaged.safetensors", _pack(averaged, about)), self.path / "averaged.safetensors"
+                    self._beside("averaged.safetensors", pack_weights(averaged, about)),
+                    self.path / "averaged.safetensors",
                 )
             if last.exists():
                 os.replace(last, previous)
@@ -193,16 +231,16 @@ class RunFolder:
             except RunError as error:
                 problems.append(str(error))
                 continue
-            if about.get("step") == step:
+            if about.step == step:
                 return weights, state
-            problems.append(f"{name}.safetensors is of step {about.get('step')}, the state of step {step}")
+            problems.append(f"{name}.safetensors is of step {about.step}, the state of step {step}")
         raise RunError(f"{self.path} cannot be resumed: {'; '.join(problems)}")
 
     def settle(self, step: int) -> None:
         """Before a resumed run saves: where a kill came between the two files, the state's weights become the last."""
         last, previous = self.path / "last.safetensors", self.path / "previous.safetensors"
         with contextlib.suppress(RunError):
-            if read_weights(previous)[1].get("step") == step:
+            if read_weights(previous)[1].step == step:
                 os.replace(previous, last)
 
     # ---------------------------------------------------------------------------------------------- helpers
@@ -240,8 +278,8 @@ class RunFolder:
             raise RunError(f"{what} could not be written to {self.path}: {reason}{kept}") from None
 
 
-def read_weights(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors of a safetensors file, and what is written about them."""
+def read_weights(file: Path) -> tuple[dict[str, Tensor], Metadata]:
+    """Tensors of a safetensors file, and what is written about them; nothing that it names is imported."""
     with extra("a checkpoint"):
         from safetensors import safe_open
     if not file.is_file():
@@ -250,9 +288,9 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(str(file), framework="pt") as opened:
             tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (no mapping)
             about = json.loads((opened.metadata() or {}).get("bullettrain", "{}"))
+            return tensors, conform(about, Metadata)
     except Exception as error:  # safetensors' own error type derives from Exception
         raise RunError(f"{file} is damaged: {first_line(error)}") from None
-    return tensors, about
 
 
 def try_folder(folder: Path) -> None:
@@ -292,17 +330,18 @@ def _commit() -> str | None:
     return found.stdout.strip() or None if found.returncode == 0 else None
 
 
-def _pack(weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
+def pack_weights(weights: Mapping[str, Tensor], about: Metadata) -> bytes:
+    """A safetensors file: the tensors, and ``about`` as JSON in its metadata."""
     with extra("a checkpoint"):
         from safetensors.torch import save
     tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
-    packed: bytes = save(tensors, metadata={"bullettrain": json.dumps(dict(about))})
+    packed: bytes = save(tensors, metadata={"bullettrain": json.dumps(dataclasses.asdict(about))})
     return packed
 
 
 def as_config(values: Any, path: Path) -> Config:
     """The configuration of which config.yaml, at ``path``, holds ``values``."""
     try:
-        return Config.from_dict({name: value for name, value in values.items() if name != "environment"})
-    except (AttributeError, ConfigError, TypeError) as error:
+        return Config.from_dict(values)
+    except ConfigError as error:
         raise RunError(f"{path} cannot be read: {first_line(error)}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import bullettrain as bt
 from bullettrain.allocation import StepBudget
@@ -23,37 +23,53 @@ SCORES = {
 
 
 @dataclass(frozen=True)
+class Threat:
+    """The perturbations that a network is trained to withstand: those of at most ``eps`` in ``norm``."""
+
+    norm: Literal["linf", "l2"]
+    eps: float
+
+
+@dataclass(frozen=True)
 class MethodConfig:
     """The objective, and how BulletTrain spends the effort on it."""
 
     objective: Literal["pgd-at", "trades", "mart", "augmix"] = "trades"
+    """The loss that is minimised, and the attack that goes with it."""
     eps: float = 0.031
+    """Radius of the perturbations that are trained against, for pixels in [0, 1]; 8/255 is a number too."""
     norm: str = "linf"
+    """Norm of the radius: linf or l2."""
     beta: float | None = None
-    """Weight of the robust term; None: the objective's own."""
+    """Weight of the robust term; null: the objective's own."""
     boundary: int = 10
+    """Attack steps for boundary examples."""
     robust: int = 2
+    """Attack steps for robust examples."""
     outlier: int = 0
+    """Attack steps for outliers."""
     ordered: bool = True
     """Refuse step counts that the method does not want; studies say false."""
     step_size: float | None = None
-    """Of boundary examples; None: 0.007 at eps 0.031, else 2.25·eps/boundary."""
+    """Step size of boundary examples; null: 0.007 at eps 0.031, else 2.25·eps/boundary."""
     scale: float | None = None
-    """Step size of boundary examples as scale·eps/boundary instead."""
+    """Step size of boundary examples as scale·eps/boundary instead; null: step_size says it."""
     clean: float = 0.0
     """Share of the steps before the first attack: until then everyone is trained on as it is."""
     ramp: float = 0.0
     """Share of the steps over which eps, and the step sizes with it, then grow to what they are; 0: at once."""
     gamma: float = 0.8
+    """γ in (0, 1]: how far the estimate F_R of the robust share is trusted; smaller attacks more examples."""
     momentum: float = 0.9
-    """Of the moving average F_R."""
+    """Momentum of the moving average F_R."""
     selection: Literal["eval", "train", "last"] | None = None
-    """Mode of the network whose clean logits select; last: those of the last visit. None: the objective's own."""
+    """Mode of the network whose clean logits select; last: those of the last visit. null: the objective's own."""
     score: Literal["svar", "cross-entropy", "margin", "gradient-norm", "random"] = "svar"
+    """What examples are told apart by; svar, the signed prediction variance, is the paper's."""
     separation: Literal["quantile", "oracle"] = "quantile"
-    """oracle: the true classes by ten PGD steps, for studies."""
+    """How the score separates examples; oracle: the true classes by ten PGD steps, for studies."""
     start: Literal["uniform", "normal", "clipped", "zero"] | None = None
-    """Where the attack starts; clipped: uniform, then clipped to valid pixels. None: the objective's own."""
+    """Where the attack starts; clipped: uniform, then clipped to valid pixels. null: the objective's own."""
     start_radius: float = 1.0
     """Radius of a uniform start, in units of eps."""
     project: bool = True
@@ -74,6 +90,11 @@ class MethodConfig:
     """AugMix: operations in a chain; -1: 1 to 3 at random."""
     all_ops: bool = False
     """AugMix: also colour, contrast, brightness and sharpness, which test corruptions share."""
+
+    @property
+    def threat(self) -> Threat | None:
+        """What is trained against; None for AugMix, which has no attack."""
+        return None if self.objective == "augmix" else Threat(cast(Literal["linf", "l2"], self.norm), self.eps)
 
     def budget(self) -> StepBudget:
         """Steps for each class."""

@@ -11,6 +11,7 @@ from bullettrain.training.folder import WEIGHTS, RunError, RunFolder, preferred,
 
 SAFETENSORS, SAVED = "safetensors", "a file of torch.save"
 GIVE = "a run's folder or one of its .safetensors files"
+EXPORTED = "model.safetensors"
 LONGEST_HEADER = 100_000_000
 """Of a safetensors file, by its specification."""
 SHOWN = 4
@@ -65,8 +66,14 @@ def check_run(path: Path) -> RunFolder:
     raise RunError(f"{path} is no run: it {'has no config.yaml' if inside else 'is empty'}; give {GIVE}")
 
 
+def exported(path: Path) -> Path:
+    """The weights in a folder that `bullettrain export --format hub` wrote; any other path as it is."""
+    return path / EXPORTED if (path / EXPORTED).is_file() else path
+
+
 def weights_file(path: Path, weights: str | None = None) -> Path:
     """The weights that a user names, a file or a run's folder; RunError where it is neither."""
+    path = exported(path)
     if path.is_dir():
         return path / f"{choose_weights(path, weights)}.safetensors"
     check_kind(path, [SAFETENSORS])

@@ -12,7 +12,7 @@ from bullettrain.training.config import OptimizerConfig, ScheduleConfig
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: bool = False) -> torch.optim.Optimizer:
-    """SGD or Adam; norms and biases (every parameter of one dimension or none) without decay if so configured.
+    """SGD, Adam or AdamW; norms and biases (every parameter of one dimension or none) without decay if so configured.
 
     ``capturable``: one that CUDA graphs can hold, with its rate in a tensor.
     """
@@ -27,8 +27,9 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: boo
     if capturable:
         for group in groups:
             group["lr"] = torch.tensor(config.lr, device=learning[0].device)
-    if config.name == "adam":
-        return torch.optim.Adam(groups, lr=config.lr, capturable=capturable)
+    if config.name in ("adam", "adamw"):
+        kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+        return kind(groups, lr=config.lr, capturable=capturable)
     return torch.optim.SGD(
         groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=capturable or None
     )

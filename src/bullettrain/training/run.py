@@ -14,11 +14,13 @@ from typing import Any
 from rich.console import Console
 
 from bullettrain.evaluation.compared import difference
+from bullettrain.models.called import is_foreign
 from bullettrain.reporting import write_report
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder, environment, preferred
 from bullettrain.training.loop import Trainer
-from bullettrain.training.recipes import recipe
+from bullettrain.training.recipe_files import read_recipe
+from bullettrain.training.recipes import RECIPES
 from bullettrain.training.settings import as_setting
 from bullettrain.training.setup import Place, load_data
 
@@ -136,11 +138,19 @@ def check_folder(
 
 
 def resume_command(config: Config, out: Path, data_dir: Path | None = None, options: Sequence[str] = ()) -> str:
-    """What to type to go on: the recipe, what was changed in it, the folder, and other options as they were."""
-    changed = recipe(config.recipe).differences(config)
+    """What to type to go on: the recipe, what was changed in it, the folder, and other options as they were.
+
+    A function that a file names as its network is named again, since a file alone does not have it called.
+    """
+    source = config.recipe
+    if source not in RECIPES and not Path(source).expanduser().exists():
+        source = str(out)  # a run is a recipe itself
+    changed = read_recipe(source).differences(config)
     world = os.environ.get("WORLD_SIZE", "1")
     words = ["bullettrain"] if world == "1" else ["torchrun", "--nproc-per-node", world, "-m", "bullettrain"]
-    words += ["train", config.recipe]
+    words += ["train", source]
+    if source not in RECIPES and is_foreign(config.network.name):
+        words += ["--network", config.network.name]
     for key, (_, value) in changed.items():
         words += ["--set", f"{key}={as_setting(value)}"]
     words += ["--data-dir", str(data_dir)] if data_dir else []

@@ -9,11 +9,12 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from bullettrain.checks import instead
+from bullettrain.errors import UserError
 
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A setting that cannot be: one sentence with the key and what there is."""
 
 

@@ -1,0 +1,331 @@
+"""Make the README's picture and table of methods, and the documentation's longer one, from results/plane.csv.
+
+python benchmarks/plane.py            # write them
+python benchmarks/plane.py --check    # only say whether they are up to date
+
+Every line of the file is one run. Runs that differ in nothing but the seed are one result: their mean, and its standard
+error. A method that was trained in several ways (other weights, another ε) is shown by the result that rests on most
+seeds, then on most test images. Which methods a table shows is said by the mark above it in the page:
+
+    <!-- plane: PGD-AT, 3 steps | PGD-AT, 10 steps -->
+    <!-- plane: all -->
+
+The picture needs matplotlib and adjustText (the extra ``docs``); it keeps a description of what it shows, which
+``--check`` compares.
+"""
+
+import argparse
+import csv
+import hashlib
+import json
+import math
+import re
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CSV = ROOT / "results" / "plane.csv"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "accuracy.md")
+PICTURES = {"light": ROOT / "docs" / "images" / "plane-light.svg", "dark": ROOT / "docs" / "images" / "plane-dark.svg"}
+
+COLUMNS = [
+    "method",
+    "objective",
+    "allocation",
+    "score",
+    "steps",
+    "eps",
+    "k",
+    "batch_size",
+    "seed",
+    "epochs",
+    "weights",
+    "clean",
+    "pgd20",
+    "apgd",
+    "apgd_images",
+    "autoattack",
+    "autoattack_images",
+    "passes",
+    "minutes",
+    "minutes_compile",
+    "device",
+    "commit",
+    "command",
+]
+SAME_SETTING = ("method", "objective", "allocation", "score", "steps", "eps", "k", "batch_size", "epochs", "weights")
+"""Columns in which the runs of one result agree."""
+MOST_POINTS_BELOW = 8.0
+"""A method so many points below the best is drawn at the lower edge, so that the others can be told apart."""
+
+HEAD = ["method", "minutes", "clean %", "PGD-20 %", "AutoAttack %", "measured on"]
+LONG_HEAD = ["method", "steps", "ε", "passes", "minutes", "clean %", "PGD-20 %", "AutoAttack %", "measured on"]
+MARK = re.compile(r"(<!-- plane: (.*?) -->\n).*?\n?(<!-- /plane -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The runs of one setting: the mean of every figure that all of them have, and its standard error."""
+
+    setting: dict[str, str]
+    runs: list[dict[str, str]]
+
+    def mean(self, figure: str) -> float | None:
+        """The mean over the runs that have the figure; None where none has."""
+        values = self._values(figure)
+        return statistics.fmean(values) if values else None
+
+    def error(self, figure: str) -> float | None:
+        """Standard error of the mean over seeds; None for a single run."""
+        values = self._values(figure)
+        return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+    def images(self) -> int:
+        """Test images that AutoAttack was run on, at least; 0 where it was not run."""
+        return min((int(run["autoattack_images"] or 0) for run in self.runs if run["autoattack"]), default=0)
+
+    def seeds(self) -> int:
+        """Different seeds of the runs under AutoAttack, or of all runs where none was."""
+        attacked = [run for run in self.runs if run["autoattack"]]
+        return len({run["seed"] for run in attacked or self.runs})
+
+    def rank(self) -> tuple[int, int, float, bool]:
+        """Larger for the result that a method is shown by."""
+        return self.seeds(), self.images(), float(self.setting["eps"] or 0), self.setting["weights"] == "averaged"
+
+    def _values(self, figure: str) -> list[float]:
+        return [float(run[figure]) for run in self.runs if run[figure]]
+
+
+def read(file: Path = CSV) -> list[Result]:
+    """One result for every setting in the file."""
+    with file.open(encoding="utf-8", newline="") as lines:
+        reader = csv.DictReader(lines)
+        if reader.fieldnames != COLUMNS:
+            sys.exit(f"{file.name}: its columns have to be {','.join(COLUMNS)}")
+        runs = list(reader)
+    found: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for run in runs:
+        found.setdefault(tuple(run[name] for name in SAME_SETTING), []).append(run)
+    return [Result(dict(zip(SAME_SETTING, key, strict=True)), some) for key, some in found.items()]
+
+
+def shown(results: list[Result]) -> dict[str, Result]:
+    """The result that each method is shown by, the most robust method first."""
+    best: dict[str, Result] = {}
+    for result in results:
+        method = result.setting["method"]
+        if method not in best or result.rank() > best[method].rank():
+            best[method] = result
+    return dict(sorted(best.items(), key=lambda item: -(item[1].mean("autoattack") or 0.0)))
+
+
+def said(result: Result, figure: str, digits: int = 1) -> str:
+    """A figure as the tables write it."""
+    mean, error = result.mean(figure), result.error(figure)
+    if mean is None:
+        return "–"
+    return f"{mean:.{digits}f}" + (f" ± {error:.{digits}f}" if error is not None else "")
+
+
+def measured_on(result: Result) -> str:
+    """Seeds, test images and weights, in words."""
+    seeds = f"{result.seeds()} seeds" if result.seeds() > 1 else "1 seed"
+    images = f", {result.images():,} images" if result.images() else ""
+    return f"{seeds}{images}, {result.setting['weights']} weights"
+
+
+def table(results: dict[str, Result], names: list[str] | None) -> str:
+    """The named methods, or with None all of them in a longer table."""
+    if missing := [name for name in names or [] if name not in results]:
+        sys.exit(f"{CSV.name} has no method {missing[0]!r}; it has: {', '.join(results)}")
+    lines = []
+    for name in results if names is None else names:
+        result = results[name]
+        figures = [said(result, "minutes", 2), *(said(result, figure) for figure in ("clean", "pgd20", "autoattack"))]
+        extra = [result.setting["steps"], eps(result.setting["eps"]), said(result, "passes")] if names is None else []
+        lines.append([name, *extra, *figures, measured_on(result)])
+    head = LONG_HEAD if names is None else HEAD
+    rule = ["---", *("---:" for _ in head[1:-1]), "---"]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
+
+
+def eps(value: str) -> str:
+    """ε as people write it."""
+    if not value:
+        return "–"
+    whole = float(value) * 255
+    return f"{whole:.0f}/255" if abs(whole - round(whole)) < 1e-3 else value
+
+
+def points(results: dict[str, Result]) -> list[dict[str, Any]]:
+    """What the picture shows: the methods with minutes and AutoAttack accuracy."""
+    found = []
+    for name, result in results.items():
+        minutes, accuracy, clean = (result.mean(figure) for figure in ("minutes", "autoattack", "clean"))
+        if minutes is None or accuracy is None or clean is None:
+            continue
+        error = result.error("autoattack")
+        if error is None:  # of the test images, since there is one run
+            error = 100 * math.sqrt(accuracy / 100 * (1 - accuracy / 100) / max(result.images(), 1))
+        found.append(
+            {
+                "name": name,
+                "minutes": round(minutes, 2),
+                "autoattack": round(accuracy, 1),
+                "error": round(error, 2),
+                "clean": round(clean, 1),
+                "kind": kind(result),
+                "all_images": result.images() >= 10_000,
+            }
+        )
+    return found
+
+
+def kind(result: Result) -> str:
+    """What the picture's legend calls it."""
+    if result.setting["allocation"] != "uniform":
+        return "steps by example: BulletTrain (BT)"
+    return "one step for all" if result.setting["steps"].startswith("1/") else "several steps for all"
+
+
+def description(found: list[dict[str, Any]]) -> str:
+    """What a picture says of itself: a digest of what it shows."""
+    return "sha256 of the points: " + hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
+MARKERS = {"several steps for all": "s", "steps by example: BulletTrain (BT)": "o", "one step for all": "^"}
+INK = {
+    "light": {"back": "#ffffff", "ink": "#1f2937", "soft": "#6b7280", "grid": "#e5e7eb"},
+    "dark": {"back": "#161b22", "ink": "#e6edf3", "soft": "#9aa4af", "grid": "#2d333b"},
+}
+RAMPS = {"light": ["#7c2d12", "#ea580c", "#0891b2", "#1e3a8a"], "dark": ["#f97316", "#fbbf24", "#22d3ee", "#93a8ff"]}
+
+
+def draw(found: list[dict[str, Any]], theme: str, file: Path) -> None:
+    """AutoAttack accuracy over training minutes, coloured by clean accuracy."""
+    import matplotlib as mpl
+    import numpy as np
+
+    mpl.use("svg")
+    from adjustText import adjust_text
+    from matplotlib import pyplot as plt
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+    from matplotlib.lines import Line2D
+
+    np.random.seed(0)  # adjustText draws from it
+    ink, best = INK[theme], max(point["autoattack"] for point in found)
+    near = [point for point in found if point["autoattack"] > best - MOST_POINTS_BELOW]
+    far = [point for point in found if point not in near]
+    cleans = [point["clean"] for point in near]
+    colours = LinearSegmentedColormap.from_list("clean", RAMPS[theme])
+    scale = Normalize(math.floor(min(cleans)), math.ceil(max(cleans)))
+    look: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "plane",
+        "font.family": "DejaVu Sans",
+        "font.size": 10,
+    }
+    look |= {f"{part}.color": ink["ink"] for part in ("text", "xtick", "ytick")}
+    look |= {"axes.labelcolor": ink["ink"], "axes.edgecolor": ink["soft"]}
+    with mpl.rc_context(look):
+        figure, axes = plt.subplots(figsize=(9.2, 5.6), layout="constrained")
+        figure.set_facecolor(ink["back"])
+        axes.set_facecolor(ink["back"])
+        floor = min(point["autoattack"] - point["error"] for point in near) - (1.6 if far else 0.8)
+        labels = []
+        for point in found:
+            colour = colours(scale(point["clean"]))
+            height = floor + 0.25 if point in far else point["autoattack"]
+            face = ink["back"] if point in near and not point["all_images"] else colour
+            marker = "v" if point in far else MARKERS[point["kind"]]
+            if point in near:
+                ends = [height - point["error"], height + point["error"]]
+                axes.plot([point["minutes"]] * 2, ends, color=colour, linewidth=3, alpha=0.3, zorder=2)
+            axes.plot(
+                point["minutes"], height, color=colour, marker=marker, markersize=9, markerfacecolor=face,
+                markeredgewidth=2, zorder=3,
+            )  # fmt: skip
+            name = point["name"].replace("BulletTrain", "BT")
+            text = f"{name}: {point['autoattack']:.1f} %" if point in far else name
+            labels.append(axes.text(point["minutes"], height, text, fontsize=9.5, color=ink["ink"], zorder=4))
+        axes.set_xscale("log")
+        ticks = [0.5, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512]
+        minutes = [point["minutes"] for point in found]
+        axes.set_xlim(min(minutes) / 1.25, max(minutes) * 1.35)
+        axes.set_xticks([t for t in ticks if min(minutes) / 1.25 <= t <= max(minutes) * 1.35])
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.minorticks_off()
+        axes.set_ylim(floor, max(point["autoattack"] + point["error"] for point in near) + 0.6)
+        axes.set_xlabel("training time, minutes (logarithmic)")
+        axes.set_ylabel("AutoAttack accuracy, %")
+        axes.grid(color=ink["grid"], linewidth=0.8)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        bar = figure.colorbar(mpl.cm.ScalarMappable(scale, colours), ax=axes, pad=0.015, aspect=32)
+        bar.set_label("clean accuracy, %")
+        bar.outline.set_visible(False)
+        legend(axes, found, far, ink, Line2D)
+        spots = [(point["minutes"], floor + 0.25 if point in far else point["autoattack"]) for point in found]
+        adjust_text(
+            labels, x=[x for x, _ in spots], y=[y for _, y in spots], ax=axes, expand=(1.25, 1.7),
+            ensure_inside_axes=True, iter_lim=3000, explode_radius=40,
+            arrowprops={"arrowstyle": "-", "color": ink["soft"], "linewidth": 0.7},
+        )  # fmt: skip
+        file.parent.mkdir(exist_ok=True)
+        figure.savefig(file, format="svg", metadata={"Date": None, "Description": description(found)})
+        plt.close(figure)
+
+
+def legend(axes: Any, found: list[dict[str, Any]], far: list[dict[str, Any]], ink: dict[str, str], line: Any) -> None:
+    """What markers mean, above the picture."""
+    look: dict[str, Any] = {"linestyle": "none", "color": ink["soft"], "markersize": 8, "markeredgewidth": 2}
+    kinds = {point["kind"] for point in found}
+    handles = [line([], [], marker=marker, label=name, **look) for name, marker in MARKERS.items() if name in kinds]
+    if not all(point["all_images"] for point in found):
+        look |= {"markerfacecolor": ink["back"]}
+        handles.append(line([], [], marker="o", label="fewer than 10,000 test images", **look))
+        del look["markerfacecolor"]
+    if far:
+        handles.append(line([], [], marker="v", label="far below", **look))
+    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False,
+                fontsize=9, handletextpad=0.2, columnspacing=1.2)  # fmt: skip
+
+
+def renewed(text: str, results: dict[str, Result]) -> str:
+    """A page with its tables of methods as the file has them."""
+
+    def fill(mark: re.Match[str]) -> str:
+        names = None if mark[2] == "all" else [name.strip() for name in mark[2].split("|")]
+        return f"{mark[1]}{table(results, names)}\n{mark[3]}"
+
+    return MARK.sub(fill, text)
+
+
+def main() -> None:
+    """Write the pages and the picture, or check them."""
+    parser = argparse.ArgumentParser(description="Make the picture and the tables of methods from results/plane.csv")
+    parser.add_argument("--check", action="store_true", help="only say whether they are up to date")
+    check = parser.parse_args().check
+    results = shown(read())
+    found = points(results)
+    for page in PAGES:
+        old = page.read_text(encoding="utf-8")
+        new = renewed(old, results)
+        if not check:
+            page.write_text(new, encoding="utf-8")
+        elif old != new:
+            sys.exit(f"{page.name} is not what {CSV.name} says; run benchmarks/plane.py without --check")
+    for theme, file in PICTURES.items():
+        if not check:
+            draw(found, theme, file)
+        elif description(found) not in file.read_text(encoding="utf-8"):
+            sys.exit(f"{file.name} does not show what {CSV.name} says; run benchmarks/plane.py without --check")
+
+
+if __name__ == "__main__":
+    main()

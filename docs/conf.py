@@ -1,0 +1,95 @@
+"""Configuration of the documentation: sphinx-build -W docs docs/_build/html."""
+
+import re
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+import bullettrain
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+
+project = "BulletTrain"
+author = "The BulletTrain developers"
+project_copyright = author
+version = release = bullettrain.__version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build", "**.ipynb_checkpoints"]
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+nb_execution_mode = "force"
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_class_signature = "mixed"
+autodoc_member_order = "bysource"
+python_use_unqualified_type_names = True
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = "BulletTrain"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+
+LINK = re.compile(r"(?<!!)\[([^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]\(([^()\s]+)\)")
+"""A Markdown link that is not an image: its text and its target."""
+PAGES = {"../results/README.md": "records.md"}
+"""Files outside this folder that are pages of the site."""
+LATER = {"settings": "recipes", "trust": "limitations"}
+"""Pages that may be here, and after which page each stands in the index."""
+
+
+def adapt(app: Sphinx, page: str, source: list[str]) -> None:
+    """Make links that work in the repository work on the site, where folders and source files are not."""
+    if page == "records":
+        text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+        text = re.sub(r"\]\((?!https?:|#|\.\./)", "](../results/", text)
+        source[0] = text.replace("](../docs/", "](")
+    for name, before in LATER.items():
+        if (DOCS / f"{name}.md").exists():
+            if page == "index":
+                source[0] = source[0].replace(f"\n{before}\n", f"\n{before}\n{name}\n")
+            link = "[All settings](settings.md), one by one."
+            source[0] = source[0].replace(f"<!-- {name}.md is linked here -->", link)
+    here = (DOCS / page).parent
+
+    def site_link(link: re.Match[str]) -> str:
+        text, target = link.groups()
+        path, _, _ = target.partition("#")
+        if path in PAGES:
+            return f"[{text}]({PAGES[path]})"
+        file = (here / path).resolve()
+        if target.startswith("http") or not path or file.is_relative_to(DOCS) or not file.exists():
+            return link[0]  # Sphinx says so where there is no such page
+        name = file.relative_to(ROOT).as_posix()
+        if file.suffix in (".png", ".json", ".csv", ".yaml"):
+            return link[0]  # to download
+        return f"{text} (`{name}`)" if text.strip("`") != name else text
+
+    source[0] = LINK.sub(site_link, source[0])
+
+
+def tidy(app: Sphinx, kind: str, name: str, it: object, options: object, lines: list[str]) -> None:
+    """Show an indented paragraph of a docstring as code, and keep "0-d: …" of an attribute from being its type."""
+    for number in range(len(lines) - 1, 1, -1):
+        before, between, line = lines[number - 2 : number + 1]
+        if before and not between and line.startswith("    ") and not before.startswith((" ", "* ", "- ")):
+            lines[number:number] = ["::", ""]
+    if kind in ("attribute", "property") and lines:
+        lines[0] = re.sub(r"^([^:`]*): ", r"\1 – ", lines[0])
+
+
+def setup(app: Sphinx) -> None:
+    """Register what is above."""
+    app.connect("source-read", adapt)
+    app.connect("autodoc-process-docstring", tidy, priority=400)  # before napoleon

@@ -1,0 +1,326 @@
+"""The attacks of AutoAttack in L∞ as tensor programs: one iteration is one function without a host read.
+
+They follow Croce and Hein (APGD and AutoAttack: arXiv 2003.01690; FAB: 1907.02044) and Andriushchenko et al. (Square:
+1912.00049) with the settings of AutoAttack's standard version, and draw what the package `pyautoattack` draws, in the
+same order. An attack has static buffers, so that :meth:`Attack.step` can be captured in a CUDA graph and replayed.
+
+Every attack returns, for each image, the candidate with the smallest margin (logit of the label less the largest
+other one) among all that it tried; whether that is misclassified is for the caller to say, in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Logits = Callable[[Tensor], Tensor]
+Runner = Callable[[Hashable, Callable[[], None]], None]
+MakeRunner = Callable[[Callable[[], Sequence[Tensor]]], Runner]
+"""Given what the buffers are, something that runs ``function`` or replays what it did the first time."""
+Tick = Callable[[float], None]
+"""Told how much of an attack is done, from 0 to 1."""
+
+NEWTON_STEPS = 8
+"""Of the projection in FAB: 4 are exact to rounding for changes of up to half of the range of pixels, 6 for any."""
+REPORT_EVERY = 25
+"""Iterations between two reports of progress."""
+
+
+def eager(_: Callable[[], Sequence[Tensor]]) -> Runner:
+    """Run every iteration as it is."""
+    return lambda _, function: function()
+
+
+def margins(logits: Tensor, y: Tensor) -> Tensor:
+    """(n,) z_y − max of the others, of logits (n, K) and labels y (n,): misclassified below 0."""
+    own = logits.gather(1, y[:, None])
+    others = logits.scatter(1, y[:, None], -torch.inf)
+    return own[:, 0] - others.amax(dim=1)
+
+
+class Attack(ABC):
+    """An attack on up to ``len(like)`` images at once.
+
+    Args:
+        network: logits (n, K) of images (n, C, H, W), with gradients for the images.
+        like: (n, C, H, W), whose shape, layout and device the buffers have.
+        eps: radius of the ball.
+        iterations: calls of :meth:`step`.
+        make_runner: makes what runs :meth:`step`.
+    """
+
+    def __init__(
+        self, network: Logits, like: Tensor, eps: float, iterations: int, make_runner: MakeRunner = eager
+    ) -> None:
+        self.network, self.eps, self.iterations = network, eps, iterations
+        self.x, self.x_adv, self.found = (torch.zeros_like(like) for _ in range(3))
+        self.y, self.target = (torch.zeros(len(like), dtype=torch.int64, device=like.device) for _ in range(2))
+        self.margin = torch.zeros(len(like), device=like.device)
+        """Smallest margin so far, that of ``found``."""
+        self.iteration = torch.zeros(1, dtype=torch.int64, device=like.device)
+        self._runner = make_runner(lambda: [value for value in vars(self).values() if torch.is_tensor(value)])
+
+    def __call__(
+        self, x: Tensor, y: Tensor, target: Tensor | None, generator: torch.Generator, tick: Tick | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attack x (n, C, H, W) with labels y (n,) towards ``target`` (n,); candidates and their margins (n,)."""
+        n = len(x)
+        with torch.no_grad():
+            self.x[:n].copy_(x)
+            self.y[:n].copy_(y)
+            if target is not None:
+                self.target[:n].copy_(target)
+            self.found.copy_(self.x)
+            self.margin.fill_(torch.inf)
+            self.iteration.zero_()
+            self.start(n, generator)
+        for number in range(self.iterations):
+            self._runner("step", self.step)
+            if tick is not None and (number + 1) % REPORT_EVERY == 0:
+                if self.x.is_cuda:
+                    torch.cuda.current_stream().synchronize()  # or the host would be far ahead
+                tick((number + 1) / self.iterations)
+        return self.found[:n].clone(), self.margin[:n].clone()
+
+    @abstractmethod
+    def start(self, n: int, generator: torch.Generator) -> None:
+        """Fill the buffers for n images."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """One iteration, in place."""
+
+    def gradient(self, x: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (n, K) of x, ``loss`` (n,) of them, and its gradient at x."""
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            logits = self.network(x)
+            values = loss(logits)
+            (gradient,) = torch.autograd.grad(values.sum(), x)
+        return logits.detach(), values.detach(), gradient
+
+    def keep(self, x: Tensor, logits: Tensor, allowed: Tensor | None = None) -> None:
+        """Remember those of x that are nearer to a misclassification than any before."""
+        margin = margins(logits, self.y)
+        closer = margin < self.margin
+        if allowed is not None:
+            closer = closer & allowed
+        self.margin.copy_(torch.where(closer, margin, self.margin))
+        self.found.copy_(torch.where(rows(closer), x, self.found))
+
+    def project(self, x: Tensor) -> Tensor:
+        """Into the ball and into valid pixels."""
+        return torch.minimum(torch.maximum(x, self.x - self.eps), self.x + self.eps).clamp(0, 1)
+
+
+class APGD(Attack):
+    """Gradient ascent with momentum whose step is halved where the loss stalls, from the best point so far.
+
+    Without a target it climbs cross-entropy, with one the targeted difference of logits ratio.
+    """
+
+    def __init__(
+        self,
+        network: Logits,
+        like: Tensor,
+        eps: float,
+        make_runner: MakeRunner = eager,
+        *,
+        targeted: bool,
+        iterations: int = 100,
+        schedule: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(network, like, eps, iterations + 1, make_runner)
+        self.targeted = targeted
+        self.x_old, self.x_best, self.grad_best = (torch.zeros_like(like) for _ in range(3))
+        self.loss_best, self.loss_check, self.loss_last, self.rises, self.step_size = (
+            torch.zeros_like(self.margin) for _ in range(5)
+        )
+        self.halved = torch.zeros_like(self.margin, dtype=torch.bool)
+        windows = check_windows(iterations) if schedule is None else list(schedule)
+        self.windows = torch.tensor([0, *windows], device=like.device)
+        """At each call, how many iterations there were since the last check; 0: no check."""
+
+    def start(self, n: int, generator: torch.Generator) -> None:
+        """A uniform draw, scaled to touch the ball's surface."""
+        noise = 2 * torch.rand(self.x[:n].shape, generator=generator, device=self.x.device) - 1
+        noise = noise / (rows(largest(noise)) + 1e-12)
+        self.x_adv.copy_(self.x)
+        self.x_adv[:n] = (self.x[:n] + self.eps * noise).clamp(0, 1)
+        self.x_old.copy_(self.x_adv)
+        self.loss_best.fill_(-torch.inf)
+        self.step_size.fill_(2 * self.eps)
+        self.halved.fill_(True)
+        self.rises.zero_()
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """(n,), larger is nearer to a misclassification."""
+        if not self.targeted:
+            return F.cross_entropy(logits, self.y, reduction="none")
+        top = logits.topk(4, dim=1).values
+        ahead = (logits.gather(1, self.y[:, None]) - logits.gather(1, self.target[:, None]))[:, 0]
+        return -ahead / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
+
+    def step(self) -> None:
+        """Look at where it is, then move; the first call looks at the start."""
+        logits, loss, grad = self.gradient(self.x_adv, self.loss)
+        with torch.no_grad():
+            self.keep(self.x_adv, logits)
+            better = loss > self.loss_best
+            self.loss_best.copy_(torch.where(better, loss, self.loss_best))
+            self.x_best.copy_(torch.where(rows(better), self.x_adv, self.x_best))
+            self.grad_best.copy_(torch.where(rows(better), grad, self.grad_best))
+            # The loss before the first move counts as 0, as in the package.
+            first = self.iteration == 0
+            self.rises.add_((loss > self.loss_last) & ~first)
+            self.loss_last.copy_(loss.masked_fill(first, 0))
+
+            window = self.windows.index_select(0, self.iteration)
+            stalls = (self.rises <= 0.75 * window) | (~self.halved & (self.loss_check >= self.loss_best))
+            check = window > 0
+            halve = check & stalls
+            self.halved.copy_(torch.where(check, halve, self.halved))
+            self.step_size.copy_(torch.where(halve, self.step_size / 2, self.step_size))
+            self.loss_check.copy_(torch.where(check | first, self.loss_best, self.loss_check))
+            self.rises.masked_fill_(check, 0)
+
+            here = torch.where(rows(halve), self.x_best, self.x_adv)
+            grad = torch.where(rows(halve), self.grad_best, grad)
+            share = 0.75 + 0.25 * first
+            moved = self.project(here + rows(self.step_size) * grad.sign())
+            self.x_adv.copy_(self.project(here + (moved - here) * share + (here - self.x_old) * (1 - share)))
+            self.x_old.copy_(here)
+            self.iteration.add_(1)
+
+
+def check_windows(iterations: int) -> list[int]:
+    """For each iteration, the number since the last check of the step size; 0: no check there."""
+    window, shrink, least = (max(int(share * iterations), 1) for share in (0.22, 0.03, 0.06))
+    windows, since = [], 0
+    for _ in range(iterations):
+        since += 1
+        due = since == window
+        windows.append(window if due else 0)
+        if due:
+            since, window = 0, max(window - shrink, least)
+    return windows
+
+
+class FAB(Attack):
+    """Steps onto the linearised boundary towards a target class, pulled to the image; keeps what is in the ball."""
+
+    OVERSHOOT, BACK, MOST = 1.05, 0.9, 0.1
+
+    def __init__(
+        self, network: Logits, like: Tensor, eps: float, make_runner: MakeRunner = eager, *, iterations: int = 100
+    ) -> None:
+        super().__init__(network, like, eps, iterations, make_runner)
+
+    def start(self, n: int, generator: torch.Generator) -> None:
+        """At the images themselves."""
+        self.x_adv.copy_(self.x)
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """(n,) z_target − z_y."""
+        return (logits.gather(1, self.target[:, None]) - logits.gather(1, self.y[:, None]))[:, 0]
+
+    def step(self) -> None:
+        """One projection, and a look at where it leads."""
+        _, ahead, grad = self.gradient(self.x_adv, self.loss)
+        with torch.no_grad():
+            level = (grad * self.x_adv).sum(dim=(1, 2, 3)) - ahead
+            from_here, from_image = (onto_plane(start, grad, level) for start in (self.x_adv, self.x))
+            here, image = (largest(change).clamp_min(1e-8) for change in (from_here, from_image))
+            share = rows((here / (here + image)).clamp(0, self.MOST))
+            moved = (self.x_adv + self.OVERSHOOT * from_here) * (1 - share)
+            moved = (moved + (self.x + self.OVERSHOOT * from_image) * share).clamp(0, 1)
+            logits = self.network(moved)
+            self.keep(moved, logits, largest(moved - self.x) <= self.eps)
+            beyond = rows(logits.argmax(dim=1) != self.y)
+            self.x_adv.copy_(torch.where(beyond, self.x + (moved - self.x) * self.BACK, moved))
+
+
+def onto_plane(x: Tensor, normal: Tensor, level: Tensor) -> Tensor:
+    """The smallest change d in L∞ that takes x (n, C, H, W) onto normal·(x + d) = level (n,) with x + d in [0, 1].
+
+    Where the plane is out of reach, the change that comes closest. Every pixel moves by λ against the sign of its
+    normal, or up to its bound: a concave, piecewise linear equation in λ, for which Newton's method from 0 stays below
+    the root and is exact once it has passed the last bound before it.
+    """
+    excess = rows((normal * x).sum(dim=(1, 2, 3)) - level)
+    normal = normal * (2 * (excess >= 0).to(x.dtype) - 1)
+    excess, weight = excess.abs(), normal.abs()
+    room = torch.where(normal < 0, 1 - x, x)
+    move = torch.zeros_like(excess)
+    for _ in range(NEWTON_STEPS):
+        reached = (weight * torch.minimum(room, move)).sum(dim=(1, 2, 3), keepdim=True)
+        slope = (weight * (room > move)).sum(dim=(1, 2, 3), keepdim=True)
+        move = (move + (excess - reached).clamp_min(0) / slope).masked_fill(slope == 0, 1).clamp_max(1)
+    return -normal.sign() * torch.minimum(room, move)
+
+
+class Square(Attack):
+    """Random search without gradients: a square of the image is set to the ball's edge, and kept where that helps."""
+
+    def __init__(
+        self, network: Logits, like: Tensor, eps: float, make_runner: MakeRunner = eager, *, queries: int = 5000
+    ) -> None:
+        super().__init__(network, like, eps, queries + 1, make_runner)
+        channels, height, width = like.shape[1:]
+        self.sizes = [square_size(query, height, width) for query in range(queries)]
+        self.squares = torch.zeros(queries + 1, 4, dtype=torch.int64, device=like.device)
+        """Of each call: first and last + 1 row and column; none at the first, which looks at the start."""
+        self.signs = torch.zeros(queries + 1, channels, device=like.device)
+        self.row = torch.arange(height, device=like.device)[:, None]
+        self.column = torch.arange(width, device=like.device)[None, :]
+
+    def start(self, n: int, generator: torch.Generator) -> None:
+        """Stripes; and every square of the run, drawn on the CPU."""
+        _, channels, height, width = self.x.shape
+        # Of a generator of the CPU, so that thousands of small draws take no time on the device.
+        draws = generator if generator.device.type == "cpu" else torch.Generator().manual_seed(generator.initial_seed())
+        stripes = (2 * torch.rand(n, channels, 1, width, generator=draws) - 1).sign().to(self.x.device)
+        self.found[:n] = (self.x[:n] + self.eps * stripes).clamp(0, 1)
+        squares, signs = [[0, 0, 0, 0]], [torch.zeros(channels)]
+        for side in self.sizes:
+            top = int((height - side) * torch.rand(1, generator=draws))
+            left = int((width - side) * torch.rand(1, generator=draws))
+            squares.append([top, top + side, left, left + side])
+            signs.append((2 * torch.rand(channels, 1, 1, generator=draws) - 1).sign().flatten())
+        self.squares.copy_(torch.tensor(squares))
+        self.signs.copy_(torch.stack(signs))
+
+    def step(self) -> None:
+        """Try the next square."""
+        with torch.no_grad():
+            top, bottom, left, right = self.squares.index_select(0, self.iteration)[0].unbind()
+            rows_inside, columns_inside = (
+                (place >= low) & (place < high)
+                for place, low, high in ((self.row, top, bottom), (self.column, left, right))
+            )
+            sign = self.signs.index_select(0, self.iteration)[0][:, None, None]
+            tried = self.project(self.found + 2 * self.eps * sign * (rows_inside & columns_inside))
+            self.keep(tried, self.network(tried))
+            self.iteration.add_(1)
+
+
+def square_size(query: int, height: int, width: int, share: float = 0.8) -> int:
+    """Side of the square that is tried at this query: large ones first."""
+    bounds = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
+    share /= 2 ** sum(query > bound for bound in bounds)
+    return min(max(round(math.sqrt(share * height * width)), 1), height, width)
+
+
+def rows(values: Tensor) -> Tensor:
+    """(n,) as (n, 1, 1, 1)."""
+    return values[:, None, None, None]
+
+
+def largest(change: Tensor) -> Tensor:
+    """(n,) L∞ norms of (n, C, H, W)."""
+    return change.abs().amax(dim=(1, 2, 3))

@@ -1,0 +1,108 @@
+"""What JSON and YAML files hold, checked against type annotations: the types are the schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from bullettrain.checks import instead
+
+LARGEST = 1e300
+NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+
+
+class SchemaError(ValueError):
+    """A value of another type than its place has: one line with the place, the value and the type."""
+
+
+def conform(value: Any, kind: Any, where: str = "", *, text: Callable[[str, Any, str], Any] | None = None) -> Any:
+    """Return ``value``, as a parser of JSON or YAML gave it, as an instance of ``kind``.
+
+    Args:
+        value: mappings, lists, strings, numbers, booleans and None.
+        kind: a dataclass, a ``Literal``, a union, ``tuple[T, ...]``, ``tuple[A, B]``, ``list[T]``, ``dict[str, T]``,
+            ``bool``, ``int``, ``float``, ``str``, ``None`` or ``Any``. Numbers have to be finite.
+        where: the name of the place, for messages: ``"training.epochs"``.
+        text: reads a string where ``kind`` is none, as in ``eps: 8/255``; called with the string, ``kind``, ``where``.
+
+    Raises:
+        SchemaError: ``value`` is of another type, a key is unknown, or one without a default is missing.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind):
+        return _fields(value, kind, where, text)
+    if origin in (types.UnionType, typing.Union):
+        fits = [option for option in arguments if _is(value, option)]
+        if fits or len(arguments) == 1:
+            return conform(value, (fits or arguments)[0], where, text=text)
+    elif origin is Literal and value in arguments:
+        return value
+    elif origin in (list, tuple) and isinstance(value, list | tuple):
+        if origin is list or arguments[-1] is Ellipsis:
+            return origin(conform(item, arguments[0], f"{where}[{i}]", text=text) for i, item in enumerate(value))
+        if len(value) == len(arguments):
+            return tuple(conform(item, part, where, text=text) for item, part in zip(value, arguments, strict=True))
+    elif origin is dict and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: conform(item, arguments[1], _join(where, key), text=text) for key, item in value.items()}
+    elif _is(value, kind):
+        return float(value) if kind is float else value
+    if text is not None and isinstance(value, str):
+        return text(value, kind, where)
+    raise SchemaError(f"{where or 'it'} is {_short(value)}; it has to be {_said(kind)}")
+
+
+def _fields(value: Any, kind: Any, where: str, text: Callable[[str, Any, str], Any] | None) -> Any:
+    if not isinstance(value, Mapping):
+        raise SchemaError(f"{where or 'it'} is {_short(value)}; it has to be a section of keys")
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key in value:
+        if key not in fields:
+            raise SchemaError(f"there is no setting {_join(where, str(key))!r}{instead(str(key), fields)}")
+    for name, field in fields.items():
+        if name not in value and field.default is field.default_factory is dataclasses.MISSING:
+            raise SchemaError(f"{_join(where, name)} is missing")
+    return kind(**{key: conform(item, hints[key], _join(where, key), text=text) for key, item in value.items()})
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether ``value`` is of the outermost type of ``kind``; an int is a float too, and a bool is no number."""
+    if typing.get_origin(kind) is Literal:
+        return value in typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return isinstance(value, Mapping)
+    kind = typing.get_origin(kind) or kind
+    if kind in (int, float):
+        number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        return number and (kind is int or -LARGEST <= value <= LARGEST)
+    return isinstance(value, list | tuple if kind is tuple else kind)
+
+
+def _said(kind: Any) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(map(_said, arguments))
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return "a list of " + " and ".join(map(_said, arguments))
+    if origin in (list, tuple):
+        return f"a list, each {_said(arguments[0])}"
+    return NAMES.get(kind, "a section of keys")
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _short(value: Any) -> str:
+    """A value in a few words; one that holds itself many times over is not written out."""
+    shown = reprlib.Repr()
+    shown.maxlevel, shown.maxlist, shown.maxdict, shown.maxlong = 2, 4, 4, 40
+    return shown.repr(value)

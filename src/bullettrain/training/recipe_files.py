@@ -1,0 +1,71 @@
+"""A recipe that is a file: YAML as `bullettrain train --show` prints it, or the folder of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bullettrain.brief import first_line
+from bullettrain.checks import instead
+from bullettrain.extras import extra
+from bullettrain.loading import permitted
+from bullettrain.training.config import Config
+from bullettrain.training.named import check_run, rather
+from bullettrain.training.recipes import RECIPES, recipe
+from bullettrain.training.settings import ConfigError
+
+
+def find_recipe(name: str, *, network: str | None = None, trust: bool = False) -> Config:
+    """The configuration that ``name`` stands for: a recipe, a YAML file or a run's folder.
+
+    Args:
+        name: as the user wrote it.
+        network: the network that the user names; it is taken instead of that of the recipe.
+        trust: whether the function that a file names as its network may be imported and called.
+
+    Raises:
+        ConfigError: there is no such recipe, or its settings cannot be.
+        RunError: the file cannot be read, or names a function that the user has not allowed.
+    """
+    config = read_recipe(name)
+    allowed = permitted(config.network.name, Path(name), network=network, trust=trust or name in RECIPES)
+    return config.replace_section("network", name=allowed)
+
+
+def read_recipe(name: str) -> Config:
+    """What :func:`find_recipe` reads, as it is; a network that it names is not to be built."""
+    path = Path(name).expanduser()
+    if name in RECIPES or not path.exists():
+        if path.suffix in (".yaml", ".yml"):
+            raise ConfigError(f"{name} is missing; give a recipe, a YAML file or a run's folder")
+        return recipe(name)
+    if path.is_dir():
+        return check_run(path).config()
+    with extra("a recipe's file"):
+        import yaml
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        give = rather(path, "give a recipe, a YAML file or a run's folder")
+        raise ConfigError(f"{name} cannot be read as YAML ({first_line(error)}); {give}") from None
+    base = values.get("recipe") if isinstance(values, Mapping) else None
+    try:
+        if base in RECIPES:
+            values = _merged(RECIPES[base]().to_dict(), values)
+        elif base is not None and not isinstance(base, str):
+            raise ConfigError(f"recipe is {base!r}; it has to be text{instead(str(base), RECIPES)}")
+        config = Config.from_dict(values)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    return config if base in RECIPES else replace(config, recipe=name)
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes``, section by section."""
+    sections = {
+        key: {**base[key], **value} if isinstance(value, Mapping) and isinstance(base.get(key), Mapping) else value
+        for key, value in changes.items()
+    }
+    return {**base, **sections}

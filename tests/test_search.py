@@ -1,0 +1,219 @@
+"""Our attacks beside the package's: the same noise, the same survivors; and captured as they are."""
+
+import copy
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+
+from bullettrain.data import load, to_unit
+from bullettrain.evaluation.autoattack import Notes, attack_names
+from bullettrain.evaluation.evaluate import Plan, evaluate
+from bullettrain.evaluation.fast_autoattack import SearchCopy, fast_rounds, make_attack
+from bullettrain.evaluation.network import Judged
+from bullettrain.evaluation.results import Store
+from bullettrain.evaluation.search import APGD, FAB, NEWTON_STEPS, Square, check_windows, eager, margins, onto_plane
+from bullettrain.evaluation.specs import parse_attacks
+from bullettrain.evaluation.subject import Subject, find_subject
+from bullettrain.evaluation.survival import clean_round, survive
+from bullettrain.evaluation.watch import Watch
+from bullettrain.models import build
+from conftest import few_queries
+from emulated import Emulated
+
+CPU = torch.device("cpu")
+QUERIES = 60
+real = pytest.mark.skipif(
+    importlib.util.find_spec("pyautoattack") is None, reason="pyautoattack is not installed (extra eval)"
+)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits", split="test").subset(torch.arange(100))
+
+
+@pytest.fixture(scope="module")
+def network(robust_run):
+    return find_subject(str(robust_run)).network.requires_grad_(False).eval()
+
+
+@pytest.fixture(scope="module")
+def batch(network, digits):
+    x, y = to_unit(digits.images), digits.labels
+    right = network(x).argmax(1) == y
+    return x[right], y[right]
+
+
+def quick(name, network, like, eps, runner):
+    """As `few_queries` has the package."""
+    if name == "fab-t":
+        return FAB(network, like, eps, runner, iterations=10)
+    if name == "square":
+        return Square(network, like, eps, runner, queries=QUERIES)
+    return APGD(network, like, eps, runner, targeted=name == "apgd-t", iterations=10, schedule=check_windows(100)[:10])
+
+
+@real
+@pytest.mark.parametrize("scale", [0.01, 0.3, 2.0])
+def test_the_projection_is_the_packages(scale):
+    from pyautoattack.fab_projections import projection_linf
+
+    x = (1.25 * torch.rand(40, 3, 8, 8) - 0.125).clamp(0, 1)  # some pixels on their bounds
+    normal = torch.randn(40, 3, 8, 8) * (torch.rand(40, 3, 8, 8) > 0.2)
+    level = (normal * x).sum((1, 2, 3)) + scale * torch.randn(40) * normal.abs().sum((1, 2, 3))
+    expected = projection_linf(x.flatten(1), normal.flatten(1), level).view_as(x)
+    assert NEWTON_STEPS >= 6
+    torch.testing.assert_close(onto_plane(x, normal, level), expected, rtol=1e-4, atol=1e-5)
+
+
+@real
+@pytest.mark.parametrize("eps", [0.06, 0.12])
+@pytest.mark.parametrize("name", ["apgd-ce", "apgd-t", "fab-t", "square"])
+def test_each_attack_breaks_what_the_packages_breaks(network, batch, name, eps):
+    from pyautoattack import AutoAttack
+
+    x, y = batch
+    theirs = AutoAttack(network, eps=eps, seed=3, version="standard")
+    theirs.verbose, theirs.attacks_to_run, theirs.logger = False, [name], Notes()
+    theirs.apgd_targeted.logger = Notes()
+    theirs.square.n_queries = 300
+    x_adv, _ = theirs.run_standard_evaluation(x, y, batch_size=len(x))
+    expected = network(x_adv).argmax(1) == y
+
+    generator, alive = torch.Generator().manual_seed(3), torch.ones(len(x), dtype=torch.bool)
+    order = network(x).argsort(dim=1)
+    for job in range(2, 11) if name in ("apgd-t", "fab-t") else [1]:
+        rows = alive.nonzero()[:, 0]
+        if name == "square":
+            attack = Square(network, x[rows], eps, queries=300)
+        else:
+            attack = make_attack(name, network, x[rows], eps, eager)
+        found, margin = attack(x[rows], y[rows], order[rows, -job], generator)
+        reached = (found - x[rows]).abs().flatten(1).amax(1)
+        assert reached.max() <= eps + 1e-6
+        assert found.min() >= 0
+        assert found.max() <= 1
+        finite = margin.isfinite()
+        torch.testing.assert_close(margin[finite], margins(network(found), y[rows])[finite], rtol=1e-4, atol=1e-4)
+        alive[rows] = margin > 0
+    assert 0 < alive.sum() < len(x)
+    assert (alive != expected).sum() <= 1  # a sum in another order can turn a sign
+
+
+@pytest.mark.parametrize("name", ["apgd-ce", "apgd-t", "fab-t", "square"])
+def test_captured_it_does_the_same(network, batch, name):
+    x, y = batch
+    target = (y + 1) % 10
+    results = []
+    for runner in (eager, Emulated):
+        attack = quick(name, network, x.new_zeros(len(x) + 5, *x.shape[1:]), 0.1, runner)
+        for seed in (1, 2):  # the second time every buffer has been used
+            rows = slice(None, len(x) - 3 * (seed - 1))
+            found = attack(x[rows], y[rows], target[rows], torch.Generator().manual_seed(seed))
+        results.append(found)
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_windows_of_a_hundred_iterations():
+    windows = check_windows(100)
+    assert [i + 1 for i, window in enumerate(windows) if window] == [22, 41, 57, 70, 80, 87, 93, 99]
+
+
+@real
+def test_bf16_searches_and_float32_decides(network, digits, batch, monkeypatch):
+    """The rounds on a frozen copy leave what the package in float32 leaves, but for an image or two."""
+    theirs_class = few_queries(monkeypatch)
+    eps = 0.1
+    model = Judged(copy.deepcopy(network), half=True)
+    told = []
+    rounds = fast_rounds(
+        model, attack_names(10), eps=eps, classes=10, seed=4, images=batch[0], make=quick, tick=told.append
+    )
+    state = survive([clean_round(model), *rounds], digits, device=CPU, batch_size=40)
+    theirs = theirs_class(network, eps=eps, seed=4)
+    theirs.logger = theirs.apgd_targeted.logger = Notes()
+    x, y = to_unit(digits.images), digits.labels
+    x_adv, _ = theirs.run_standard_evaluation(x, y, batch_size=100)
+    assert (state.alive != (network(x_adv).argmax(1) == y)).sum() <= 2
+    assert state.shares[0] > state.shares[1] >= state.share
+    assert told
+    assert max(told) <= 40 * max(part.passes for part in rounds)
+
+
+def test_images_that_are_close_in_float32_are_searched_in_float32(network, batch):
+    """A copy that never sees an image broken, but comes close, does not have the last word."""
+    x, y = batch
+    exact = Judged(copy.deepcopy(network), half=True)
+    calls = []
+
+    class Blind(FAB):
+        def __call__(self, x, y, target, generator, tick=None):
+            found, margin = super().__call__(x, y, target, generator, tick)
+            calls.append(len(x))
+            if len(calls) == 1:
+                return x.clone(), margin.clamp_min(0) + 100  # far off: everything is in doubt
+            return found, margin
+
+    def make(name, network, like, eps, runner):
+        return Blind(network, like, eps, runner, iterations=20)
+
+    (only,) = fast_rounds(exact, ["fab-t"], eps=0.3, classes=2, seed=0, images=x, make=make)
+    alive = only.withstood(x, y, 0)
+    assert calls == [len(x), len(x)]
+    assert not alive.all()
+
+
+def test_the_copy_is_close():
+    torch.manual_seed(0)
+    network = build("preact-resnet-18", num_classes=10, channels=3, image_size=32).eval()
+    x = torch.rand(4, 3, 32, 32)
+    twin = SearchCopy(network, x)
+    exact, rounded = network(x), twin(x)
+    assert rounded.dtype == torch.float32
+    assert (rounded - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
+        nn.Sequential(nn.Conv2d(1, 4, 3, padding_mode="circular", padding=1), nn.Flatten(), nn.Linear(256, 10)),
+        nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()),
+    ],
+)
+def test_copies_of_other_networks(network):
+    x = torch.rand(3, 1, 8, 8)
+    assert (SearchCopy(network.eval(), x)(x) - network(x)).abs().max() < 0.02
+
+
+def test_a_layer_by_itself():
+    class Own(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.flatten(1))
+
+    network, x = Own(64, 10).eval(), torch.rand(3, 1, 8, 8)
+    assert (SearchCopy(network, x)(x) - network(x)).abs().max() < 0.02
+
+
+def test_apgd_by_the_evaluation(network, digits, tmp_path, monkeypatch, capsys):
+    """`--attack apgd` is the first half of `autoattack`, and says how far it is."""
+    from rich.console import Console
+
+    monkeypatch.setattr("bullettrain.evaluation.fast_autoattack.make_attack", quick)
+    attacks = parse_attacks(["apgd:eps=0.1", "autoattack:eps=0.1"])
+    plan = Plan(attacks, ("bf16",), batch_size=30)
+    watch = Watch(Console(width=100))
+    entry, (_, apgd, whole) = evaluate(
+        Subject("digits", copy.deepcopy(network), "digits"), digits, "digits", plan, device=CPU,
+        store=Store(tmp_path), watch=watch,
+    )  # fmt: skip
+    assert [name for name, _ in apgd.rounds] == ["clean", "apgd-ce", "apgd-t"]
+    assert apgd.rounds == whole.rounds[:3]
+    assert apgd.attack["attack"] == "apgd"
+    said = capsys.readouterr().out
+    assert "after apgd-ce" in said
+    assert "left" in said
+    assert entry.worst[0]["attacks"] == ["apgd", "autoattack"]
