@@ -15,10 +15,9 @@ from torch.utils.flop_counter import flop_registry
 import bullettrain as bt
 import plain
 import reference
-from bullettrain import baselines
+from bullettrain import BulletTrain, baselines
 from bullettrain.attacks import pgd
 from bullettrain.baselines import FirstLayer, Free, GradAlign
-from bullettrain import BulletTrain
 from conftest import assert_same, batch, norm_net, snapshot, tiny_net
 from grouped import Fast
 

