@@ -25,7 +25,7 @@ from bullettrain.training import run as runs
 from bullettrain.training.folder import RunFolder
 from bullettrain.training.loop import Trainer
 from bullettrain.training.setup import load_data
-from bullettrain.training.steppers import PlainStepper
+from bullettrain.training.steppers import Stepper
 from conftest import norm_net
 from short_runs import CPU, kinds, weights_of
 
@@ -237,7 +237,7 @@ def test_the_papers_share_stands_beside_the_runs_own(both, tmp_path):
 
 
 def test_a_stopped_run_resumes_bit_for_bit(tmp_path, both, monkeypatch):
-    calls, original = [0], PlainStepper.take
+    calls, original = [0], Stepper.take
 
     def take(self, *args):
         calls[0] += 1
@@ -245,7 +245,7 @@ def test_a_stopped_run_resumes_bit_for_bit(tmp_path, both, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return original(self, *args)
 
-    monkeypatch.setattr(PlainStepper, "take", take)
+    monkeypatch.setattr(Stepper, "take", take)
     assert runs.train(small(), tmp_path / "cut", CPU).reason.startswith("stopped")
     monkeypatch.undo()
     assert runs.train(small(), tmp_path / "cut", CPU, resume=True).finished

@@ -78,7 +78,7 @@ def test_a_run_judges_and_keeps_averaged_weights_with_statistics_of_their_own(tm
     def watched(self):
         for around in (lambda: None, lambda: settle(self)):
             around()
-            engine, scores = self.engine.robust_fraction.value, self.engine.last.live.clone()
+            engine, scores = self.engine.robust_fraction.value, self.engine.history.score.clone()
             made.append((copy.deepcopy(self.average.module), copy.deepcopy(self.network), float(engine), scores))
 
     def seen(self, model, x, y, **given):

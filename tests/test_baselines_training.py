@@ -235,15 +235,15 @@ def test_chance_is_the_places_own(tmp_path):
 
 
 def doomed(folder, at):
-    original, calls = bt.BulletTrain.step, [0]
+    original, calls = bt.BulletTrain.updates, [0]
 
-    def step(*args, **kwargs):
+    def updates(*args, **kwargs):
         calls[0] += 1
         if calls[0] == at:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*args, **kwargs)
 
-    bt.BulletTrain.step = step
+    bt.BulletTrain.updates = updates
     runs.train(small("free-4", "save_minutes=0"), folder, CPU)
 
 

@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from bullettrain.commands import app
 from bullettrain.commands.bench_terminal import HEADINGS, markdown
-from bullettrain.mining import Category, LastScores
+from bullettrain.history import History
+from bullettrain.mining import Category
 from bullettrain.training import ConfigError, recipe
 from bullettrain.training.bench import Imposed, bench
 from bullettrain.training.folder import RunError
 from bullettrain.training.setup import Place, load_data
-from bullettrain.training.steppers import PlainStepper
+from bullettrain.training.steppers import Stepper
 
 CPU = Place(torch.device("cpu"))
 
@@ -121,19 +122,19 @@ def test_cases_begin_with_the_trained_states_scores_and_go_on_with_the_right_exa
     settings = ["selection=last", "data.train_size=200", "data.validation=0", "training.batch_size=40"]
     config = recipe("digits-augmix").with_settings(settings)
     data, begun = load_data(config, None), []
-    load, take = LastScores.load_state_dict, PlainStepper.take
+    load, take = History.load_state_dict, Stepper.take
 
-    def loaded(last, state):
-        load(last, state)
-        begun.append(bool(last.live.all()))
+    def loaded(history, state):
+        load(history, state)
+        begun.append(bool(history.visits.all()))
 
-    def taken(stepper, batches, rate, joint):
+    def taken(stepper, batches, rate):
         for _, y, _, index in batches:
             assert index is None or torch.equal(data[0].labels[index], y)
-        return take(stepper, batches, rate, joint)
+        return take(stepper, batches, rate)
 
-    monkeypatch.setattr(LastScores, "load_state_dict", loaded)
-    monkeypatch.setattr(PlainStepper, "take", taken)
+    monkeypatch.setattr(History, "load_state_dict", loaded)
+    monkeypatch.setattr(Stepper, "take", taken)
     options = {"engines": ["eager"], "train_steps": 10, "steps": 2, "repeats": 2, "say": lambda line: None}
     bench(config, CPU, data, **options)
     assert begun == [True, True]

@@ -32,17 +32,17 @@ def test_a_run_names_the_examples_it_trains_on(tmp_path, settings_):
     trainer = Trainer(config, RunFolder(tmp_path), CPU, load_data(config, None))
     take, seen = trainer.stepper.take, []
 
-    def watched(unit, rate, joint):
+    def watched(unit, rate):
         for _, y, _, index in unit:
             assert torch.equal(trainer.loader.data.labels[index], y)
             seen.append(index)
-        return take(unit, rate, joint)
+        return take(unit, rate)
 
     trainer.stepper.take = watched
     assert trainer.run() == "finished"
     assert len(seen) == trainer.batches * config.training.epochs
     assert len({tuple(index.tolist()) for index in seen}) > len(seen) // 3  # not the same ones over and over
-    assert trainer.engine.last.live.all()
+    assert trainer.engine.history.visits.all()
 
 
 def test_a_run_says_what_is_hardly_wanted():

@@ -108,6 +108,7 @@ class Captured:
         self._made_for: object = None
         self._early, self._taken, self._turn = 0, EARLY_STEPS, 0
         self._spent = 0.0
+        self._whole_steps: dict[int, StepOutput] = {}
         self._plain: nn.Module = in_any_size(model) if compile else model
 
     def step(
@@ -214,14 +215,15 @@ class Captured:
         def whole_step(x: Tensor, y: Tensor, start: Tensor | None, accumulation: tuple[bool, float]) -> tuple[Any, ...]:
             taken, looking, train.looking = train.steps_taken, train.looking, False
             try:
-                (self._last,) = train.updates(phases, [Batch(x, y, start)])
+                (out,) = train.updates(phases, [Batch(x, y, start)])
             finally:
                 train.steps_taken, train.looking = taken, looking
-            return tuple(getattr(self._last, name) for name in names)
+            self._whole_steps[len(y)] = out  # what is no tensor is the same each time
+            return tuple(getattr(out, name) for name in names)
 
         names = ("loss", "category", "steps", "x_prime", "z", "z_prime")
         made = self.runner(whole_step, batch.x, batch.y, batch.start, phases.accumulation)
-        out = dataclasses.replace(self._last, **dict(zip(names, made, strict=True)))
+        out = dataclasses.replace(self._whole_steps[len(batch.y)], **dict(zip(names, made, strict=True)))
         train.steps_taken += 1
         train.look_at_attack(batch.x, out.x_prime, None)
         return out
