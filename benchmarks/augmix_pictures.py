@@ -15,7 +15,7 @@ import numpy as np
 from bullettrain.corruptions.table import AVERAGED
 from bullettrain.evaluation.results import Store
 from bullettrain.reporting.svg import COLOURS, printed
-from bullettrain.reproduction.canvas import canvas
+from bullettrain.reproduction.figures import canvas
 from bullettrain.training.folder import RunFolder
 
 if TYPE_CHECKING:

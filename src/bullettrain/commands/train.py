@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bullettrain.evaluation.paper import paper_boundary
 from bullettrain.reporting import words
 from bullettrain.terminal import fitting, say, say_rows, terminal
 from bullettrain.training.collapse import CollapseError
@@ -274,7 +275,7 @@ def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
 
 def _beside_paper(result: Result) -> str:
     """F_B of the paper, where it has the recipe's."""
-    paper = words.PAPER_BOUNDARY.get(RunFolder(result.folder).config().recipe)
+    paper = paper_boundary(RunFolder(result.folder).config().recipe)
     return "" if paper is None else f"; in the paper boundary {words.plain(words.percent(paper, 0))}"
 
 

@@ -2,135 +2,84 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import multiprocessing
 import os
+import signal
 import threading
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 
 from rich.console import Console
 
-from bullettrain.data import DataError
-from bullettrain.reproduction.rows import Outcome, Task, perform
-from bullettrain.training.settings import ConfigError
+from bullettrain.reproduction.tasks import Task, TaskResult, perform
 from bullettrain.training.signals import StopRequest
 
-Told = Callable[[Outcome], None]
+SPAWN = multiprocessing.get_context("spawn")
+"""A fork would copy CUDA and threads."""
+logger = logging.getLogger(__name__)
 
 
-def run_all(
-    tasks: Sequence[Task], *, jobs: int, console: Console | None, begun: Callable[[Task], None], ended: Told
-) -> int | None:
-    """Do all ``tasks``; the signal that stopped them, if one did. A run that fails does not stop the others."""
-    if jobs > 1 and len(tasks) > 1:
-        return _Pool(tasks, min(jobs, len(tasks)), begun, ended).run()
-    for task in tasks:
-        begun(task)
-        outcome = perform(task, console)
-        ended(outcome)
-        if outcome.signal is not None:
-            return outcome.signal
-    return None
+def run_all(tasks: Sequence[Task], *, jobs: int, console: Console | None) -> list[TaskResult]:
+    """Do all ``tasks``, and after a signal none that is not begun. A run that fails does not stop the others."""
+    results: list[TaskResult] = []
+    if jobs > 1:
+        return _run_pool(tasks, jobs)
+    for number, task in enumerate(tasks, 1):
+        logger.info("%d/%d  %s  %s", number, len(tasks), task.label, task.name)
+        results.append(perform(task, console))
+        if results[-1].signal is not None:
+            break
+    return results
 
 
-class _Pool:
-    """Processes that each do one task at a time; a request to stop is handed on, and what is begun is saved."""
-
-    def __init__(self, tasks: Sequence[Task], jobs: int, begun: Callable[[Task], None], ended: Told) -> None:
-        self.left, self.jobs, self.begun, self.ended = list(tasks), jobs, begun, ended
-        self.at_work: dict[Connection, tuple[BaseProcess, Task | None]] = {}
-        # Spawned: a fork would copy CUDA and threads.
-        self.context = multiprocessing.get_context("spawn")
-
-    def run(self) -> int | None:
-        """All tasks; the signal that stopped them."""
-        asked = False
-        with StopRequest() as stop:
-            try:
-                for _ in range(self.jobs):
-                    self._start()
-                while self.at_work:
-                    for ready in wait(list(self.at_work), timeout=0.2):
-                        assert isinstance(ready, Connection)
-                        self._hear(ready, going_on=stop.signal is None)
-                    if stop.signal is not None and not asked:
-                        asked = True
-                        for process, _ in self.at_work.values():
-                            process.terminate()  # SIGTERM: a run finishes its step, saves and says so
-            finally:
-                for pipe, (process, _) in self.at_work.items():
-                    process.terminate()
-                    pipe.close()  # what waits for a next task gets none
-                for process, _ in self.at_work.values():
-                    process.join()
-        return stop.signal
-
-    def _start(self) -> None:
-        mine, theirs = self.context.Pipe()
-        process = self.context.Process(target=_work, args=(theirs,))
-        process.start()
-        theirs.close()
-        self.at_work[mine] = (process, None)
-        self._give(mine)
-
-    def _give(self, pipe: Connection) -> None:
-        """The next task, or the end."""
-        process, _ = self.at_work[pipe]
-        if not self.left:
-            pipe.send(None)
-            process.join()
-            del self.at_work[pipe]
-            return
-        task = self.left.pop(0)
-        self.begun(task)
-        self.at_work[pipe] = (process, task)
-        with contextlib.suppress(OSError):  # it has died: its end of the pipe will say so
-            pipe.send(task)
-
-    def _hear(self, pipe: Connection, *, going_on: bool) -> None:
-        process, task = self.at_work[pipe]
-        assert task is not None
+def _run_pool(tasks: Sequence[Task], jobs: int) -> list[TaskResult]:
+    results: list[TaskResult] = []
+    with StopRequest() as stop, ProcessPoolExecutor(jobs, SPAWN, _start_worker) as pool:
+        left: dict[Future[TaskResult], Task] = {pool.submit(perform, task): task for task in tasks}
         try:
-            answer = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            process.join()
-            del self.at_work[pipe]
-            if going_on:  # it died: out of memory, or killed
-                self.ended(Outcome(task.name, problem=f"its process ended with status {process.exitcode}"))
-                if self.left:
-                    self._start()
-            return
-        if isinstance(answer, Exception):
-            raise answer  # the user's mistake: no other run would do better
-        self.ended(answer)
-        if not going_on:
-            self.left.clear()
-        self._give(pipe)
+            while left:
+                done, _ = wait(left, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in done:
+                    results.append(_result(future, left.pop(future)))
+                    logger.info("%d/%d  done  %s", len(results), len(tasks), results[-1].name)
+                if stop.signal is not None and left:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    _end_workers()  # SIGTERM: a run finishes its step, saves and says so
+                    left = {future: task for future, task in left.items() if not future.cancelled()}
+                    results += [_result(future, task) for future, task in left.items()]
+                    break
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            _end_workers()
+            raise
+    return results if stop.signal is None else [*results, TaskResult("", signal=stop.signal)]
 
 
-def _work(pipe: Connection) -> None:
-    """A process of the pool: tasks in, outcomes out."""
-    if hasattr(os, "setpgrp"):
-        os.setpgrp()  # Ctrl-C reaches the first process alone, which hands it on once
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):
-        while (task := pipe.recv()) is not None:
-            pipe.send(_answer(task))
-
-
-def _answer(task: Task) -> Outcome | Exception:
-    """The outcome, or the user's mistake, for the first process to raise."""
+def _result(future: Future[TaskResult], task: Task) -> TaskResult:
+    """How a run went; the user's mistakes are raised."""
     try:
-        return perform(task)
-    except (ConfigError, DataError, ImportError) as error:
-        return type(error)(str(error))
+        return future.result()
+    except BrokenProcessPool:
+        return TaskResult(task.name, problem="stopped, since a process was killed; the same command continues it")
+
+
+def _start_worker() -> None:
+    """Ctrl-C reaches the first process alone, which hands it on once; and a worker ends with the first process."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # between two runs; a run has a handler of its own
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A process whose parent was killed would train on for nobody."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+def _end_workers() -> None:
+    for worker in multiprocessing.active_children():
+        worker.terminate()

@@ -171,6 +171,12 @@ LIMITS: dict[str, tuple[float, float]] = {
     "evaluation.restarts": (1, 1e6),
 }
 """Least and most that a setting may be."""
+SPEED = ("engine", "joint", "bucket", "channels_last", "compile", "threads")
+"""Settings of training that change how long it takes, and nothing else; precision changes both."""
+COMPUTED = {f"training.{key}" for key in (*SPEED, "seed", "average", "log_every", "save_minutes", "probe")} | {
+    *("evaluation.batch_size", "evaluation.search"),
+}
+"""Settings that say how a run is computed, recorded and evaluated, not what is learnt."""
 
 
 @dataclass(frozen=True)
