@@ -11,9 +11,9 @@ from scipy.stats import spearmanr
 
 from bullettrain.evaluation.paper import paper_figure
 from bullettrain.evaluation.results import pack
+from bullettrain.evaluation.scores import rank_correlation
 from bullettrain.reproduction import STUDIES, Check, Claim, tables
-from bullettrain.reproduction.measures import rank_correlation
-from bullettrain.reproduction.records import Record, identity, run_name
+from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.results import Results, Verdict
 from bullettrain.reproduction.scales import PAPER, SCALES, SHORT, SMOKE
 from bullettrain.reproduction.studies import panel_rows
@@ -92,13 +92,13 @@ def test_identity_is_what_is_learnt():
     config = ROWS["bt-nr2"].config(SHORT)
     same = ["seed=3", "training.compile=true", "threads=2", "engine=plain", "log_every=7"]
     same += ["evaluation.search=bf16", "evaluation.batch_size=2000"]
-    assert identity(config.with_settings(same)) == identity(config)
+    assert config.with_settings(same).identity() == config.identity()
     for other in ("gamma=0.7", "attack_group=4", "epochs=29", "evaluation.steps=10", "score=margin"):
-        assert identity(config.with_settings([other])) != identity(config)
+        assert config.with_settings([other]).identity() != config.identity()
     # Of settings that other versions have and that are left alone, nothing is seen: records stay valid.
     plain = ["robust=10", "outlier=10"]  # nothing is mined: one run is the baseline at every γ
-    assert identity(config.with_settings([*plain, "gamma=0.65"])) == identity(config.with_settings(plain))
-    assert identity(config) == "63b879ad"
+    assert config.with_settings([*plain, "gamma=0.65"]).identity() == config.with_settings(plain).identity()
+    assert config.identity() == "63b879ad"
 
 
 def test_the_oracle_grid_is_the_papers():
@@ -197,7 +197,6 @@ def test_the_small_print_is_shown():
     alone = record(ROWS["bt-nr2"], clean=80, pgd20=50, jobs=2)
     assert results(alone).notes() == [
         "TRADES λ=1/6 + BT, N_R=2: no seconds: the device was shared (`--timing` times such runs).",
-        "TRADES λ=1/6 + BT, N_R=2: no comparison, as long as TRADES λ=1/6 has not been run.",
     ]
     study = STUDIES["table-augmix"]
     one = record(study.rows(SHORT)[0], clean=90, corruptions=80)

@@ -29,6 +29,10 @@ def draw(name, records):
         return axes, [Text.get_window_extent(word) for word in axes.texts]
 
 
+def drawn_heights(axes):
+    return [float(y) for bars in axes.containers for y in bars[0].get_ydata()]
+
+
 def readable(axes, boxes):
     """Every word inside the axes, and on no other word."""
     assert boxes
@@ -67,13 +71,13 @@ def test_a_method_judged_on_some_images_is_placed_beside_one_judged_on_all():
     yopo.figures["autoattack"] = some
     with printed():
         (picture,) = figures.draw(Results(STUDIES["plane"], SHORT, {run.name: run for run in (trades, yopo)}))
-    heights = [float(bars[0].get_ydata()[0]) for bars in picture.figure.axes[0].containers]
+    heights = drawn_heights(picture.figure.axes[0])
     assert heights == pytest.approx([40.0, 30.0])  # ten points less on the images that both have, not thirty more
     assert "placed by how far it is from TRADES on these" in picture.caption
     yopo.figures["autoattack"] = {key: value for key, value in some.items() if key != "survived"}
     with printed():  # it is not known which images: it stands where it was found
         (picture,) = figures.draw(Results(STUDIES["plane"], SHORT, {run.name: run for run in (trades, yopo)}))
-    assert [float(bars[0].get_ydata()[0]) for bars in picture.figure.axes[0].containers] == pytest.approx([40.0, 70.0])
+    assert drawn_heights(picture.figure.axes[0]) == pytest.approx([40.0, 70.0])
     assert "placed by" not in picture.caption
 
 
@@ -87,7 +91,7 @@ def test_a_method_far_below_does_not_press_the_others_together():
     readable(axes, boxes)
     low, high = axes.get_ylim()
     assert high - low < 20
-    heights = {float(bars[0].get_ydata()[0]) for bars in axes.containers}
+    heights = set(drawn_heights(axes))
     assert {46.0, 45.0, 44.0} < heights
     assert low < min(heights)
     said = " ".join(word.get_text() for word in axes.texts)
@@ -104,20 +108,14 @@ def test_seeds_of_the_plane_do_not_hide_words():
     readable(*draw("plane", runs))
 
 
-def test_the_plane_shows_an_attack_that_compares_methods():
+def test_the_plane_is_over_minutes_where_all_have_them():
     rows = STUDIES["plane"].rows(SHORT)[:3]
-    one = [record(row, pgd20=45.0, **({"autoattack": 40.0} if row is rows[0] else {})) for row in rows]
-    axes, boxes = draw("plane", one)
-    assert (axes.get_ylabel(), len(boxes)) == ("PGD-20 accuracy, %", 3)
-    two = [record(row, pgd20=45.0, **({} if row is rows[0] else {"autoattack": 40.0})) for row in rows]
-    axes, boxes = draw("plane", two)
-    assert (axes.get_ylabel(), len(boxes)) == ("AutoAttack accuracy, %", 2)
-    shared = [record(row, jobs=2 if row is rows[2] else 1, pgd20=45.0, autoattack=40.0) for row in rows[1:]]
+    some = [record(row, pgd20=45.0, **({} if row is rows[0] else {"autoattack": 40.0})) for row in rows]
+    axes, boxes = draw("plane", some)
+    assert (axes.get_ylabel(), axes.get_xlabel(), len(boxes)) == ("AutoAttack accuracy, %", "training, minutes", 2)
+    shared = [record(row, jobs=2 if row is rows[2] else 1, autoattack=40.0) for row in rows[1:]]
     axes, boxes = draw("plane", shared)  # of two one has no minutes: both are over passes
-    assert (axes.get_ylabel(), len(boxes)) == ("AutoAttack accuracy, %", 2)
-    assert axes.get_xlabel() == "training, counted passes an example"
-    alone = [record(row, pgd20=45.0, autoattack=40.0) for row in rows]
-    assert draw("plane", alone)[0].get_xlabel() == "training, minutes"
+    assert (axes.get_xlabel(), len(boxes)) == ("training, counted passes an example", 2)
     alone = Results(STUDIES["plane"], SHORT, {run.name: run for run in shared[:1]})
     with printed():
         assert figures.draw(alone) == []
@@ -174,16 +172,6 @@ def test_entries_of_a_few_steps_are_not_drawn():
     run.curve |= {f"svar_{name}": [0.1] * 5 for name in ("outlier", "boundary", "robust")}
     assert run.course()["outlier"].tolist() == [0.2] * 4
     assert run.course()["step"].tolist() == [50, 100, 150, 200]
-
-
-def test_one_score_alone_is_no_picture():
-    rows = STUDIES["uncertainty"].rows(SHORT)[1:3]
-    runs = [record(row, pgd20=45.0) for row in rows]
-    for run in runs:
-        run.measures.update(rank=0.5, rank_correct=0.4)
-    found = [Results(STUDIES["uncertainty"], SHORT, {run.name: run for run in some}) for some in (runs[:1], runs)]
-    with printed():
-        assert [len(figures.draw(results)) for results in found] == [0, 1]
 
 
 def test_corruptions_are_shown_by_kind_and_by_severity():

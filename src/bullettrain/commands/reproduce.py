@@ -20,13 +20,22 @@ from bullettrain.data.base import elsewhere, root, unwritable
 from bullettrain.evaluation import autoattack
 from bullettrain.precision import Precision
 from bullettrain.reproduction import figures, tables
-from bullettrain.reproduction.jobs import run_all
+from bullettrain.reproduction.jobs import is_timed, run_all, time_run
 from bullettrain.reproduction.records import read_records
 from bullettrain.reproduction.results import Results
-from bullettrain.reproduction.scales import SCALES, Scale, find_scale
-from bullettrain.reproduction.studies import Row, Study, find_study
-from bullettrain.reproduction.tasks import DONE, ON_RECORD, RECORDS, RUNS, Task, TaskResult, attack_name, merged, renew
-from bullettrain.reproduction.timing import is_timed, time_run
+from bullettrain.reproduction.scales import SCALES, Scale
+from bullettrain.reproduction.studies import STUDIES, Row, Study, find
+from bullettrain.reproduction.tasks import (
+    DONE,
+    ON_RECORD,
+    RECORDS,
+    RUNS,
+    Task,
+    TaskResult,
+    attack_name,
+    merged,
+    perform,
+)
 from bullettrain.terminal import logged, say, terminal
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunFolder, environment, try_folder
@@ -119,7 +128,7 @@ def reproduce(
     if not names:
         show_list(console)
         return
-    studies, size_of = [find_study(name) for name in dict.fromkeys(names)], find_scale(scale)
+    studies, size_of = [find("study", name, STUDIES) for name in dict.fromkeys(names)], find("scale", scale, SCALES)
     patterns = [part for text in rows or [] for part in text.split(",") if part]
     if rows and not patterns:
         raise ConfigError("--rows names no row; leave it away for all of them")
@@ -139,19 +148,21 @@ def reproduce(
     if timing and (train_only or only_tables or dry_run):
         raise ConfigError("--timing goes without --train-only, --tables and --dry-run")
 
+    evaluated = not (train_only or only_tables)
+
     def task(study: Study, row: Row, seed: int) -> Task:
         config = _config(row, size_of, changed, seed, place)
         return Task(
             config,
             out,
-            attacks=() if train_only else tuple(size_of.attack(attack) for attack in study.attacks),
-            ranks=study.ranks and not row.plain and not train_only,
+            attacks=tuple(size_of.attacks.get(attack, attack) for attack in study.attacks) if evaluated else (),
+            ranks=study.ranks and not row.plain and evaluated,
             size=size_of.size if size is None else size,
             precision=cast(Precision | None, precision),
             corruptions=root(data_dir) / CORRUPTIONS[config.data.name] if config.data.name in CORRUPTIONS else None,
             data_dir=data_dir,
             device=device,
-            report=size_of.report,
+            report=size_of.like_paper,
             label=row.name if seed == 0 else f"{row.name}, seed {seed}",
         )
 
@@ -175,8 +186,10 @@ def reproduce(
                 _make_folders(out)
             if timing:
                 done = _time(tasks, device, data_dir)
+            elif only_tables:
+                done = [perform(task) for task in tasks if task.trained]  # what `evaluate` has found since
             else:
-                done = [renew(task) for task in tasks] if only_tables else _run(console, tasks, jobs)
+                done = _run(console, tasks, jobs)
             records = read_records(out / RECORDS)
             for study in studies:
                 if study is not studies[0]:

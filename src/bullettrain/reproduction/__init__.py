@@ -1,6 +1,6 @@
 """The paper's tables and figures, one name each: rows are recipes with settings, and everything else is data."""
 
 from bullettrain.reproduction.scales import SCALES, Scale
-from bullettrain.reproduction.studies import STUDIES, Check, Claim, Row, Study, find_study
+from bullettrain.reproduction.studies import STUDIES, Check, Claim, Row, Study
 
-__all__ = ["SCALES", "STUDIES", "Check", "Claim", "Row", "Scale", "Study", "find_study"]
+__all__ = ["SCALES", "STUDIES", "Check", "Claim", "Row", "Scale", "Study"]

@@ -15,36 +15,26 @@ from typing import Any
 import numpy as np
 
 from bullettrain.corruptions.table import AVERAGED
-from bullettrain.evaluation.results import Entry, Result, Store, key_of
+from bullettrain.evaluation.results import Entry, Result, Store
 from bullettrain.reporting.plotting import thin
 from bullettrain.reporting.run import SHARES, Table, read_run
-from bullettrain.training.config import COMPUTED, Config, flatten
+from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder
 
 FORMAT = 1
 WEIGHTS = "last"
 """What the paper evaluates."""
 CURVE = ("step", "epoch", *SHARES, *(f"svar_{name}" for name in SHARES), "robust_accuracy", "loss")
-MINING = {"method.gamma", "method.momentum"}
-"""Settings that mean nothing where all get the same steps."""
 Figure = dict[str, Any]
 """An accuracy as a share, on how many images, which of them, the search's precision; of corruptions over how
 many, each at its severities, and in how many each image is right."""
-
-
-def identity(config: Config) -> str:
-    """Changes with what is learnt and how it is evaluated; not with the seed, nor with settings left as they are."""
-    usual = flatten(Config().to_dict())
-    idle = COMPUTED if config.method.budget().uniform_steps is None else COMPUTED | MINING
-    changed = {key: v for key, v in flatten(config.to_dict()).items() if v != usual[key] and key not in idle}
-    return key_of(**changed)[:8]
 
 
 def run_name(config: Config) -> str:
     """A folder's name for the run, seed included."""
     method = config.method
     steps = f"b{method.boundary}-r{method.robust}-o{method.outlier}"
-    return f"{config.recipe}-{method.objective}-{steps}-{identity(config)}-s{config.training.seed}"
+    return f"{config.recipe}-{method.objective}-{steps}-{config.identity()}-s{config.training.seed}"
 
 
 @dataclass
@@ -83,6 +73,11 @@ class Record:
     def seed(self) -> int:
         """Of everything random."""
         return int(self.config["training"]["seed"])
+
+    @property
+    def stem(self) -> str:
+        """Its name but for the seed."""
+        return self.name.rpartition("-s")[0]
 
     @property
     def finished(self) -> bool:
@@ -161,7 +156,6 @@ def record_of(path: Path, *, jobs: int = 1, kept: Record | None = None) -> Recor
     """What is to be kept of the run in ``path``: its records, what `bullettrain evaluate` has found since, and what is
     on record of it already (``kept``) and not in the folder."""
     run, config = read_run(path), RunFolder(path).config()
-    batch = run.batch
     figures: dict[str, dict[str, Figure]] = {WEIGHTS: {}}
     for found in run.evaluations:
         images = {"fingerprint": found.fingerprint, "survived": found.survived} if found.survived else {}
@@ -172,29 +166,20 @@ def record_of(path: Path, *, jobs: int = 1, kept: Record | None = None) -> Recor
         for result in entry.results if entry.weights == WEIGHTS else ():
             if result.role == "attack":
                 last = better(last, {result.name: figure_of(entry, result)})
-    curve = {name: [_short(v) for v in thin(run.steps["epoch"], run.steps[name])[1]] for name in CURVE}
     total = {name: value if math.isfinite(value) else 0.0 for name, value in run.totals.items()}
-    return Record(
-        name=run_name(config),
-        config=config.to_dict(),
-        environment=dict(run.section("environment")),
-        reason=run.ended or "unfinished",
-        seconds=total["seconds"],
-        capture_seconds=total["capture_seconds"],
-        jobs=jobs,
-        epochs=int(total["epochs"]),
-        examples=total["examples"],
-        work=total["work"],
-        shares={name: total[name] for name in SHARES},
-        figures=better(kept.figures, last) if kept else last,
-        averaged=figures.get("averaged", {}),
-        measures=dict(kept.measures) if kept else {},
-        warnings=list(dict.fromkeys(text for _, text in run.warnings)),
-        curve=curve if run.steps["step"].size else {},
-        batch=None if batch is None else {key: np.asarray(value).tolist() for key, value in vars(batch).items()},
-        timing=kept.timing if kept else {},
-        note=kept.note if kept else "",
-    )
+    about: dict[str, Any] = {key: total[key] for key in ("seconds", "capture_seconds", "examples", "work")}
+    about |= {"epochs": int(total["epochs"]), "shares": {name: total[name] for name in SHARES}, "jobs": jobs}
+    about |= {"environment": dict(run.section("environment")), "reason": run.ended or "unfinished"}
+    about |= {"warnings": list(dict.fromkeys(text for _, text in run.warnings))}
+    if run.steps["step"].size:
+        about["curve"] = {name: [_short(v) for v in thin(run.steps["epoch"], run.steps[name])[1]] for name in CURVE}
+    if run.batch is not None:
+        about["batch"] = {key: np.asarray(value).tolist() for key, value in vars(run.batch).items()}
+    if kept is not None:
+        last = better(kept.figures, last)
+        about |= {"measures": dict(kept.measures), "timing": kept.timing, "note": kept.note}
+    averaged = figures.get("averaged", {})
+    return Record(name=run_name(config), config=config.to_dict(), figures=last, averaged=averaged, **about)
 
 
 def figure_of(entry: Entry, result: Result) -> Figure:
@@ -204,8 +189,8 @@ def figure_of(entry: Entry, result: Result) -> Figure:
         found = result.corruptions["accuracy"]
         averaged = {name: found[name] for name in AVERAGED if name in found}
         figure |= {"over": result.corruptions["over"], "corruptions": averaged}
-        if "kept" in result.corruptions:  # not in evaluations from before it was kept
-            figure |= {key: result.corruptions[key] for key in ("fingerprint", "kept")}
+        known = ("fingerprint", "kept")  # not in evaluations from before they were kept
+        figure |= {key: result.corruptions[key] for key in known if key in result.corruptions}
     if result.survived:
         figure |= {"fingerprint": entry.fingerprint, "survived": result.survived}
         figure |= {"among": entry.among} if entry.among else {}

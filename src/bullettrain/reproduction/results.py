@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import statistics
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from bullettrain.evaluation.compared import Difference, difference
+from bullettrain.evaluation.compared import Measured
 from bullettrain.evaluation.statistics import CHANCE
 from bullettrain.reporting.words import attack_name as attack_title
-from bullettrain.reporting.words import listed
 from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.scales import Scale
 from bullettrain.reproduction.studies import RATIOS, SHARES, Check, Claim, Row, Study
@@ -37,35 +35,6 @@ class Verdict(Enum):
     CHANCE = "too close to tell"
     FAILS = "does not hold here"
     OPEN = "not measured yet"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A figure over seeds; ``figures`` are what records keep of an accuracy, seed by seed."""
-
-    values: tuple[float, ...]
-    figures: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def mean(self) -> float:
-        """Over the seeds."""
-        return statistics.fmean(self.values)
-
-    @property
-    def std(self) -> float | None:
-        """Of the seeds, where there are several."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-    @property
-    def error(self) -> float:
-        """Standard error of the mean over the seeds, where there are some."""
-        return (self.std or 0.0) / math.sqrt(len(self.values))
-
-    def above(self, other: Measured) -> Difference:
-        """How far it is above ``other``, in its own unit; of the same images where that is known."""
-        images = difference(self.figures, other.figures)
-        value = 100 * images.value if images.paired else self.mean - other.mean
-        return Difference(value, math.hypot(self.error, other.error, 100 * images.error), images.paired)
 
 
 @dataclass(frozen=True)
@@ -97,31 +66,26 @@ def _shortfall(check: Check, found: float) -> float:
 class Results:
     """A study's rows among records, with all their seeds; ``settings`` are the user's, on top of every row's."""
 
-    def __init__(
-        self, study: Study, scale: Scale, records: Mapping[str, Record], *, settings: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, study: Study, scale: Scale, records: Mapping[str, Record], settings: Sequence[str] = ()) -> None:
         self.study, self.scale, self.settings = study, scale, tuple(settings)
-        self.rows = {row.name: row for row in study.rows(scale)}
-        self.runs: dict[str, list[Record]] = {name: [] for name in self.rows}
-        self.refusing: set[str] = set()
-        """Rows that do not take the user's settings: there are no such runs."""
-        for row in self.rows.values():
-            try:
-                stem = _stem(run_name(row.config(scale, settings)))
-            except ConfigError:
-                self.refusing.add(row.name)
-                if len(self.refusing) == len(self.rows):
-                    raise
-                continue
-            runs = [record for name, record in records.items() if _stem(name) == stem and record.finished]
-            self.runs[row.name] = sorted(runs, key=lambda run: run.seed)
+        self.rows: dict[str, Row] = {}
+        self.runs: dict[str, list[Record]] = {}
+        for row in study.rows(scale):
+            with contextlib.suppress(ConfigError):  # a row that does not take the user's settings is left out
+                stem = run_name(row.config(scale, settings)).rpartition("-s")[0]
+                runs = [record for record in records.values() if record.stem == stem and record.finished]
+                self.rows[row.name], self.runs[row.name] = row, sorted(runs, key=lambda run: run.seed)
         self.columns = study.columns or (*study.attacks, *RATIOS)
         self.claims = study.claims(scale) if scale.like_paper else ()
         """The paper's, of this study; none at scale smoke, whose figures mean nothing."""
 
     def metric(self, name: str) -> str:
         """What the paper's attack is called at this scale; other metrics keep their name."""
-        return attack_name(self.scale.attack(name)) if name.startswith(("pgd", "autoattack")) else name
+        return attack_name(self.scale.attacks.get(name, name)) if name.startswith(("pgd", "autoattack")) else name
+
+    def title(self, metric: str) -> str:
+        """That attack's name, for a person."""
+        return attack_title(self.metric(metric))
 
     def value(self, row: str, metric: str) -> Measured | None:
         """A row's figure over its seeds; None where it is not known."""
@@ -129,9 +93,9 @@ class Results:
             ratios = tuple(self._ratios(row, metric))
             return Measured(ratios) if ratios else None
         name = self.metric(metric)
-        found = [(value, run) for run in self.runs[row] if (value := run.value(name)) is not None]
-        figures = tuple(run.figures[name] for _, run in found if name in run.figures)
-        return Measured(tuple(value for value, _ in found), figures) if found else None
+        values = tuple(value for run in self.runs.get(row, []) if (value := run.value(name)) is not None)
+        figures = tuple(run.figures[name] for run in self.runs.get(row, []) if name in run.figures)
+        return Measured(values, figures) if values else None
 
     def values(self, row: str, metrics: Sequence[str]) -> list[Measured] | None:
         """Several figures of a row; None where one of them is not known."""
@@ -140,8 +104,8 @@ class Results:
 
     def _ratios(self, row: str, metric: str) -> Iterator[float]:
         """How much less than its baseline a row takes, seed by seed; 1 for a baseline itself."""
-        bases = {run.seed: run for run in self.runs.get(self.rows[row].baseline or row, [])}
-        for run in self.runs[row]:
+        bases = {run.seed: run for run in self.runs.get(self.rows[row].baseline or row, [])} if row in self.rows else {}
+        for run in self.runs.get(row, []):
             base = bases.get(run.seed)
             if base is None or (metric == "wall" and _circumstances(run) != _circumstances(base)):
                 continue
@@ -193,10 +157,8 @@ class Results:
     def status(self, row: Row) -> str:
         """What is to be said of a row beside its figures: that there are none, or that it collapsed."""
         runs = self.runs[row.name]
-        if not runs:
-            return "does not take these settings" if row.name in self.refusing else NOT_RUN
         said = (warning.partition(":")[0].partition(";")[0] for run in runs for warning in run.warnings)
-        return "; ".join(dict.fromkeys(said))
+        return "; ".join(dict.fromkeys(said)) if runs else NOT_RUN
 
     def notes(self) -> list[str]:
         """What a reader has to know of figures, each once, with the rows that it is about or the few that it is not."""
@@ -204,29 +166,19 @@ class Results:
         for name, runs in self.runs.items():
             for said in dict.fromkeys(said for run in runs for said in self._small_print(run)):
                 about.setdefault(said, []).append(name)
-        for row in self.rows.values():
-            if self.runs[row.name] and row.baseline in self.rows and not self.runs[row.baseline]:
-                lacks = f"no comparison, as long as {self.rows[row.baseline].title} has not been run"
-                about.setdefault(("", lacks), []).append(row.name)
-        others = {attack_title(self.metric(name)): attack_title(name) for name in self.study.attacks}
-        weaker = [f"{ours} for {theirs}" for ours, theirs in others.items() if ours != theirs]
-        standing_in = [f"At this scale {listed(weaker)}."] if weaker and any(self.runs.values()) else []
-        return standing_in + [self._note(note, metric, rows) for (metric, note), rows in about.items()]
+        return [self._note(note, metric, rows) for (metric, note), rows in about.items()]
 
     def _note(self, note: str, metric: str, rows: list[str]) -> str:
         """``note`` as a sentence: of all rows that have the figure, of all but some, or of those ``rows`` alone."""
-        have = [name for name, runs in self.runs.items() if runs and (not metric or self._has(runs, metric))]
+        have = [
+            name for name, runs in self.runs.items() if any(not metric or r.value(metric) is not None for r in runs)
+        ]
         others = [name for name in have if name not in rows]
         if not others and len(rows) > 1:
             return f"{note[0].upper()}{note[1:]}."
         exempt = 0 < len(others) < len(rows) / 2
         titles = [self.rows[name].title for name in (others if exempt else rows)]
-        named = listed(titles) if len(titles) < 3 or not any("," in title for title in titles) else "; ".join(titles)
-        return f"{'All but ' if exempt else ''}{named}: {note}."
-
-    @staticmethod
-    def _has(runs: list[Record], metric: str) -> bool:
-        return any(run.value(metric) is not None for run in runs)
+        return f"{'All but ' if exempt else ''}{'; '.join(titles)}: {note}."
 
     def _small_print(self, run: Record) -> Iterator[tuple[str, str]]:
         """By metric: figures that are of fewer images, of other corruptions or less exact than one would think."""
@@ -257,23 +209,13 @@ def worst(verdicts: Iterable[Verdict | None]) -> Verdict | None:
 
 def _slack(check: Check) -> float:
     """What does not count; no more than what is claimed, so that less is never called more."""
-    if check.relation == "≈":
-        return 0.0
-    if check.metric in RATIOS:
-        return 0.05 * abs(check.offset)
-    return min(ALLOWED.get(check.metric, 0.5), abs(check.offset))
-
-
-def _stem(name: str) -> str:
-    """A run's name but for its seed."""
-    return name.rpartition("-s")[0]
+    allowed = 0.05 * abs(check.offset) if check.metric in RATIOS else ALLOWED.get(check.metric, 0.5)
+    return 0.0 if check.relation == "≈" else min(allowed, abs(check.offset))
 
 
 def _cost(run: Record, metric: str) -> float | None:
-    if metric == "wall":
-        return run.alone
     # All passes of the run, not those of an example: methods may see examples more often, or for fewer epochs.
-    return run.work * run.examples if metric == "work" else run.sequential
+    return {"wall": run.alone, "work": run.work * run.examples, "theoretical": run.sequential}[metric]
 
 
 def _circumstances(run: Record) -> list[Any]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from bullettrain.checks import instead
-from bullettrain.training.settings import ConfigError
-
 Recipe = tuple[str, tuple[str, ...]]
 """A recipe's name, and what is changed in it, as `--set` takes it."""
 
@@ -23,8 +20,7 @@ class Scale:
         robust_steps: values of N_R in its sweep.
         attacks: attacks of the paper that are replaced by shorter ones.
         size: test images for attacks that training does not end with anyway; 0: all.
-        report: whether every run gets its report.html.
-        like_paper: whether its figures can be put beside the paper's.
+        like_paper: whether its figures can be put beside the paper's, and every run gets its report.html.
     """
 
     name: str
@@ -35,12 +31,7 @@ class Scale:
     robust_steps: tuple[int, ...]
     attacks: Mapping[str, str] = field(default_factory=dict)
     size: int = 0
-    report: bool = True
     like_paper: bool = True
-
-    def attack(self, name: str) -> str:
-        """What the paper's attack ``name`` is at this size."""
-        return self.attacks.get(name, name)
 
 
 def _recipes(ending: str = "", cifar10: tuple[str, ...] = ()) -> dict[str, Recipe]:
@@ -74,7 +65,6 @@ SMOKE = Scale(
         "autoattack": "pgd:steps=10,restarts=2,loss=margin",  # the real one takes seconds even here
     },
     size=100,
-    report=False,
     like_paper=False,
 )
 SHORT = Scale(
@@ -100,10 +90,3 @@ PAPER = Scale(
     robust_steps=tuple(range(6)),
 )
 SCALES = {scale.name: scale for scale in (SMOKE, SHORT, MEDIUM, PAPER)}
-
-
-def find_scale(name: str) -> Scale:
-    """The scale called ``name``."""
-    if name not in SCALES:
-        raise ConfigError(f"--scale is {name!r}{instead(name, SCALES)}")
-    return SCALES[name]

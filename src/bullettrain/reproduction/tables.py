@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
-from bullettrain.extras import extra
-from bullettrain.reporting.words import DASH, attack_name, number
-from bullettrain.reproduction.results import RANKS, CheckResult, Measured, Results, Verdict, worst
+from bullettrain.evaluation.compared import Measured
+from bullettrain.reporting.page import render
+from bullettrain.reporting.words import DASH, number
+from bullettrain.reproduction.results import RANKS, CheckResult, Results, Verdict, worst
 from bullettrain.reproduction.studies import RATIOS, SHARES, Row
 
 HEADINGS = {
@@ -23,12 +23,6 @@ HEADINGS = {
 CHANGES = ("robust_rise", "outlier_fall", "boundary_least")
 MARKS = dict(zip(Verdict, "✓½≈✗·", strict=True))
 CLASSES = dict(zip(Verdict, ("holds", "part", "part", "fails", "open"), strict=True))
-COLOURED = {
-    Verdict.HOLDS: "holds",
-    Verdict.CHANCE: "falls short by no more than chance could",
-    Verdict.FAILS: "does not hold here",
-}
-"""What the colour of a cell says."""
 LEGEND = (
     "✓ holds, ≈ falls short by no more than chance could (two standard errors), ✗ does not hold here, · not measured "
     "yet. A ± behind a difference is one standard error: paired where it is on record which images each network "
@@ -69,7 +63,7 @@ class Column:
 
 def heading(results: Results, metric: str) -> str:
     """What a column is called at this scale."""
-    return HEADINGS.get(metric) or f"{attack_name(results.metric(metric))} %"
+    return HEADINGS.get(metric) or f"{results.title(metric)} %"
 
 
 def columns(results: Results) -> list[Column]:
@@ -95,8 +89,6 @@ def cells(results: Results, row: Row, columns: Sequence[Column], paper: str = "{
 
 def ours(results: Results, row: Row, metric: str, *, beside: bool = False) -> Cell:
     """Our figure, mean ± std over seeds; ``beside``: what it gains on its baseline has a cell of its own."""
-    if metric == "theoretical" and row.paper and "theoretical" not in row.paper:
-        return Cell(DASH, first=True)  # the paper gives none for methods whose passes are not of one kind
     verdicts = [results.cell(row.name, part, gained=False if beside else None) for part in parts(metric)]
     figures = [_figure(results.value(row.name, part), part) for part in parts(metric)]
     return Cell(DASH if DASH in figures else " / ".join(figures), worst(verdicts), first=True)
@@ -211,12 +203,12 @@ def table(results: Results) -> list[str]:
         heads.append(column.heading)
         heads += ["paper (Δ)"] if column.paper else []
         heads += ["against baseline" + " (paper)" * column.paper] if column.baseline else []
-    rows = [
-        [row.title, *(cell.marked for cell in cells(results, row, shown)), results.status(row)]
-        for row in results.rows.values()
-    ]
     sides = ["---", *["---:"] * (len(heads) - 1), "---"]
-    return [f"| {' | '.join([*heads, ''])} |", f"|{'|'.join(sides)}|", *(f"| {' | '.join(row)} |" for row in rows)]
+    lines = [f"| {' | '.join([*heads, ''])} |", f"|{'|'.join(sides)}|"]
+    for row in results.rows.values():
+        figures = " | ".join(cell.marked for cell in cells(results, row, shown))
+        lines.append(f"| {row.title} | {figures} | {results.status(row)} |")
+    return lines
 
 
 def below(results: Results, figures: Sequence[tuple[str, str]], remarks: Sequence[str] = ()) -> list[str]:
@@ -234,20 +226,9 @@ def below(results: Results, figures: Sequence[tuple[str, str]], remarks: Sequenc
 
 def html(results: Results, figures: Sequence[tuple[str, str]]) -> str:
     """One page that is complete in itself; ``figures`` are (caption, SVG) pairs."""
-    with extra("a table as HTML"):
-        import jinja2
     shown = columns(results)
     rows = [(row, cells(results, row, shown, "{} {}"), results.status(row)) for row in results.rows.values()]
     used = {cell.verdict for _, found, _ in rows for cell in found}
-    legend = {CLASSES[verdict]: said for verdict, said in COLOURED.items() if verdict in used}
-    source = files("bullettrain.reproduction").joinpath("template.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    return environment.from_string(source).render(
-        results=results,
-        columns=shown,
-        rows=rows,
-        claims=claims(results),
-        figures=figures,
-        classes=CLASSES,
-        legend=legend,
-    )
+    marked = [verdict for verdict in (Verdict.HOLDS, Verdict.CHANCE, Verdict.FAILS) if verdict in used]
+    about = {"columns": shown, "rows": rows, "claims": claims(results), "figures": figures}
+    return render("bullettrain.reproduction", results=results, classes=CLASSES, marked=marked, **about)

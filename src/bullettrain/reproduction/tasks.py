@@ -12,15 +12,16 @@ from rich.console import Console
 
 from bullettrain.brief import first_line
 from bullettrain.data import load
+from bullettrain.evaluation.corruptions import spot_corruptions
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.results import Store
+from bullettrain.evaluation.scores import score_ranks
 from bullettrain.evaluation.specs import Defaults, parse_attack, threat_of
 from bullettrain.evaluation.subject import find_subject
 from bullettrain.evaluation.watch import Watch
 from bullettrain.loading import load as load_network
 from bullettrain.precision import Precision
-from bullettrain.reproduction.measures import score_ranks, spot_corruptions
-from bullettrain.reproduction.records import WEIGHTS, Figure, Record, figure_of, read_record, record_of, run_name
+from bullettrain.reproduction.records import WEIGHTS, Record, figure_of, read_record, record_of, run_name
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder
@@ -72,6 +73,11 @@ class Task:
         """Of the run."""
         return self.out / RUNS / self.name
 
+    @property
+    def trained(self) -> bool:
+        """Whether its training, here, came to its end."""
+        return RunFolder(self.folder).exists and RunFolder(self.folder).finished
+
     def record(self) -> Record | None:
         """What is kept of it so far."""
         return read_record(self.out / RECORDS / f"{self.name}.json")
@@ -93,12 +99,11 @@ class Task:
     def state(self) -> str:
         """How far it is: "done"; "on record", where its run is not here and the record lacks something that only
         training anew could give (a record is worth more than that); trained, in some epoch, or new."""
-        record, folder = self.record(), RunFolder(self.folder)
-        if record is not None and record.finished:
-            if not self.missing(record):
-                return DONE
-            if not folder.exists:
-                return ON_RECORD
+        record = self.record()
+        if record is not None and record.finished and not self.missing(record):
+            return DONE
+        if record is not None and record.finished and not RunFolder(self.folder).exists:
+            return ON_RECORD
         epochs, planned = self.epochs_done(), self.config.training.epochs
         return "trained" if epochs == planned else f"epoch {epochs} of {planned}" if epochs else "new"
 
@@ -124,90 +129,62 @@ def attack_name(attack: str) -> str:
 
 def perform(task: Task, console: Console | None = None) -> TaskResult:
     """Do what is left of ``task``. ConfigError and DataError, the user's mistakes, are raised."""
-    folder = RunFolder(task.folder)
+    folder, stop = RunFolder(task.folder), StopRequest()
     try:
         # How it is computed may differ from when it was begun (another device): what is learnt does not.
         config = folder.config() if folder.exists else task.config
-        kept = task.record() if folder.exists and folder.finished else None  # else it is of another training
+        kept = task.record() if task.trained else None  # figures of another training have no place beside these
         if kept is None or not kept.finished:
             _most_jobs(task)
-            result = train(
-                config,
-                task.folder,
-                find_place(task.device),
-                data_dir=task.data_dir,
-                resume=folder.exists,
-                keep_going=True,  # a collapse is a result: it is recorded and shown
-                report=task.report,
-                console=console,
-            )
+            # A collapse is a result: it is recorded and shown.
+            how: dict[str, Any] = {"resume": folder.exists, "keep_going": True, "report": task.report}
+            place = find_place(task.device)
+            result = train(config, task.folder, place, data_dir=task.data_dir, console=console, **how)
             if result.signal is not None:
                 return TaskResult(task.name, signal=result.signal)
-        with StopRequest() as stop:
-            try:
-                _evaluate(task, config, console, stop, kept)
-            except StoppedError:
-                return TaskResult(task.name, signal=stop.signal)
-            except ConfigError as error:  # of this network: it has learnt NaN, for one
-                return TaskResult(task.name, problem=str(error))
+        with stop:
+            return _evaluate(task, config, kept, Watch(console, stop))
+    except StoppedError:
+        return TaskResult(task.name, signal=stop.signal)
     except (CollapseError, RunError, RuntimeError) as error:
         return TaskResult(task.name, problem=first_line(error))
-    return TaskResult(task.name)
 
 
-def _evaluate(task: Task, config: Config, console: Console | None, stop: StopRequest, kept: Record | None) -> None:
+def _evaluate(task: Task, config: Config, kept: Record | None, watch: Watch) -> TaskResult:
     """The attacks and measures that training did not end with, and the record."""
     device = find_place(task.device).device
-    record = _renewed(task, kept)
+    jobs = kept.jobs if kept is not None and kept.finished else _most_jobs(task)
+    record = record_of(task.folder, jobs=jobs, kept=kept)
     record.write(task.out / RECORDS)  # what training alone gave is worth keeping already
     missing = task.missing(record)
     if not missing:
-        return
+        return TaskResult(task.name)
     spot = task.corruptions is None and "corruptions" in missing
     attacks = [attack for attack in missing if attack != RANKS and not (spot and attack == "corruptions")]
     test = load_data(config, task.data_dir)[2]
-    figures: dict[str, Figure] = {}
     if attacks:
-        plan = Plan(
-            [parse_attack(attack, threat_of(config)) for attack in attacks],
-            (task.precision or "float32",),
-            batch_size=1000 if device.type == "cuda" else 500,
-            compiled=config.training.compile and device.type == "cuda",
-            corruptions=task.corruptions,
-            size=task.size,
-        )
+        cuda, parsed = device.type == "cuda", [parse_attack(attack, threat_of(config)) for attack in attacks]
+        how: dict[str, Any] = {"batch_size": 1000 if cuda else 500, "compiled": config.training.compile and cuda}
+        precisions = (task.precision or "float32",)
+        plan = Plan(parsed, precisions, corruptions=task.corruptions, size=task.size, **how)
         subject, store = find_subject(str(task.folder), weights=WEIGHTS), Store(task.folder)
-        with store.alone(), Watch(console, stop) as watch:
-            entry, asked = evaluate(subject, test, config.data.name, plan, device=device, store=store, watch=watch)
+        try:
+            with store.alone(), watch:
+                entry, asked = evaluate(subject, test, config.data.name, plan, device=device, store=store, watch=watch)
+        except ConfigError as error:  # of this network: it has learnt NaN, for one
+            return TaskResult(task.name, problem=str(error))
+        record = record_of(task.folder, jobs=jobs, kept=record)
         if task.precision is not None:  # asked for: these, and not what is there on more images in another precision
-            figures |= {result.name: figure_of(entry, result) for result in asked if result.name != "clean"}
-    measures: dict[str, Any] = {}
-    network = load_network(task.folder, weights=WEIGHTS, trust=True).to(device)
+            record.figures |= {result.name: figure_of(entry, result) for result in asked if result.name != "clean"}
+    if spot or RANKS in missing:
+        network = load_network(task.folder, weights=WEIGHTS, trust=True).to(device)
     if spot:
-        figures["corruptions"] = spot_corruptions(network, test, device=device)
+        record.figures["corruptions"] = spot_corruptions(network, test, device=device)
     if RANKS in missing:
         images = load(config.data.name, split="train", root=task.data_dir, image_size=config.data.image_size)
-        measures = {**score_ranks(network, images, config.method, device=device), "ranked": 1.0}
-    final = record_of(task.folder, jobs=record.jobs, kept=record)
-    final.figures |= figures
-    final.measures |= measures
-    final.write(task.out / RECORDS)
-
-
-def renew(task: Task) -> TaskResult:
-    """Put what `bullettrain evaluate` has found since into the record of a finished run, where that is here."""
-    kept, folder = task.record(), RunFolder(task.folder)
-    try:
-        if kept is not None and kept.finished and folder.exists and folder.finished:
-            _renewed(task, kept).write(task.out / RECORDS)
-    except RunError as error:
-        return TaskResult(task.name, problem=str(error))
+        record.measures |= {**score_ranks(network, images, config.method, device=device), "ranked": 1.0}
+    record.write(task.out / RECORDS)
     return TaskResult(task.name)
-
-
-def _renewed(task: Task, kept: Record | None) -> Record:
-    jobs = kept.jobs if kept is not None and kept.finished else _most_jobs(task)
-    return record_of(task.folder, jobs=jobs, kept=kept)
 
 
 def _most_jobs(task: Task) -> int:
@@ -223,14 +200,12 @@ def _most_jobs(task: Task) -> int:
 def seconds_left(task: Task, records: Mapping[str, Record], device: str) -> tuple[float, str] | None:
     """Training that is left, by the time of the same run with any seed, and the device that this was measured on: this
     one if it was, else another; None where it was not measured."""
-    stem = task.name.rpartition("-s")[0]
-    timed = [(record, record.alone) for record in records.values() if record.name.rpartition("-s")[0] == stem]
-    timed.sort(key=lambda pair: pair[0].timed_in.get("device") != device)
-    for record, seconds in timed:
-        if seconds is not None:
-            left = task.config.training.epochs - task.epochs_done()
-            return left * seconds / record.epochs, str(record.timed_in.get("device"))
-    return None
+    runs = [run for run in records.values() if run.alone and run.stem == task.name.rpartition("-s")[0]]
+    run = min(runs, key=lambda run: run.timed_in.get("device") != device, default=None)
+    if run is None or run.alone is None:
+        return None
+    left = task.config.training.epochs - task.epochs_done()
+    return left * run.alone / run.epochs, str(run.timed_in.get("device"))
 
 
 def merged(tasks: list[Task]) -> list[Task]:

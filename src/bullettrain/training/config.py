@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 import typing
 from collections.abc import Mapping, Sequence
@@ -177,6 +179,8 @@ COMPUTED = {f"training.{key}" for key in (*SPEED, "seed", "average", "log_every"
     *("evaluation.batch_size", "evaluation.search"),
 }
 """Settings that say how a run is computed, recorded and evaluated, not what is learnt."""
+MINED_ALONE = {"method.gamma", "method.momentum"}
+"""Settings that mean nothing where all get the same steps."""
 
 
 @dataclass(frozen=True)
@@ -280,6 +284,14 @@ class Config:
         """Settings that differ: by "section.key", the value here and the value there."""
         mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
         return {key: (mine[key], theirs[key]) for key in mine if mine[key] != theirs[key]}
+
+    def identity(self) -> str:
+        """Changes with what is learnt and how it is evaluated; not with the seed, nor with settings left alone."""
+        usual = flatten(Config().to_dict())
+        idle = COMPUTED if self.method.budget().uniform_steps is None else COMPUTED | MINED_ALONE
+        changed = {key: v for key, v in flatten(self.to_dict()).items() if v != usual[key] and key not in idle}
+        text = json.dumps(changed, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()[:8]
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,26 +1,20 @@
-"""What rows are evaluated by beside attacks: how well scores order examples, and corruptions made on the spot."""
+"""How well scores order examples, beside the classes that an attack tells apart."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks import frozen
-from bullettrain.corruptions.chance import Chance
-from bullettrain.corruptions.table import CORRUPTIONS
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.sets import sample
 from bullettrain.extras import extra
-from bullettrain.mining import Category, is_correct
+from bullettrain.mining import Category
 from bullettrain.oracle import OracleSeparation
 from bullettrain.training.method import SCORES, MethodConfig
 
-SPOT = ("gaussian_noise", "gaussian_blur", "contrast")
-"""Corruptions that can be made of images of any size."""
 MOST_IMAGES, BATCH = 2000, 500
 """Training images on which scores are looked at, and images at once."""
 
@@ -59,18 +53,3 @@ def rank_correlation(a: Tensor, b: Tensor) -> float:
     if min(len(a), len(set(a.tolist())), len(set(b.tolist()))) < 2:
         return math.nan
     return float(spearmanr(a.numpy(), b.numpy()).statistic)
-
-
-def spot_corruptions(network: nn.Module, images: ImageSet, *, device: torch.device) -> dict[str, Any]:
-    """Accuracy under noise, blur and contrast at five severities, made here and now of images of any size."""
-    pixels, labels = images.images.permute(0, 2, 3, 1).contiguous().to(device), images.labels.to(device)
-    accuracy: dict[str, list[float]] = {name: [] for name in SPOT}
-    for name, found in accuracy.items():
-        for severity, level in enumerate(CORRUPTIONS[name].levels, 1):
-            chance = Chance(0, name, severity, first=0, n=len(pixels), device=device)
-            worse = CORRUPTIONS[name].apply(pixels, level, chance).permute(0, 3, 1, 2).contiguous()
-            with frozen(network), torch.no_grad():
-                logits = torch.cat([network(to_unit(part)) for part in torch.split(worse, BATCH)])
-            found.append(int(is_correct(logits, labels).sum()) / len(images))
-    mean = statistics.fmean(value for values in accuracy.values() for value in values)
-    return {"accuracy": mean, "examples": len(images), "over": len(SPOT), "corruptions": accuracy}
