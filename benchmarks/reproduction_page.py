@@ -60,7 +60,7 @@ def overview(found: list[Results]) -> list[str]:
     """How many claims of each study hold."""
     lines = ["| | " + " | ".join(verdict.value for verdict in Verdict) + " |", "|---|" + "---:|" * len(Verdict)]
     for results in found:
-        verdicts = [results.verdict(claim)[0] for claim in results.claims]
+        verdicts = [results.verdict(checks)[0] for checks in results.claims.values()]
         if verdicts:
             counts = [str(verdicts.count(verdict) or "") for verdict in Verdict]
             lines.append(f"| {results.study.title} | " + " | ".join(counts) + " |")

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 from bullettrain.evaluation.paper import paper_figure
 from bullettrain.evaluation.results import pack
 from bullettrain.evaluation.scores import rank_correlation
-from bullettrain.reproduction import STUDIES, Check, Claim, tables
+from bullettrain.reproduction import STUDIES, Check, tables
 from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.results import Results, Verdict
 from bullettrain.reproduction.scales import PAPER, SCALES, SHORT, SMOKE
@@ -84,7 +84,7 @@ def test_rows_have_names_of_their_own_and_claims_speak_of_rows(scale):
         assert len(rows) == len(study.rows(scale))
         for row in rows.values():
             assert row.baseline is None or row.baseline in rows or study.name.startswith("fig-"), row
-        for check in (check for claim in study.claims(scale) for check in claim.checks):
+        for check in (check for checks in study.claims(scale).values() for check in checks):
             assert set(check.rows) | ({check.against} if check.against else set()) <= set(rows)
 
 
@@ -176,7 +176,7 @@ def test_missing_rows_are_shown_as_such():
     lines = {line.split("|")[1].strip(): line for line in tables.table(found)}
     assert lines["TRADES λ=1/6 + BT, N_R=2"].rstrip().endswith("| not run yet |")
     assert "| 80.00 | 84.92 (−4.92) | 50.00 | 56.61 (−6.61) |" in lines["TRADES λ=1/6"]
-    assert {found.verdict(claim)[0] for claim in found.claims} == {Verdict.OPEN}
+    assert {found.verdict(checks)[0] for checks in found.claims.values()} == {Verdict.OPEN}
     unfinished = dataclasses.replace(record(ROWS["trades"], clean=80), reason="unfinished")
     assert results(unfinished).value("trades", "clean") is None
 
@@ -220,7 +220,7 @@ def judged(base, mined, claim=0, **options):
     found = results(
         record(ROWS["trades"], clean=80, pgd20=base), record(ROWS["bt-nr2"], clean=81, pgd20=mined, **options)
     )
-    return found, found.verdict(found.claims[claim])[0]
+    return found, found.verdict(list(found.claims.values())[claim])[0]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_more_accuracy_never_makes_a_verdict_worse(base, gain, more):
 def test_where_outcomes_are_on_record_images_are_paired():
     """A point that is lost and nowhere won is no chance, though it could be among other images."""
     runs = [record(ROWS["trades"], pgd20=50.0), record(ROWS["bt-nr2"], pgd20=49.0)]
-    (check,) = TRADES.claims(SHORT)[0].checks  # at least −0.26
+    (check,) = next(iter(TRADES.claims(SHORT).values()))  # at least −0.26
     unpaired = results(*runs).check(check)
     assert (unpaired.verdict, unpaired.paired) == (Verdict.CHANCE, False)
     assert unpaired.error == pytest.approx(0.707, abs=0.001)
@@ -270,7 +270,7 @@ def test_where_outcomes_are_on_record_images_are_paired():
 
 def test_seeds_that_differ_much_leave_more_to_chance():
     """The same difference, two points in the mean, is none where seeds lie as far apart."""
-    (check,) = TRADES.claims(SHORT)[0].checks  # at least −0.26
+    (check,) = next(iter(TRADES.claims(SHORT).values()))  # at least −0.26
     for spread, verdict in ((0.1, Verdict.FAILS), (2.0, Verdict.CHANCE)):
         runs = [
             record(ROWS[row], seed=seed, pgd20=mean + spread * away)
@@ -296,7 +296,7 @@ def test_parts_of_a_claim():
     unknown = Check(("bt-nr0",), "pgd20", "≥", 0, "trades")
 
     def verdict(*checks):
-        return found.verdict(Claim("", checks))[0]
+        return found.verdict(checks)[0]
 
     assert verdict(good, good) is Verdict.HOLDS
     assert verdict(good, bad) is verdict(good, unknown) is Verdict.PART
@@ -316,7 +316,7 @@ def test_less_is_never_called_more(relation, offset):
     check = Check(("bt-nr2",), "pgd20", relation, offset, "trades")
     assert found.check(check).verdict is Verdict.CHANCE
     unknown = Check(("bt-nr0",), "pgd20", "≥", 0, "trades")
-    assert found.verdict(Claim("", (check, unknown)))[0] is Verdict.OPEN
+    assert found.verdict((check, unknown))[0] is Verdict.OPEN
     # Lost image by image, and nowhere won, 0.2 points are no chance.
     for runs, kept in ((found.runs["trades"], 5000), (found.runs["bt-nr2"], 5000 + 20 * less)):
         runs[0].figures["pgd20"] |= {"fingerprint": "a", "survived": pack(torch.arange(10000) < kept)}

@@ -24,7 +24,7 @@ from bullettrain.reproduction.jobs import is_timed, run_all, time_run
 from bullettrain.reproduction.records import read_records
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.scales import SCALES, Scale
-from bullettrain.reproduction.studies import STUDIES, Row, Study, find
+from bullettrain.reproduction.studies import STUDIES, Row, Study
 from bullettrain.reproduction.tasks import (
     DONE,
     ON_RECORD,
@@ -128,7 +128,12 @@ def reproduce(
     if not names:
         show_list(console)
         return
-    studies, size_of = [find("study", name, STUDIES) for name in dict.fromkeys(names)], find("scale", scale, SCALES)
+    for name in names:
+        if name not in STUDIES:
+            raise ConfigError(f"there is nothing called {name!r} to reproduce{instead(name, STUDIES)}")
+    if scale not in SCALES:
+        raise ConfigError(f"--scale is {scale!r}{instead(scale, SCALES)}")
+    studies, size_of = [STUDIES[name] for name in dict.fromkeys(names)], SCALES[scale]
     patterns = [part for text in rows or [] for part in text.split(",") if part]
     if rows and not patterns:
         raise ConfigError("--rows names no row; leave it away for all of them")

@@ -13,7 +13,7 @@ from bullettrain.evaluation.statistics import CHANCE
 from bullettrain.reporting.words import attack_name as attack_title
 from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.scales import Scale
-from bullettrain.reproduction.studies import RATIOS, SHARES, Check, Claim, Row, Study
+from bullettrain.reproduction.studies import RATIOS, SHARES, Check, Row, Study
 from bullettrain.reproduction.tasks import attack_name
 from bullettrain.training.config import SPEED
 from bullettrain.training.settings import ConfigError
@@ -76,7 +76,7 @@ class Results:
                 runs = [record for record in records.values() if record.stem == stem and record.finished]
                 self.rows[row.name], self.runs[row.name] = row, sorted(runs, key=lambda run: run.seed)
         self.columns = study.columns or (*study.attacks, *RATIOS)
-        self.claims = study.claims(scale) if scale.like_paper else ()
+        self.claims = study.claims(scale) if scale.like_paper else {}
         """The paper's, of this study; none at scale smoke, whose figures mean nothing."""
 
     def metric(self, name: str) -> str:
@@ -129,9 +129,9 @@ class Results:
             verdict = Verdict.CHANCE  # too few images to see what is claimed
         return CheckResult(check, apart.value, verdict, apart.error if best.figures else None, apart.paired)
 
-    def verdict(self, claim: Claim) -> tuple[Verdict, list[CheckResult]]:
-        """Of a claim: it holds where all its checks do, and in part where only some do."""
-        results = [self.check(check) for check in claim.checks]
+    def verdict(self, checks: Iterable[Check]) -> tuple[Verdict, list[CheckResult]]:
+        """Of a claim: it holds where all its ``checks`` do, and in part where only some do."""
+        results = [self.check(check) for check in checks]
         found = {result.verdict for result in results}
         if len(found) > 1 and Verdict.HOLDS in found:
             return Verdict.PART, results
@@ -146,8 +146,8 @@ class Results:
         base = self.rows[row].baseline
         return worst(
             self.check(check).verdict
-            for claim in self.claims
-            for check in claim.checks
+            for checks in self.claims.values()
+            for check in checks
             if check.rows == (row,) and check.metric == metric
             if gained is None or gained == (check.against is not None and check.against == base)
         )

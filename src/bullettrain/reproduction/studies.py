@@ -5,9 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
-from bullettrain.checks import instead
 from bullettrain.evaluation.paper import CLAIMS, PAPER, ROBUSTBENCH_TRADES
 from bullettrain.reproduction.scales import Scale
 from bullettrain.training.config import Config
@@ -15,7 +13,6 @@ from bullettrain.training.methods import with_method
 from bullettrain.training.recipes import recipe
 from bullettrain.training.settings import ConfigError
 
-T = TypeVar("T")
 SHARES = ("boundary", "robust", "outlier")
 """The classes of examples, in the order in which the paper has their shares."""
 RATIOS = ("theoretical", "work", "wall")
@@ -65,14 +62,6 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A sentence of the paper, and the checks that it stands on."""
-
-    text: str
-    checks: Sequence[Check]
-
-
-@dataclass(frozen=True)
 class Study:
     """A table or a figure of the paper.
 
@@ -101,11 +90,10 @@ class Study:
         found = {name for pattern in patterns or ["*"] for name in fnmatch.filter(rows, pattern)}
         return [row for name, row in rows.items() if name in found]
 
-    def claims(self, scale: Scale) -> list[Claim]:
-        """What the paper says of its rows."""
-        rows = [row.name for row in self.rows(scale)]
-        claims = CLAIMS.get(self.name, {}).items()
-        return [Claim(text, [part for check in checks for part in _checks(check, rows)]) for text, checks in claims]
+    def claims(self, scale: Scale) -> dict[str, list[Check]]:
+        """What the paper says of its rows: sentences, and the checks that each stands on."""
+        rows, claims = [row.name for row in self.rows(scale)], CLAIMS.get(self.name, {})
+        return {text: [part for check in checks for part in _checks(check, rows)] for text, checks in claims.items()}
 
 
 def _checks(text: str, names: Sequence[str]) -> Iterator[Check]:
@@ -318,10 +306,3 @@ _STUDIES = (
     ),
 )
 STUDIES = {study.name: study for study in _STUDIES}
-
-
-def find(what: str, name: str, there: Mapping[str, T]) -> T:
-    """What is called ``name``, a study or a scale; ConfigError with what there is otherwise."""
-    if name not in there:
-        raise ConfigError(f"{what} {name!r} is not there{instead(name, there)}")
-    return there[name]

@@ -174,12 +174,12 @@ def in_words(results: Results, result: CheckResult) -> str:
 def claims(results: Results) -> list[tuple[Verdict, str, str, list[tuple[Verdict, str]]]]:
     """The paper's claims: verdict, whether that is by the allowance, what is claimed, and what each check found."""
     found = []
-    for claim in results.claims:
-        verdict, checks = results.verdict(claim)
+    for text, asked in results.claims.items():
+        verdict, checks = results.verdict(asked)
         allowed = ", near enough" if verdict is Verdict.HOLDS and any(check.near for check in checks) else ""
         measured = any(check.found is not None for check in checks)
         said = [(check.verdict, in_words(results, check)) for check in checks] if measured else []
-        found.append((verdict, allowed, claim.text, said))
+        found.append((verdict, allowed, text, said))
     return found
 
 
