@@ -353,8 +353,8 @@ def test_wrong_names_say_what_there_is(tmp_path):
         invoke("table-trades", "--scale", "tiny")
     with pytest.raises(ConfigError, match=r"no setting 'gama'; .*did you mean 'gamma'"):
         invoke("table-trades", "--set", "gama=1", "--out", tmp_path)
-    with pytest.raises(ConfigError, match=r"--precision is 'bf15'; there are float32, tf32, bf16; did you mean"):
-        invoke("table-trades", "--precision", "bf15", "--out", tmp_path)
+    with pytest.raises(ConfigError, match=r"--precision is 'bfloat16'; there are float32, tf32, bf16; did you mean"):
+        invoke("table-trades", "--precision", "bfloat16", "--out", tmp_path)
     with pytest.raises(ConfigError, match=r"--train-only trains and --tables does not"):
         invoke("table-trades", "--train-only", "--tables", "--out", tmp_path)
     with pytest.raises(ConfigError, match=r"--rows names no row"):
