@@ -124,7 +124,7 @@ def test_names_in_reports():
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("fats", [], "did you mean 'fast'"),
+        ("grad-algin", [], "did you mean 'grad-align'"),
         ("pgd", [], "there is no method 'pgd'; there are fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8$"),
         ("yopo-2", [], "there is no method 'yopo-2'"),
         ("fast-0", [], "at least 1"),
