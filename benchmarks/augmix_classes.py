@@ -24,7 +24,7 @@ from torch import nn
 from bullettrain.augmix import ViewMaker
 from bullettrain.data import ImageSet
 from bullettrain.evaluation.accuracy import clean_accuracy
-from bullettrain.reproduction.measures import spot_corruptions
+from bullettrain.evaluation.corruptions import spot_corruptions
 from bullettrain.training import recipe
 from bullettrain.training.average import statistics_anew
 from bullettrain.training.config import Config

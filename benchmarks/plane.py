@@ -224,7 +224,7 @@ def draw(found: list[dict[str, Any]], theme: str, file: Path) -> None:
     colours = LinearSegmentedColormap.from_list("clean", RAMPS[theme])
     scale = Normalize(math.floor(min(cleans)), math.ceil(max(cleans)))
     look: dict[Any, Any] = {
-        "svg.fonttype": "none",
+        "svg.fonttype": "path",
         "svg.hashsalt": "plane",
         "font.family": "DejaVu Sans",
         "font.size": 10,

@@ -38,12 +38,12 @@ def written(scale: str, *, pictures: bool) -> str:
         run = {name: runs for name, runs in results.runs.items() if runs}
         if len(results.rows) > 2 * len(run) and len(results.rows) > 10:
             lines += [f"{len(run)} of {len(results.rows)} rows have been run.", ""]
-        lines.append(tables.table(results))
-        lines += [text for note in (results.study.about, *results.notes()) if note for text in ("", note)]
-        lines += tables.claims(results) + remarks(page, f"{scale} {results.study.name}")
-        for name, caption in drawn(results, folder, pictures=pictures):
-            address = f"../results/reproduce/{scale}/{name}.png"
-            lines += tables.shown_in_markdown(results, address, caption)
+        shown = drawn(results, folder, pictures=pictures)
+        addresses = [(f"../results/reproduce/{scale}/{name}.png", caption) for name, caption in shown]
+        lines += [
+            *tables.table(results),
+            *tables.below(results, addresses, remarks(page, f"{scale} {results.study.name}")),
+        ]
     return "\n".join(lines)
 
 
@@ -60,7 +60,7 @@ def overview(found: list[Results]) -> list[str]:
     """How many claims of each study hold."""
     lines = ["| | " + " | ".join(verdict.value for verdict in Verdict) + " |", "|---|" + "---:|" * len(Verdict)]
     for results in found:
-        verdicts = [results.verdict(claim)[0] for claim in results.claims()]
+        verdicts = [results.verdict(checks)[0] for checks in results.claims.values()]
         if verdicts:
             counts = [str(verdicts.count(verdict) or "") for verdict in Verdict]
             lines.append(f"| {results.study.title} | " + " | ".join(counts) + " |")

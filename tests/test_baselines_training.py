@@ -104,7 +104,11 @@ def test_every_method_has_a_line_and_a_card():
     written = [card for card in cards.split("\n## ") if "`--method" in card.splitlines()[0]]
     assert len(written) == len(METHODS) + 1  # multi-step FAST has one of its own
     for card in written:
-        assert [word for word in ("**Settings.**", "**Cost.**", "**When it fails.**") if word not in card] == []
+        assert [
+            word
+            for word in ("**Settings.**", "**Cost.**", "**What it reached.**", "**When not to use it.**")
+            if word not in card
+        ] == []
 
 
 def test_names_in_reports():
@@ -122,7 +126,7 @@ def test_names_in_reports():
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("fats", [], "did you mean 'fast'"),
+        ("grad-algin", [], "did you mean 'grad-align'"),
         ("pgd", [], "there is no method 'pgd'; there are fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8$"),
         ("yopo-2", [], "there is no method 'yopo-2'"),
         ("fast-0", [], "at least 1"),

@@ -131,7 +131,7 @@ def test_what_is_there_is_not_computed_again(robust_run, digits, tmp_path):
     assert eye.seen == [("clean", "attack", True), ("pgd3", "attack", True), ("pgd4", "attack", False)]
     assert second[:2] == first
     assert {result.name for result in Store(tmp_path).entries[0].results} == {"clean", "pgd3", "pgd4"}
-    _, third, eye = judge(subject, digits, tmp_path, ["pgd3"], again=True)
+    _, third, eye = judge(subject, digits, tmp_path, ["pgd3"], overwrite=True)
     assert eye.seen[1] == ("pgd3", "attack", False)
     assert third[1].survived == first[1].survived
 
@@ -191,7 +191,7 @@ def test_what_is_judged_again_and_interrupted_goes_on_without_results_from_befor
     was = {(result.name, result.role, result.precision, result.survived) for result in entry.results}
     judge(subject, digits, tmp_path, ["pgd2"])
     with pytest.raises(StoppedError):
-        judge(subject, digits, tmp_path, texts, eye=(cut := Eye(stop_after=stop)), again=True, **plan)
+        judge(subject, digits, tmp_path, texts, eye=(cut := Eye(stop_after=stop)), overwrite=True, **plan)
     assert not any(kept for *_, kept in cut.seen)
     (left,) = Store(tmp_path).entries
     assert "pgd2" in {result.name for result in left.results}  # was not asked for

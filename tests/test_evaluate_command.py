@@ -135,7 +135,7 @@ def test_the_papers_figure_stands_beside_the_papers_recipe(run):
     assert re.search(r"PGD-20 .* 56\.35 %", text)
 
 
-@pytest.mark.parametrize("again", [[], ["--again"]], ids=["once", "again"])
+@pytest.mark.parametrize("again", [[], ["--overwrite"]], ids=["once", "again"])
 def test_an_interrupt_says_how_to_go_on(run, tmp_path, again):
     words = [sys.executable, "-m", "bullettrain", "evaluate", str(run), *again, "--attack", "pgd3,pgd100x200"]
     words += ["--batch-size", "60"]
@@ -147,7 +147,7 @@ def test_an_interrupt_says_how_to_go_on(run, tmp_path, again):
                 break
         rest = process.stdout.read()
     assert process.returncode == 130, rest
-    how = "this goes on, where --again would start over" if again else "the same command goes on"
+    how = "this goes on, where --overwrite would start over" if again else "the same command goes on"
     command = "bullettrain evaluate runs/robust --attack pgd3,pgd100x200 --batch-size 60"
     assert f"interrupted; {how}:\n  {command}\n" in rest
     kept = json.loads((run / "evaluation.json").read_text())
@@ -155,9 +155,9 @@ def test_an_interrupt_says_how_to_go_on(run, tmp_path, again):
     assert [result["name"] for result in kept["evaluations"][0]["results"]] == ["clean", "pgd3"]
 
 
-@pytest.mark.parametrize("again", [[], ["--again"]], ids=["once", "again"])
+@pytest.mark.parametrize("again", [[], ["--overwrite"]], ids=["once", "again"])
 def test_a_second_ctrl_c_says_how_to_go_on_too(run, monkeypatch, again):
-    """Before anything was dropped --again is still to be done."""
+    """Before anything was dropped --overwrite is still to be done."""
     words = ["evaluate", str(run), "--images", "20", *again]
     monkeypatch.setattr(sys, "argv", ["bullettrain", *words])
 

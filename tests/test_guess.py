@@ -5,7 +5,7 @@ import pytest
 from bullettrain.checks import instead
 from bullettrain.corruptions import CORRUPTIONS
 from bullettrain.evaluation.specs import PGD
-from bullettrain.guess import _slips, guesses
+from bullettrain.guess import guesses
 from bullettrain.models import NETWORKS
 from bullettrain.precision import Precision
 from bullettrain.reproduction.studies import STUDIES
@@ -14,7 +14,7 @@ from bullettrain.training.recipes import RECIPES
 
 KEYS = [key.rpartition(".")[2] for key in flatten(Config().to_dict())]
 GUESSES = [
-    (Precision.__args__, {"fp32": "float32", "FP32": "float32", "bfloat16": "bf16", "tf-32": "tf32", "bf15": "bf16"}),
+    (Precision.__args__, {"fp32": "float32", "FP32": "float32", "bfloat16": "bf16", "tf-32": "tf32", "bf15": ""}),
     (Precision.__args__, dict.fromkeys(("fp16", "float16", "half", "double", "32"), "")),
     (KEYS, {"epoch": "epochs", "n_epochs": "epochs", "batch": "batch_size", "batch-size": "batch_size"}),
     (KEYS, {"learning_rate": "lr", "learning-rate": "lr", "epsilon": "eps", "alpha": "step_size", "val": "validation"}),
@@ -29,7 +29,7 @@ GUESSES = [
         },
     ),
     (RECIPES, dict.fromkeys(("cifar10", "imagenet", "mnist-trades", "cifar10-fast", "digits-trades"), "")),
-    (PGD.__annotations__, {"step_size": "step", "epsilon": "eps", "stepz": "steps step", "iters": ""}),
+    (PGD.__annotations__, {"step_size": "step", "epsilon": "eps", "stepz": "step", "iters": ""}),
     (
         CORRUPTIONS,
         {"jpeg": "jpeg_compression", "gaussian": "gaussian_noise gaussian_blur", "noise": ""},
@@ -51,11 +51,3 @@ def test_the_sentence():
         "; --list shows all; did you mean 'a-trades' or 'b-trades'?"
     )
     assert instead("words", ["digits", "letters"]) == "; there are digits, letters"
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "slips"),
-    [("", "abc", 3), ("abc", "abc", 0), ("fats", "fast", 1), ("fp32", "tf32", 2), ("kitten", "sitting", 3)],
-)
-def test_slips(a, b, slips):
-    assert _slips(a, b) == _slips(b, a) == slips

@@ -11,14 +11,13 @@ from scipy.stats import spearmanr
 
 from bullettrain.evaluation.paper import paper_figure
 from bullettrain.evaluation.results import pack
-from bullettrain.reproduction import STUDIES, Check, Claim, tables
-from bullettrain.reproduction.estimate import passes
-from bullettrain.reproduction.measures import rank_correlation
-from bullettrain.reproduction.paper_figures import panel_rows
-from bullettrain.reproduction.records import Record, identity, run_name
+from bullettrain.evaluation.scores import rank_correlation
+from bullettrain.reproduction import STUDIES, Check, tables
+from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.results import Results, Verdict
-from bullettrain.reproduction.rows import Task, merged
 from bullettrain.reproduction.scales import PAPER, SCALES, SHORT, SMOKE
+from bullettrain.reproduction.studies import panel_rows
+from bullettrain.reproduction.tasks import Task, merged, seconds_left
 from bullettrain.training.setup import Place
 
 CPU = Place(torch.device("cpu"))
@@ -30,7 +29,12 @@ def record(row, scale=SHORT, *, seed=0, jobs=1, seconds=100.0, shares=None, devi
     config = row.config(scale).replace_section("training", seed=seed)
     shares = shares or ({"boundary": 1.0, "robust": 0.0, "outlier": 0.0} if row.plain else PAPERS)
     method = config.method
-    work = passes(config)
+    budget = method.budget()
+    steps = sum(shares[name] * getattr(budget, name) for name in shares)
+    uniform = budget.uniform_steps is not None
+    touched = 1.0 if uniform else sum(shares[name] for name in shares if getattr(budget, name))
+    cost = method.make_objective().cost
+    work = float(cost.work(steps=budget.boundary if uniform else steps, touched=touched, selects=not uniform).total)
     figures = {name: {"accuracy": value / 100, "examples": 10000} for name, value in accuracy.items()}
     assert method.budget()
     return Record(
@@ -80,7 +84,7 @@ def test_rows_have_names_of_their_own_and_claims_speak_of_rows(scale):
         assert len(rows) == len(study.rows(scale))
         for row in rows.values():
             assert row.baseline is None or row.baseline in rows or study.name.startswith("fig-"), row
-        for check in (check for claim in study.claims(scale) for check in claim.checks):
+        for check in (check for checks in study.claims(scale).values() for check in checks):
             assert set(check.rows) | ({check.against} if check.against else set()) <= set(rows)
 
 
@@ -88,13 +92,13 @@ def test_identity_is_what_is_learnt():
     config = ROWS["bt-nr2"].config(SHORT)
     same = ["seed=3", "training.compile=true", "threads=2", "engine=plain", "log_every=7"]
     same += ["evaluation.search=bf16", "evaluation.batch_size=2000"]
-    assert identity(config.with_settings(same)) == identity(config)
+    assert config.with_settings(same).identity() == config.identity()
     for other in ("gamma=0.7", "attack_group=4", "epochs=29", "evaluation.steps=10", "score=margin"):
-        assert identity(config.with_settings([other])) != identity(config)
+        assert config.with_settings([other]).identity() != config.identity()
     # Of settings that other versions have and that are left alone, nothing is seen: records stay valid.
     plain = ["robust=10", "outlier=10"]  # nothing is mined: one run is the baseline at every γ
-    assert identity(config.with_settings([*plain, "gamma=0.65"])) == identity(config.with_settings(plain))
-    assert identity(config) == "63b879ad"
+    assert config.with_settings([*plain, "gamma=0.65"]).identity() == config.with_settings(plain).identity()
+    assert config.identity() == "63b879ad"
 
 
 def test_the_oracle_grid_is_the_papers():
@@ -169,10 +173,10 @@ def test_seeds_give_mean_and_std():
 
 def test_missing_rows_are_shown_as_such():
     found = results(record(ROWS["trades"], clean=80, pgd20=50))
-    lines = {line.split("|")[1].strip(): line for line in tables.table(found).splitlines()}
+    lines = {line.split("|")[1].strip(): line for line in tables.table(found)}
     assert lines["TRADES λ=1/6 + BT, N_R=2"].rstrip().endswith("| not run yet |")
     assert "| 80.00 | 84.92 (−4.92) | 50.00 | 56.61 (−6.61) |" in lines["TRADES λ=1/6"]
-    assert {found.verdict(claim)[0] for claim in found.claims()} == {Verdict.OPEN}
+    assert {found.verdict(checks)[0] for checks in found.claims.values()} == {Verdict.OPEN}
     unfinished = dataclasses.replace(record(ROWS["trades"], clean=80), reason="unfinished")
     assert results(unfinished).value("trades", "clean") is None
 
@@ -192,8 +196,7 @@ def test_the_small_print_is_shown():
     assert said in results(*runs, *more).notes()
     alone = record(ROWS["bt-nr2"], clean=80, pgd20=50, jobs=2)
     assert results(alone).notes() == [
-        "TRADES λ=1/6 + BT, N_R=2: no seconds: the device was shared (`--pace` times such runs).",
-        "TRADES λ=1/6 + BT, N_R=2: no comparison, as long as TRADES λ=1/6 has not been run.",
+        "TRADES λ=1/6 + BT, N_R=2: no seconds: the device was shared (`--timing` times such runs).",
     ]
     study = STUDIES["table-augmix"]
     one = record(study.rows(SHORT)[0], clean=90, corruptions=80)
@@ -207,7 +210,7 @@ def test_a_collapse_is_shown():
     text = "catastrophic overfitting: 94 % of the training attacks fail, but PGD-10 breaks all"
     found = results(record(ROWS["trades"], clean=90, pgd20=0.1, warnings=[text]))
     assert found.status(ROWS["trades"]) == "catastrophic overfitting"
-    assert "catastrophic overfitting" in tables.table(found)
+    assert any("catastrophic overfitting" in line for line in tables.table(found))
 
 
 # -------------------------------------------------------------------------------------------- claims
@@ -217,7 +220,7 @@ def judged(base, mined, claim=0, **options):
     found = results(
         record(ROWS["trades"], clean=80, pgd20=base), record(ROWS["bt-nr2"], clean=81, pgd20=mined, **options)
     )
-    return found, found.verdict(found.claims()[claim])[0]
+    return found, found.verdict(list(found.claims.values())[claim])[0]
 
 
 @pytest.mark.parametrize(
@@ -250,31 +253,31 @@ def test_more_accuracy_never_makes_a_verdict_worse(base, gain, more):
 def test_where_outcomes_are_on_record_images_are_paired():
     """A point that is lost and nowhere won is no chance, though it could be among other images."""
     runs = [record(ROWS["trades"], pgd20=50.0), record(ROWS["bt-nr2"], pgd20=49.0)]
-    (check,) = TRADES.claims(SHORT)[0].checks  # at least −0.26
-    unpaired = results(*runs).judge(check)
+    (check,) = next(iter(TRADES.claims(SHORT).values()))  # at least −0.26
+    unpaired = results(*runs).check(check)
     assert (unpaired.verdict, unpaired.paired) == (Verdict.CHANCE, False)
     assert unpaired.error == pytest.approx(0.707, abs=0.001)
-    said = tables.found_in_words(results(*runs), unpaired)
+    said = tables.in_words(results(*runs), unpaired)
     assert said.endswith("−1.00 ± 0.71 points (unpaired; asked: at least −0.26)")
     for run, kept in zip(runs, (5000, 4900), strict=True):
         run.figures["pgd20"] |= {"fingerprint": "a", "survived": pack(torch.arange(10000) < kept)}
-    paired = results(*runs).judge(check)
+    paired = results(*runs).check(check)
     assert (paired.verdict, paired.paired) == (Verdict.FAILS, True)
     assert paired.error == pytest.approx(100 * math.sqrt(100 - 100**2 / 10000) / 10000)
-    said = tables.found_in_words(results(*runs), paired)
+    said = tables.in_words(results(*runs), paired)
     assert said.endswith("−1.00 ± 0.10 points (paired; asked: at least −0.26)")
 
 
 def test_seeds_that_differ_much_leave_more_to_chance():
     """The same difference, two points in the mean, is none where seeds lie as far apart."""
-    (check,) = TRADES.claims(SHORT)[0].checks  # at least −0.26
+    (check,) = next(iter(TRADES.claims(SHORT).values()))  # at least −0.26
     for spread, verdict in ((0.1, Verdict.FAILS), (2.0, Verdict.CHANCE)):
         runs = [
             record(ROWS[row], seed=seed, pgd20=mean + spread * away)
             for row, mean in (("trades", 50.0), ("bt-nr2", 48.0))
             for seed, away in enumerate((-1, 0, 1))
         ]
-        said = results(*runs).judge(check)
+        said = results(*runs).check(check)
         assert said.verdict is verdict
         of_seeds = math.sqrt(2) * spread / math.sqrt(3)
         assert said.error == pytest.approx(math.hypot(of_seeds, 0.707), abs=0.002)  # the images are the same ones
@@ -284,7 +287,7 @@ def test_seeds_that_differ_much_leave_more_to_chance():
 def test_a_counted_speedup_is_not_short_by_chance(asked, verdict):
     """It is 2.254 here; a twentieth is forgiven, and more is more than seeds would make it differ."""
     found = results(record(ROWS["trades"]), record(ROWS["bt-nr2"]))
-    assert found.judge(Check(("bt-nr2",), "theoretical", "≥", asked)).verdict is verdict
+    assert found.check(Check(("bt-nr2",), "theoretical", "≥", asked)).verdict is verdict
 
 
 def test_parts_of_a_claim():
@@ -293,16 +296,16 @@ def test_parts_of_a_claim():
     unknown = Check(("bt-nr0",), "pgd20", "≥", 0, "trades")
 
     def verdict(*checks):
-        return found.verdict(Claim("", checks))[0]
+        return found.verdict(checks)[0]
 
     assert verdict(good, good) is Verdict.HOLDS
     assert verdict(good, bad) is verdict(good, unknown) is Verdict.PART
     assert verdict(bad, unknown) is Verdict.FAILS
     assert verdict(unknown) is Verdict.OPEN
     # The best of several rows counts only when all of them are there.
-    assert found.judge(Check(("bt-nr2", "bt-nr0"), "pgd20", "≤", 99)).verdict is Verdict.OPEN
-    assert found.judge(Check(("trades", "bt-nr2"), "pgd20", "≤", 40)).verdict is Verdict.FAILS
-    assert found.judge(Check(("bt-nr2",), "pgd20", "≈", 1.0, "trades")).verdict is Verdict.HOLDS
+    assert found.check(Check(("bt-nr2", "bt-nr0"), "pgd20", "≤", 99)).verdict is Verdict.OPEN
+    assert found.check(Check(("trades", "bt-nr2"), "pgd20", "≤", 40)).verdict is Verdict.FAILS
+    assert found.check(Check(("bt-nr2",), "pgd20", "≈", 1.0, "trades")).verdict is Verdict.HOLDS
 
 
 @pytest.mark.parametrize(("relation", "offset"), [("≥", 0.0), ("≥", 0.2), ("≤", 0.0), ("≤", -0.2)])
@@ -311,13 +314,13 @@ def test_less_is_never_called_more(relation, offset):
     less = -1 if relation == "≥" else 1
     found = results(record(ROWS["trades"], pgd20=50), record(ROWS["bt-nr2"], pgd20=50 + 0.2 * less))
     check = Check(("bt-nr2",), "pgd20", relation, offset, "trades")
-    assert found.judge(check).verdict is Verdict.CHANCE
+    assert found.check(check).verdict is Verdict.CHANCE
     unknown = Check(("bt-nr0",), "pgd20", "≥", 0, "trades")
-    assert found.verdict(Claim("", (check, unknown)))[0] is Verdict.OPEN
+    assert found.verdict((check, unknown))[0] is Verdict.OPEN
     # Lost image by image, and nowhere won, 0.2 points are no chance.
     for runs, kept in ((found.runs["trades"], 5000), (found.runs["bt-nr2"], 5000 + 20 * less)):
         runs[0].figures["pgd20"] |= {"fingerprint": "a", "survived": pack(torch.arange(10000) < kept)}
-    assert found.judge(check).verdict is Verdict.FAILS
+    assert found.check(check).verdict is Verdict.FAILS
 
 
 def test_a_few_images_prove_nothing_either_way():
@@ -326,7 +329,7 @@ def test_a_few_images_prove_nothing_either_way():
         runs = [record(ROWS["trades"], pgd20=50), record(ROWS["bt-nr2"], pgd20=mined)]
         for run in runs:
             run.figures["pgd20"]["examples"] = examples
-        assert results(*runs).judge(check).verdict is verdict
+        assert results(*runs).check(check).verdict is verdict
 
 
 def test_what_is_measured_of_a_claim_is_shown_whatever_becomes_of_the_claim():
@@ -336,7 +339,7 @@ def test_what_is_measured_of_a_claim_is_shown_whatever_becomes_of_the_claim():
         record(rows[name], clean=80, pgd20=value) for name, value in (("trades", 50), ("fast-5", 50), ("bt-nb6", 49.8))
     ]
     found = Results(study, SHORT, {run.name: run for run in runs})
-    text = "\n".join(tables.claims(found))
+    text = "\n".join(tables.below(found, []))
     assert "· **not measured yet**: … and is above that of multi-step FAST" in text
     assert "≈ TRADES + BT, N_B=6, PGD-20: −0.20 ± 0.71 points against TRADES + FAST, N=5 (unpaired" in text
     # A mark stands beside the figure that it is about: the loss against TRADES is as small as the paper's.
@@ -346,9 +349,9 @@ def test_what_is_measured_of_a_claim_is_shown_whatever_becomes_of_the_claim():
 
 def test_what_holds_by_the_allowance_says_so():
     found, _ = judged(50.0, 49.5)
-    assert tables.claims(found)[1].startswith("* ✓ **holds**, near enough: With N_R = 2")
+    assert "* ✓ **holds**, near enough: With N_R = 2" in "\n".join(tables.below(found, []))
     found, _ = judged(50.0, 50.1)
-    assert tables.claims(found)[1].startswith("* ✓ **holds**: With N_R = 2")
+    assert "* ✓ **holds**: With N_R = 2" in "\n".join(tables.below(found, []))
 
 
 def test_a_class_of_examples_has_its_share_beside_the_papers():
@@ -381,7 +384,7 @@ def test_seconds_are_compared_where_only_the_method_differs():
 def test_seconds_that_were_timed_apart_are_compared_with_such_alone():
     def paced(name, seconds, commit="c", device="H200"):
         one = record(ROWS[name], jobs=4, pgd20=50)
-        one.pace = {"epoch_seconds": seconds, "environment": {"device": device, "torch": "2", "commit": commit}}
+        one.timing = {"epoch_seconds": seconds, "environment": {"device": device, "torch": "2", "commit": commit}}
         return one
 
     found = results(paced("trades", 6.0), paced("bt-nr2", 4.0))
@@ -394,7 +397,7 @@ def test_seconds_that_were_timed_apart_are_compared_with_such_alone():
 
 def test_the_classes_over_training():
     row = STUDIES["fig-shares"].rows(SHORT)[0]
-    curve = {"outlier": [0.8, 0.2], "boundary": [0.2, 0.3], "robust": [0.0, 0.5]}
+    curve = {"step": [50, 100], "outlier": [0.8, 0.2], "boundary": [0.2, 0.3], "robust": [0.0, 0.5]}
     curve |= {"svar_outlier": [-0.1, -0.1], "svar_boundary": [0.1, 0.2], "svar_robust": [None, 0.1]}
     one = dataclasses.replace(record(row), curve=curve)
     assert one.value("robust_rise") == pytest.approx(50)
@@ -404,7 +407,18 @@ def test_the_classes_over_training():
     assert record(row).value("robust_rise") is None
 
 
-# ------------------------------------------------------------------------------- measures, estimates
+# ---------------------------------------------------------------------------------- measures, times
+
+
+def test_what_is_left_is_by_the_time_of_the_same_run(tmp_path):
+    task = Task(ROWS["trades"].config(SHORT), tmp_path, ("clean",))
+    there, here = record(ROWS["trades"], seconds=300.0), record(ROWS["trades"], seed=1, seconds=60.0, device="CPU")
+    known = {run.name: run for run in (there, here, record(ROWS["bt-nr2"], seconds=10.0))}
+    assert seconds_left(task, known, "H200") == (pytest.approx(300.0), "H200")
+    assert seconds_left(task, known, "CPU") == (pytest.approx(60.0), "CPU")
+    assert seconds_left(task, known, "A100")[1] in ("H200", "CPU")
+    there.jobs = 2  # it shared the device
+    assert seconds_left(task, {there.name: there}, "H200") is None
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=3, max_size=40))

@@ -217,3 +217,17 @@ def test_apgd_by_the_evaluation(network, digits, tmp_path, monkeypatch, capsys):
     assert "after apgd-ce" in said
     assert "left" in said
     assert entry.worst[0]["attacks"] == ["apgd", "autoattack"]
+
+
+def test_the_bar_moves_within_a_batch():
+    from io import StringIO
+
+    from rich.console import Console
+
+    with Watch(Console(file=StringIO(), force_terminal=True)) as watch, watch.attacking("autoattack", 100) as bar:
+        (task,) = watch.progress.tasks
+        bar.partly(30)
+        assert task.completed == 30
+        bar(40)
+        bar.partly(10)
+        assert (task.completed, task.total) == (50, 100)

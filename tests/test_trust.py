@@ -173,7 +173,7 @@ def test_reproduce_runs_no_code_that_a_file_names(evil, where):
         content = json.loads(record.read_text())
         content["config"]["network"]["name"] = "evil:make"
         record.write_text(json.dumps(content))
-        assert "is of the network 'evil:make', not of 'small-cnn'" in invoke("reproduce", *ROW, "--pace", code=1)
+        assert "is of the network 'evil:make', not of 'small-cnn'" in invoke("reproduce", *ROW, "--timing", code=1)
     elif where == "weights":
         rewrite(run / "last.safetensors", name="evil:make")
         assert "written" in invoke("reproduce", *ROW, "--size", "50")

@@ -1,8 +1,10 @@
-"""One process at a time."""
+"""Processes: one at a time in a folder, and none without the one that started it."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,3 +30,15 @@ def alone(path: Path, refusal: Exception) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def end_with_parent() -> None:
+    """In a process of a pool: end when the first process does, however that ends, and do not wait for it for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -18,6 +20,29 @@ def terminal() -> Console:
 def say(console: Console, text: str | Text, *, style: str | None = None) -> None:
     """Prose: on a terminal wrapped between words, elsewhere a line is a line. What is to be copied is not for this."""
     console.print(text, style=style, soft_wrap=not console.is_terminal)
+
+
+class _ConsoleHandler(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.console, self.format(record))
+
+
+@contextmanager
+def logged(console: Console) -> Iterator[None]:
+    """Show on ``console`` what the package logs meanwhile."""
+    logger, handler = logging.getLogger("bullettrain"), _ConsoleHandler(console)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def say_rows(console: Console, rows: Iterable[Sequence[str | Text]]) -> None:

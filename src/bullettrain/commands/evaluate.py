@@ -77,8 +77,8 @@ def evaluate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every attack's noise.")] = 0,
     compile_network: Annotated[bool, typer.Option("--compile", help="Compile the network with torch.compile.")] = False,
-    again: Annotated[
-        bool, typer.Option("--again", help="Judge anew: what there is of these attacks is dropped first.")
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Evaluate anew: results of these attacks are dropped first.")
     ] = False,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
@@ -158,7 +158,7 @@ def evaluate(
         curve_size,
         corruptions,
         _baseline(mce_baseline),
-        again,
+        overwrite,
         number,
     )
     folder = out or subject.folder or Path("runs") / f"evaluate-{_plain(model)}"
@@ -174,9 +174,9 @@ def evaluate(
                     subject, images, name, plan, device=place.device, store=store, watch=watch
                 )
         except (StoppedError, KeyboardInterrupt):  # a second Ctrl-C ends it at once, with what was saved before
-            words = [word for word in sys.argv[1:] if not (store.forgot and word == "--again")]
+            words = [word for word in sys.argv[1:] if not (store.forgot and word == "--overwrite")]
             command = shlex.join(["bullettrain", *words])
-            how = "this goes on, where --again would start over" if store.forgot else "the same command goes on"
+            how = "this goes on, where --overwrite would start over" if store.forgot else "the same command goes on"
             console.print(f"interrupted; {how}:\n  {command}", soft_wrap=True)
             sys.exit(128 + (stop.signal or 2))
     show(console, entry, asked, subject.config, curves=curves)

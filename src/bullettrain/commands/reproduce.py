@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shlex
 import sys
 import typing
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -14,17 +14,19 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from bullettrain.terminal import say, terminal
+from bullettrain.terminal import logged, say, terminal
 
 if TYPE_CHECKING:
-    from bullettrain.reproduction.pace import How
-    from bullettrain.reproduction.records import Record
     from bullettrain.reproduction.results import Results
-    from bullettrain.reproduction.rows import Outcome, Task
     from bullettrain.reproduction.scales import Scale
-    from bullettrain.reproduction.study import Row, Study
+    from bullettrain.reproduction.studies import Row, Study
+    from bullettrain.reproduction.tasks import Task, TaskResult
     from bullettrain.training.config import Config
     from bullettrain.training.setup import Place
+
+CORRUPTIONS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
+"""Folders beside a dataset where its corruptions are looked for."""
+logger = logging.getLogger(__name__)
 
 
 def reproduce(
@@ -32,7 +34,7 @@ def reproduce(
         list[str] | None, typer.Argument(metavar="[NAME]...", help="What to reproduce; without any, what there is.")
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="smoke, short, paper: digits in seconds, minutes on a GPU, all of it.")
+        str, typer.Option(help="smoke, short, medium, paper: digits in seconds, minutes or hours on a GPU, all of it.")
     ] = "smoke",
     out: Annotated[
         Path | None, typer.Option(help="Folder of runs, records and tables. Default: runs/reproduce/SCALE.")
@@ -44,7 +46,7 @@ def reproduce(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Run every row so often; tables then have mean ± std.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at once on the device; their seconds then say nothing.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of concurrent runs; disables timing.")] = 1,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every row; again for more."),
@@ -76,12 +78,12 @@ def reproduce(
             help="Train nothing; write tables and pictures of what is there, also of what `evaluate` found since.",
         ),
     ] = False,
-    pace: Annotated[
+    timing: Annotated[
         bool,
         typer.Option(
-            "--pace",
+            "--timing",
             help="Train nothing; time the steps of the finished runs one after the other, with nothing else on the "
-            "device: minutes and wall-clock of runs that shared it. --jobs: compiled at once.",
+            "device: minutes and wall-clock of runs that shared it.",
         ),
     ] = False,
     data_dir: Annotated[
@@ -108,13 +110,12 @@ def reproduce(
     from bullettrain.commands.reproduce_terminal import forecast, show, show_list
     from bullettrain.data.base import root
     from bullettrain.precision import Precision
-    from bullettrain.reproduction.estimate import Estimator
-    from bullettrain.reproduction.pace import How
     from bullettrain.reproduction.records import read_records
     from bullettrain.reproduction.results import Results
-    from bullettrain.reproduction.rows import FOLDERS, RECORDS, Task, merged, take_up
-    from bullettrain.reproduction.scales import find_scale
-    from bullettrain.reproduction.studies import find_study
+    from bullettrain.reproduction.scales import SCALES
+    from bullettrain.reproduction.studies import STUDIES
+    from bullettrain.reproduction.tasks import RECORDS, Task, merged, perform
+    from bullettrain.training.folder import environment
     from bullettrain.training.settings import ConfigError
     from bullettrain.training.setup import find_place
 
@@ -122,7 +123,12 @@ def reproduce(
     if not names:
         show_list(console)
         return
-    studies, size_of = [find_study(name) for name in dict.fromkeys(names)], find_scale(scale)
+    for name in names:
+        if name not in STUDIES:
+            raise ConfigError(f"there is nothing called {name!r} to reproduce{instead(name, STUDIES)}")
+    if scale not in SCALES:
+        raise ConfigError(f"--scale is {scale!r}{instead(scale, SCALES)}")
+    studies, size_of = [STUDIES[name] for name in dict.fromkeys(names)], SCALES[scale]
     patterns = [part for text in rows or [] for part in text.split(",") if part]
     if rows and not patterns:
         raise ConfigError("--rows names no row; leave it away for all of them")
@@ -139,22 +145,24 @@ def reproduce(
         raise ConfigError(f"--precision is {precision!r}{instead(precision, typing.get_args(Precision))}")
     if train_only and only_tables:
         raise ConfigError("--train-only trains and --tables does not; give one of them")
-    if pace and (train_only or only_tables or dry_run):
-        raise ConfigError("--pace goes without --train-only, --tables and --dry-run")
+    if timing and (train_only or only_tables or dry_run):
+        raise ConfigError("--timing goes without --train-only, --tables and --dry-run")
+
+    evaluated = not (train_only or only_tables)
 
     def task(study: Study, row: Row, seed: int) -> Task:
         config = _config(row, size_of, changed, seed, place)
         return Task(
             config,
             out,
-            attacks=() if train_only else tuple(size_of.attack(attack) for attack in study.attacks),
-            ranks=study.ranks and not row.plain and not train_only,
+            attacks=tuple(size_of.attacks.get(attack, attack) for attack in study.attacks) if evaluated else (),
+            ranks=study.ranks and not row.plain and evaluated,
             size=size_of.size if size is None else size,
             precision=cast(Precision | None, precision),
-            corruptions=root(data_dir) / FOLDERS[config.data.name] if config.data.name in FOLDERS else None,
+            corruptions=root(data_dir) / CORRUPTIONS[config.data.name] if config.data.name in CORRUPTIONS else None,
             data_dir=data_dir,
             device=device,
-            report=size_of.report,
+            report=size_of.like_paper,
             label=row.name if seed == 0 else f"{row.name}, seed {seed}",
         )
 
@@ -169,35 +177,38 @@ def reproduce(
     records = read_records(out / RECORDS)  # one that is damaged is better found now than after all is trained
     if dry_run:
         title = f"{', '.join(study.name for study in studies)}, scale {scale}"
-        forecast(console, title, tasks, Estimator(place, records), jobs)
+        forecast(console, title, tasks, records, environment(place.device)["device"], jobs)
         return
-    written = []
-    try:
-        if pace or only_tables:
-            _make_folders(out)
-        if pace:
-            signal, problems = None, _time(console, tasks, How(at_once=jobs, data_dir=data_dir, device=device))
-        elif only_tables:
-            signal, problems = None, [f"{one.name}: {one.problem}" for one in map(take_up, tasks) if one.problem]
-        else:
-            signal, problems = _run(console, tasks, jobs)
-        records = read_records(out / RECORDS)
-        for study in studies:
-            if study is not studies[0]:
-                console.print()
-            results = Results(study, size_of, records, settings=changed)
-            written += _write(results, out)
-            show(console, results)
-    except KeyboardInterrupt:  # a second Ctrl-C ends it at once, with what was saved before
-        _say_how_to_go_on(console)
-        raise
+    written: list[Path] = []
+    with logged(console):
+        try:
+            if timing or only_tables:
+                _make_folders(out)
+            if timing:
+                done = _time(tasks, device, data_dir)
+            elif only_tables:
+                done = [perform(task) for task in tasks if task.trained]  # what `evaluate` has found since
+            else:
+                done = _run(console, tasks, jobs)
+            records = read_records(out / RECORDS)
+            for study in studies:
+                if study is not studies[0]:
+                    console.print()
+                results = Results(study, size_of, records, settings=changed)
+                written += _write(results, out)
+                show(console, results)
+        except KeyboardInterrupt:  # a second Ctrl-C ends it at once, with what was saved before
+            _say_how_to_go_on(console)
+            raise
+    problems = [f"{result.name}: {result.problem}" for result in done if result.problem is not None]
     for problem in problems:
         say(console, Text.assemble(("failed", "bold red"), f" {problem}"))
     for file in written:
         console.print(f"written  {file}", soft_wrap=True)
-    if signal is not None:
-        _say_how_to_go_on(console)
-        sys.exit(128 + signal)
+    for result in done:
+        if result.signal is not None:
+            _say_how_to_go_on(console)
+            sys.exit(128 + result.signal)
     if problems:
         sys.exit(1)
 
@@ -219,7 +230,7 @@ def _config(row: Row, scale: Scale, settings: tuple[str, ...], seed: int, place:
 def _make_folders(out: Path) -> None:
     """Before anything is trained: what comes of it can be written."""
     from bullettrain.data.base import unwritable
-    from bullettrain.reproduction.rows import RECORDS, RUNS
+    from bullettrain.reproduction.tasks import RECORDS, RUNS
     from bullettrain.training.folder import try_folder
 
     try:
@@ -230,7 +241,7 @@ def _make_folders(out: Path) -> None:
 
 
 def _check(tasks: list[Task]) -> None:
-    """Before anything is trained: what it will be judged by and on is there."""
+    """Before anything is trained: what it will be evaluated by and on is there."""
     from bullettrain.data.base import elsewhere, root
     from bullettrain.evaluation import autoattack
     from bullettrain.training.settings import ConfigError
@@ -245,61 +256,40 @@ def _check(tasks: list[Task]) -> None:
             raise ConfigError(f"{folder} is missing: put the released files there, or make them with `{command}`")
 
 
-def _run(console: Console, tasks: list[Task], jobs: int) -> tuple[int | None, list[str]]:
-    """All runs that are not done; the signal that stopped them, and what went wrong."""
-    from bullettrain.reproduction import jobs as processes
-    from bullettrain.reproduction.rows import RECORDS, attack_name
+def _run(console: Console, tasks: list[Task], jobs: int) -> list[TaskResult]:
+    """All runs that are not done."""
+    from bullettrain.reproduction.jobs import run_all
+    from bullettrain.reproduction.tasks import DONE, ON_RECORD, RECORDS, attack_name
 
-    left = [task for task in tasks if task.is_left]
-    unjudged = [task for task in tasks if not task.done and not task.is_left]
+    states = [task.state() for task in tasks]
+    left = [task for task, state in zip(tasks, states, strict=True) if state not in (DONE, ON_RECORD)]
     _check(left)
     _make_folders(tasks[0].out)
     kept = len(tasks) - len(left)
+    said = f"{len(left)} to train or evaluate" + (f", {kept} from before" if kept else "")
+    logger.info("%d run%s: %s", len(tasks), "s" * (len(tasks) != 1), said)
+    for task, state in zip(tasks, states, strict=True):
+        if state == ON_RECORD and (record := task.record()) is not None:
+            lacks = ", ".join(attack_name(attack) for attack in task.missing(record))
+            text = f"left as on record, without {lacks} as asked for: its weights are not here; to train it anew, move"
+            logger.info("%s: %s %s away", task.label, text, task.out / RECORDS / f"{task.name}.json")
     jobs = min(jobs, max(len(left), 1))
-    left = [dataclasses.replace(task, jobs=jobs) for task in left]
-    said = f"{len(left)} to train or judge" + (f", {kept} from before" if kept else "")
-    console.print(f"{len(tasks)} run{'s' * (len(tasks) != 1)}: {said}")
-    for task in unjudged:
-        lacks = ", ".join(attack_name(attack) for attack in task.missing(task.record())) or "the score's ranks"
-        text = f"left as on record, without {lacks} as asked for: its weights are not here; to train it anew, move"
-        say(console, f"{task.label}: {text} {task.out / RECORDS / f'{task.name}.json'} away")
-    problems, count = [], Counter[str]()
-
-    def begun(task: Task) -> None:
-        count["begun"] += 1
-        number = f"{count['begun']}/{len(left)}"
-        console.print(Text.assemble((f"{number}  {task.label}", "bold"), f"  {task.name}"), soft_wrap=True)
-
-    def ended(outcome: Outcome) -> None:
-        count["ended"] += 1
-        if outcome.problem is not None:
-            problems.append(f"{outcome.name}: {outcome.problem}")
-        elif jobs > 1 and outcome.signal is None:
-            console.print(f"done  {outcome.name}", soft_wrap=True)
-
     # Runs of the smallest scale are over before a bar could be read.
-    quiet = all(not task.report for task in left)
-    return processes.run_all(left, jobs=jobs, console=None if quiet else console, begun=begun, ended=ended), problems
+    bars = console if any(task.report for task in left) else None
+    return run_all([dataclasses.replace(task, jobs=jobs) for task in left], jobs=jobs, console=bars)
 
 
-def _time(console: Console, tasks: list[Task], how: How) -> list[str]:
-    """The pace of all runs that are finished, into their records; what went wrong."""
-    from bullettrain.reproduction import pace
-    from bullettrain.reproduction.rows import RECORDS
+def _time(tasks: list[Task], device: str | None, data_dir: Path | None) -> list[TaskResult]:
+    """The timing of all runs that are finished, into their records."""
+    from bullettrain.reproduction.jobs import is_timed, time_run
+    from bullettrain.reproduction.tasks import RECORDS
     from bullettrain.training.setup import find_place
 
     finished = [record for task in tasks if (record := task.record()) is not None and record.finished]
-    here = find_place(how.device).device
-    left = [record for record in finished if not pace.is_timed(record, here)]
+    left = [record for record in finished if not is_timed(record, find_place(device).device)]
     kept = f", {len(finished) - len(left)} from before" if len(left) < len(finished) else ""
-    console.print(f"{len(finished)} finished run{'s' * (len(finished) != 1)}: {len(left)} to be timed{kept}")
-    out = {task.name: task.out / RECORDS for task in tasks}
-
-    def found(record: Record) -> None:
-        record.write(out[record.name])
-        console.print(f"{record.pace['epoch_seconds']:8.2f} s an epoch  {record.name}", soft_wrap=True)
-
-    return pace.measure(left, how, found)
+    logger.info("%d finished run%s: %d to be timed%s", len(finished), "s" * (len(finished) != 1), len(left), kept)
+    return [time_run(record, tasks[0].out / RECORDS, data_dir, device) for record in left]
 
 
 def _write(results: Results, out: Path) -> list[Path]:
@@ -312,6 +302,7 @@ def _write(results: Results, out: Path) -> list[Path]:
     page = tables.html(results, [(caption, address) for _, caption, address in pictures])
     RunFolder(out).write(f"{name}.html", page.encode())
     RunFolder(out).write(
-        f"{name}.md", tables.markdown(results, [(picture, caption) for picture, caption, _ in pictures]).encode()
+        f"{name}.md",
+        tables.markdown(results, [(f"{picture}.png", caption) for picture, caption, _ in pictures]).encode(),
     )
     return [out / f"{name}.md", out / f"{name}.html", *(out / f"{picture}.png" for picture, _, _ in pictures)]

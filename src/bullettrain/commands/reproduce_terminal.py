@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from bullettrain.reproduction import tables
-from bullettrain.reproduction.estimate import Estimator
+from bullettrain.reproduction.records import Record, read_records
 from bullettrain.reproduction.results import NOT_RUN, Results, Verdict
-from bullettrain.reproduction.rows import Task
 from bullettrain.reproduction.scales import SCALES
 from bullettrain.reproduction.studies import STUDIES
+from bullettrain.reproduction.tasks import DONE, ON_RECORD, Task, seconds_left
 from bullettrain.terminal import fits, say, say_rows
 from bullettrain.training.display import duration
 
-STYLES = dict(zip(Verdict, ("green", "yellow", "yellow", "red", "dim"), strict=True))
+RESULTS = Path(__file__).resolve().parents[3] / "results" / "reproduce"
+"""Records of a checkout."""
+STYLES: dict[Verdict | None, str] = dict(zip(Verdict, ("green", "yellow", "yellow", "red", "dim"), strict=True))
 SHORT = {
     **{"shares": "B / R / O %", "corruptions": "corr. %", "rank_correct": "ρ, correct"},
     **{"theoretical": "theor. ×", "wall": "wall ×"},
@@ -44,7 +47,8 @@ def show(console: Console, results: Results) -> None:
             console.print()
         console.print(_table(results, part, titles=titles))
     if any(column.baseline for column in columns):
-        console.print("to base: points against its baseline, and in brackets the paper's", style="dim")
+        brackets = ", and in brackets the paper's" if any(column.paper for column in columns) else ""
+        console.print(f"to base: points against its baseline{brackets}", style="dim")
     statuses: dict[str, list[str]] = {}
     for row in results.rows.values():
         if (status := results.status(row)) and (status != NOT_RUN or len(results.rows) <= MANY):
@@ -53,7 +57,7 @@ def show(console: Console, results: Results) -> None:
         say(console, f"{status}: {'; '.join(rows)}", style="dim")
     for note in results.notes():
         say(console, note, style="dim")
-    if results.claims():
+    if results.claims:
         _show_claims(console, results)
     if not results.scale.like_paper:
         say(console, "scale smoke: it runs, and the figures mean nothing", style="dim")
@@ -62,10 +66,8 @@ def show(console: Console, results: Results) -> None:
 def _show_claims(console: Console, results: Results) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
-    for claim in results.claims():
-        verdict, judged = results.verdict(claim)
-        said = f"{tables.MARKS[verdict]} {verdict.value}"
-        table.add_row(Text(said, STYLES[verdict]), claim.text + tables.allowed(verdict, judged))
+    for verdict, allowed, text, _ in tables.claims(results):
+        table.add_row(Text(f"{tables.MARKS[verdict]} {verdict.value}", STYLES[verdict]), text + allowed)
     console.print(table)
 
 
@@ -96,50 +98,38 @@ def _table(results: Results, columns: Sequence[tables.Column], *, titles: bool =
         run = bool(results.runs[row.name])
         if len(results.rows) > MANY and not run:
             continue
-        cells: list[str | Text] = []
-        for column in columns:
-            cells.append(_coloured(tables.ours(results, row, column.metric, beside=column.baseline)))
-            cells += [tables.paper(row, column.metric)] if column.paper else []
-            gained = tables.gain(results, row, column.metric, paper=column.paper)
-            cells += [_coloured(gained)] if column.baseline else []
+        cells = [
+            Text(cell.marked, STYLES.get(cell.verdict, "") if cell.marked != cell.text else "")
+            for cell in tables.cells(results, row, columns, paper="{}")
+        ]
         table.add_row(row.title if titles else row.name, *cells, style=None if run else "dim")
     return table
 
 
-def _coloured(cell: tables.Cell) -> str | Text:
-    if cell.verdict in (None, Verdict.OPEN):
-        return cell.text
-    return Text(f"{cell.text} {tables.MARKS[cell.verdict]}", STYLES[cell.verdict])
-
-
-def _state(task: Task) -> str:
-    """How far it is."""
-    if not task.is_left:
-        return "done" if task.done else "on record"
-    epochs, all_of_them = task.epochs_done, task.config.training.epochs
-    return "trained" if epochs == all_of_them else f"epoch {epochs} of {all_of_them}" if epochs else "new"
-
-
-def forecast(console: Console, title: str, tasks: Sequence[Task], estimator: Estimator, jobs: int) -> None:
-    """What would run, and for how long."""
-    say(console, f"{title}, on {estimator.place.device}", style="bold")
+def forecast(
+    console: Console, title: str, tasks: Sequence[Task], records: Mapping[str, Record], device: str, jobs: int
+) -> None:
+    """What would run, and how long its training took where it was measured: here, or on record in a checkout."""
+    say(console, f"{title}, on {device}", style="bold")
+    on_record = dict(records)
+    for folder in sorted(RESULTS.glob("*/records")):
+        on_record = read_records(folder) | on_record
     table = Table(box=None, pad_edge=False)
-    for heading in ("row", "state", "training", "judging"):
-        table.add_column(heading, justify="left" if heading in ("row", "state") else "right", overflow="fold")
-    total = 0.0
+    for heading in ("row", "state", "training", "measured on"):
+        table.add_column(heading, justify="right" if heading == "training" else "left", overflow="fold")
+    total, unknown = 0.0, 0
     for task in tasks:
-        state, times = _state(task), ["", ""]
-        if task.is_left:
-            training, judging = estimator.seconds(task)
-            times = [duration(training), duration(judging)]
-            total += training + judging
-        table.add_row(task.label, state, *times)
+        state = task.state()
+        cells = ["", ""]
+        if state not in (DONE, ON_RECORD):
+            found = seconds_left(task, on_record, device)
+            cells = [duration(found[0]), found[1]] if found else ["not measured", ""]
+            total, unknown = total + (found[0] if found else 0.0), unknown + (found is None)
+        table.add_row(task.label, state, *cells)
     console.print(table)
-    lines = [f"altogether about {duration(total)}, one run after another"]
+    besides = f", besides {unknown} that {'was' if unknown == 1 else 'were'} not measured" if unknown else ""
+    lines = [f"altogether {duration(total)} of training, one run after another{besides}"]
     if jobs > 1:
-        lines.append(f"{jobs} at once share the device: how much sooner they are done is not measured")
-    for (network, data, mined, kind), speed in estimator.known.items():
-        what = f"{network} on {data}{', BulletTrain' if mined else ''}{f', {kind}' if kind else ''}"
-        lines.append(f"{what}: {speed.passes:,.0f} passes a second, from {speed.source}")
-    lines.append("training: counted passes at the paper's shares, without compilation; judging: a rough guess")
+        lines.append(f"{jobs} concurrent runs share the device: how much sooner they are done is not measured")
+    lines.append("without compilation and evaluation, of which AutoAttack may take longer than training")
     say(console, "\n".join(lines))

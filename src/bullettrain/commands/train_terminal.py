@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bullettrain.evaluation.paper import paper_boundary
 from bullettrain.reporting import words
 from bullettrain.terminal import fitting, say, say_rows
 from bullettrain.training.collapse import CollapseError
@@ -183,7 +184,7 @@ def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
 
 def _beside_paper(result: Result) -> str:
     """F_B of the paper, where it has the recipe's."""
-    paper = words.PAPER_BOUNDARY.get(RunFolder(result.folder).config().recipe)
+    paper = paper_boundary(RunFolder(result.folder).config().recipe)
     return "" if paper is None else f"; in the paper boundary {words.plain(words.percent(paper, 0))}"
 
 

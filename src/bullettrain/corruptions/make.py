@@ -21,7 +21,7 @@ from bullettrain.corruptions.files import LABELS, Array, image_file, open_images
 from bullettrain.corruptions.filters import SIDE
 from bullettrain.corruptions.table import CORRUPTIONS, SEVERITIES, corrupt
 from bullettrain.data.base import DataError, ImageSet, unwritable
-from bullettrain.lock import alone
+from bullettrain.lock import alone, end_with_parent
 
 Progress = Callable[[str, int, int], None]
 """Told a corruption's name, how many of its images are made, and of how many: of all, once its file is there."""
@@ -204,15 +204,7 @@ def _no_interrupts() -> Iterator[None]:
 
 def _begin() -> None:
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A process whose parent was killed would wait for its next task for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    end_with_parent()
 
 
 def _piece(images: Array, name: str, severity: int, first: int, seed: int, overlays: Sequence[Array]) -> Array:

@@ -58,6 +58,35 @@ def difference(mine: Sequence[Figure], other: Sequence[Figure]) -> Difference:
     return Difference(float((ours - theirs).mean()), error, True)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A figure over seeds, accuracies in percent; ``figures`` are what records keep of an accuracy, seed by seed."""
+
+    values: tuple[float, ...]
+    figures: tuple[Figure, ...] = ()
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """Of the seeds, where there are several."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean over the seeds, where there are some."""
+        return (self.std or 0.0) / math.sqrt(len(self.values))
+
+    def above(self, other: Measured) -> Difference:
+        """How far it is above ``other``, in its own unit; of the same images where that is known."""
+        images = difference(self.figures, other.figures)
+        value = 100 * images.value if images.paired else self.mean - other.mean
+        return Difference(value, math.hypot(self.error, other.error, 100 * images.error), images.paired)
+
+
 def _images(figure: Figure) -> tuple[Any, ...]:
     """What tells sets of images apart; of a part it is the set that it is a part of."""
     whole = figure.get("among") or figure

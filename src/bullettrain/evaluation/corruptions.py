@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +17,18 @@ from torch import Tensor, nn
 from bullettrain.attacks import bare, frozen
 from bullettrain.brief import first_line
 from bullettrain.checks import check_logits_shape
+from bullettrain.corruptions.chance import Chance
 from bullettrain.corruptions.files import LABELS, Array, image_file, open_images, read_labels
 from bullettrain.corruptions.table import AVERAGED, CORRUPTIONS, SEVERITIES
-from bullettrain.data import to_unit
+from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.base import DataError
 from bullettrain.data.sets import sample
 from bullettrain.evaluation.network import verdict
 from bullettrain.evaluation.survival import is_right
+from bullettrain.mining import is_correct
 
+SPOT = ("gaussian_noise", "gaussian_blur", "contrast")
+"""Corruptions that can be made of images of any size."""
 Tick = Callable[[int], None]
 """Told after each batch how many images it had."""
 
@@ -100,6 +106,27 @@ def corruption_accuracy(
                     seen.update(images[at + int(rows[len(rows) // 2])].tobytes())
     missing = tuple(name for name in AVERAGED if name not in accuracy and (names is None or name in names))
     return CorruptionResult(accuracy, missing, len(labels), kept.cpu(), seen.hexdigest())
+
+
+def spot_corruptions(
+    model: nn.Module, images: ImageSet, *, device: torch.device, batch_size: int = 500
+) -> dict[str, Any]:
+    """Accuracy of the network, in eval mode, under noise, blur and contrast that are made here of images of any size.
+
+    Returns:
+        The mean, of how many images, over how many corruptions, and each of them at its severities.
+    """
+    pixels, labels = images.images.permute(0, 2, 3, 1).contiguous().to(device), images.labels.to(device)
+    accuracy: dict[str, list[float]] = {name: [] for name in SPOT}
+    with frozen(model), torch.no_grad():
+        for name, severity in itertools.product(SPOT, range(1, SEVERITIES + 1)):
+            chance = Chance(0, name, severity, first=0, n=len(pixels), device=device)
+            worse = CORRUPTIONS[name].apply(pixels, CORRUPTIONS[name].levels[severity - 1], chance)
+            parts = torch.split(worse.permute(0, 3, 1, 2).contiguous(), batch_size)
+            logits = torch.cat([model(to_unit(part)) for part in parts])
+            accuracy[name].append(int(is_correct(logits, labels).sum()) / len(images))
+    mean = math.fsum(share for shares in accuracy.values() for share in shares) / (SEVERITIES * len(SPOT))
+    return {"accuracy": mean, "examples": len(images), "over": len(SPOT), "corruptions": accuracy}
 
 
 def mean_corruption_error(result: CorruptionResult, baseline: Mapping[str, Sequence[float]]) -> float:

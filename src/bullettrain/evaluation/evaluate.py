@@ -54,7 +54,7 @@ class Plan:
     curve_size: int = 1000
     corruptions: Path | None = None
     mce_baseline: Mapping[str, Sequence[float]] | None = None
-    again: bool = False
+    overwrite: bool = False
     """Drop what there is of all this first."""
     size: int = 0
     """So many images under each corruption at each severity; 0: all."""
@@ -99,7 +99,7 @@ def evaluate(
         model = Judged(network, half=precision == "bf16", compiled=plan.compiled)
         model.eval()
         judges.append(_Judge(model, images, entry, plan, precision, device, store, watch))
-    if plan.again:  # all at once, so that a stopped evaluation can go on with what it has found itself
+    if plan.overwrite:  # all at once, so that a stopped evaluation can go on with what it has found itself
         store.forget(entry, {key for judge in judges for key in judge.every_key()})
         conclude(entry, images)
         store.save()

@@ -96,7 +96,7 @@ def accuracy(run: Run, attacked: str) -> Plate | None:
 def shares(run: Run) -> Plate | None:
     """Shares of outlier, boundary and robust examples over training (the paper's fig. 3)."""
     with drawing():
-        figure = draw_shares(run)
+        figure = draw_shares(run.progress)
         if figure is None:
             return None
         svg = inline(figure, "shares", "Stacked areas: shares of outlier, boundary and robust examples over epochs.")
@@ -106,9 +106,8 @@ def shares(run: Run) -> Plate | None:
     return Plate("shares", "Outlier, boundary, robust over training", f"{caption} of the work goes.", svg)
 
 
-def draw_shares(run: Run) -> Figure | None:
+def draw_shares(table: Table) -> Figure | None:
     """The drawing of :func:`shares`, in the style that is set."""
-    table = run.progress
     known = np.all([(table[name] >= 0) & (table[name] <= 1) for name in SHARES], axis=0)
     if not known.any():
         return None
@@ -133,7 +132,7 @@ def draw_shares(run: Run) -> Figure | None:
 def svar(run: Run) -> Plate | None:
     """Mean signed prediction variance of the three categories over training (fig. 4)."""
     with drawing():
-        figure = draw_svar(run)
+        figure = draw_svar(run.steps)
         if figure is None:
             return None
         label = "Line chart of the mean signed prediction variance of the three categories over epochs."
@@ -142,12 +141,12 @@ def svar(run: Run) -> Plate | None:
     return Plate("svar", "SVar of the three classes", f"{caption} their order and move apart as training goes on.", svg)
 
 
-def draw_svar(run: Run, over: str = "epoch") -> Figure | None:
+def draw_svar(table: Table, over: str = "epoch") -> Figure | None:
     """The drawing of :func:`svar`, in the style that is set; ``over`` "epoch" or "step"."""
     curves = [
-        Curve(*thin(run.steps[over], run.steps[f"svar_{name}"]), name, name)
+        Curve(*thin(table[over], table[f"svar_{name}"]), name, name)
         for name in SHARES
-        if np.isfinite(run.steps[f"svar_{name}"]).any()
+        if np.isfinite(table[f"svar_{name}"]).any()
     ]
     if not curves:
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,45 @@ def panels(*heights: float) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), layout="constrained")
     grid = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
     return figure, list(grid[:, 0])
+
+
+def panels_beside(width: float = 1.0, height: float = 1.0, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure of panels side by side, in units of the report's."""
+    with extra("a figure"):
+        from matplotlib.figure import Figure
+    figure = Figure(figsize=(width * WIDTH / 72, height * HEIGHT / 72), layout="constrained")
+    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+
+
+def legend_above(axes: Axes, drawn: dict[str, Any], columns: int = 2) -> None:
+    """Above the axes, where it covers nothing."""
+    place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": columns}
+    axes.legend(list(drawn.values()), list(drawn), frameon=False, fontsize=9, handlelength=3, **place)
+
+
+def label_points(axes: Axes, words: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write words (x, y, text, colour) beside their points into ``axes``, which are finished otherwise."""
+    with extra("a figure"):
+        from adjustText import adjust_text
+    figure: Any = axes.figure
+    figure.draw_without_rendering()  # only now everything has its place
+    figure.set_layout_engine("none")
+    drawn = [line for line in axes.lines if line.get_linestyle() != "None"]
+    paths = [line.get_transform().transform_path(line.get_path()) for line in drawn]
+    paths += [axes.transData.transform_path(bar) for bars in axes.collections for bar in bars.get_paths()]
+    marks = axes.transData.transform([(x, y) for x, y, *_ in words])
+    corners = [marks + np.array(corner) for corner in itertools.product((-6, 6), repeat=2)]
+    covered = np.concatenate([*(path.interpolated(6).vertices for path in paths), *corners])
+    taken = axes.transData.inverted().transform(covered)
+    look: dict[str, Any] = {"fontsize": 8.5, "ha": "center", "bbox": {"fc": COLOURS["card"], "ec": "none", "pad": 0.5}}
+    texts = [axes.text(x, y, text, color=COLOURS[colour], **look) for x, y, text, colour in words]
+    space: dict[str, Any] = {
+        "expand": (1.2, 1.8),
+        "force_static": (0.2, 0.3),
+        "force_text": (0.4, 0.6),
+        "iter_lim": 400,
+    }
+    adjust_text(texts, *taken.T, ax=axes, arrowprops={"arrowstyle": "-", "color": COLOURS["soft"], "lw": 0.6}, **space)
 
 
 def line(axes: Axes, curve: Curve, width: float = 1.6) -> None:

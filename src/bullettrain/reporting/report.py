@@ -7,18 +7,16 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bullettrain.evaluation.results import FILE as EVALUATION
 from bullettrain.evaluation.results import Entry
-from bullettrain.extras import extra
 from bullettrain.reporting import figures, images, summary
 from bullettrain.reporting.judged import judgement, read_judged, strongest
+from bullettrain.reporting.page import render
 from bullettrain.reporting.run import Comparison, Run, read_comparison, read_run
 from bullettrain.reporting.words import method_name, number, settings, short
 
@@ -86,20 +84,14 @@ def write_page(contents: Contents) -> Path:
     return target
 
 
-def _page(**values: Any) -> str:
-    with extra("a report"):
-        import jinja2
-    source = files("bullettrain.reporting").joinpath("template.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    return environment.from_string(source).render(icon=images.data_uri(_icon()), **values)
-
-
 def _render_judged(folder: Path, part: Part) -> str:
     """The page of a network that was trained elsewhere: what it is, and how it was judged."""
     if not part.entries:
         raise ValueError(part.damaged[0] if part.damaged else f"{folder / EVALUATION} holds no finished attack yet")
     newest = part.entries[-1]
-    return _page(
+    return render(
+        "bullettrain.reporting",
+        icon=images.data_uri(_icon()),
         trained=False,
         recipe=newest.model,
         facts=[newest.data, f"{number(newest.examples, 0)} images", str(newest.environment.get("device") or "")],
@@ -114,7 +106,9 @@ def _render(run: Run, part: Part, comparison: Comparison | None) -> str:
     attacked = "corrupted" if run.makes_views else "adversarial"
     factor = images.amplification(run.samples) if run.samples else 0
     strips = images.strips(run.samples, factor, mined=not run.plain) if run.samples else []
-    return _page(
+    return render(
+        "bullettrain.reporting",
+        icon=images.data_uri(_icon()),
         trained=True,
         judged=judged,
         recipe=str(run.config.get("recipe") or run.folder.resolve().name),

@@ -219,7 +219,7 @@ def read_run(folder: Path) -> Run:
                 _append(epochs, record, "epoch")
                 end = None
             case "batch":
-                batch = _batch(record) or batch
+                batch = read_batch(record) or batch
             case "evaluation":
                 key = (str(record.get("weights", "last")), str(record.get("attack", "clean")))
                 evaluations[key] = Evaluation(
@@ -339,7 +339,7 @@ def _table(records: list[Mapping[str, Any]], columns: Iterable[str]) -> Table:
     return {name: np.array([_float(record.get(name)) for record in records], dtype=np.float64) for name in columns}
 
 
-def _batch(record: Mapping[str, Any]) -> Batch | None:
+def read_batch(record: Mapping[str, Any]) -> Batch | None:
     """The batch of a record, or None where its three lists do not fit together."""
     try:
         svar = np.array([math.nan if value is None else value for value in record["svar"]], dtype=np.float64)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bullettrain.evaluation.paper import paper_boundary
 from bullettrain.reporting.run import SHARES, Comparison, Run
 from bullettrain.reporting.words import (
     DASH,
     MOMENT,
-    PAPER_BOUNDARY,
     captures,
     duration,
     error_in_words,
@@ -176,7 +176,7 @@ def shares(run: Run) -> list[Share]:
     if run.makes_views:
         more = "more " if run.seen_as == "as views" else ""
         notes = {name: f"two {more}views each" if count else f"no {more}views" for name, count in run.budget.items()}
-    paper = PAPER_BOUNDARY.get(str(run.config.get("recipe")))
+    paper = paper_boundary(str(run.config.get("recipe")))
     if paper is not None:
         notes["boundary"] = f"{notes.get('boundary', '')}; {percent(paper, 0)} in the paper"
     return [Share(name, percent(value, 0), f"{100 * value:.2f}", notes.get(name, "")) for name, value in found.items()]

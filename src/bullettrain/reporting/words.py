@@ -19,15 +19,6 @@ ATTACKS = {
     "corruptions": "Corruptions",
     "views": "AugMix views",
 }
-PAPER_BOUNDARY = {
-    "cifar10-trades": 0.28,
-    "cifar10-mart": 0.30,
-    "cifar10-augmix": 0.35,
-    "cifar10-augmix-fast": 0.35,
-    "cifar100-augmix": 0.36,
-    "cifar100-augmix-fast": 0.36,
-}
-"""F_B that the paper reports for what these recipes train."""
 
 
 def method_name(method: Mapping[Any, Any]) -> str:

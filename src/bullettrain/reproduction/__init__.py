@@ -1,7 +1,6 @@
 """The paper's tables and figures, one name each: rows are recipes with settings, and everything else is data."""
 
 from bullettrain.reproduction.scales import SCALES, Scale
-from bullettrain.reproduction.studies import STUDIES, find_study
-from bullettrain.reproduction.study import Check, Claim, Row, Study
+from bullettrain.reproduction.studies import STUDIES, Check, Row, Study
 
-__all__ = ["SCALES", "STUDIES", "Check", "Claim", "Row", "Scale", "Study", "find_study"]
+__all__ = ["SCALES", "STUDIES", "Check", "Row", "Scale", "Study"]

@@ -1,136 +1,135 @@
-"""Several runs, one after another or some at once on one device, each in a process of its own."""
+"""Several runs, one after another or concurrently on one device, and how long each takes with that to itself."""
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import multiprocessing
 import os
-import threading
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+import signal
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console
 
+from bullettrain.brief import first_line
 from bullettrain.data import DataError
-from bullettrain.reproduction.rows import Outcome, Task, perform
-from bullettrain.training.settings import ConfigError
+from bullettrain.lock import end_with_parent
+from bullettrain.reproduction.records import Record
+from bullettrain.reproduction.tasks import Task, TaskResult, perform
+from bullettrain.training.bench import Timed
+from bullettrain.training.config import Config
+from bullettrain.training.folder import RunFolder, environment
+from bullettrain.training.loop import Trainer
+from bullettrain.training.setup import find_place, load_data
 from bullettrain.training.signals import StopRequest
 
-Told = Callable[[Outcome], None]
+SPAWN = multiprocessing.get_context("spawn")
+"""A fork would copy CUDA and threads."""
+STEPS, REPEATS = 40, 5
+"""Mini-batches timed at once, and how often."""
+logger = logging.getLogger(__name__)
 
 
-def run_all(
-    tasks: Sequence[Task], *, jobs: int, console: Console | None, begun: Callable[[Task], None], ended: Told
-) -> int | None:
-    """Do all ``tasks``; the signal that stopped them, if one did. A run that fails does not stop the others."""
-    if jobs > 1 and len(tasks) > 1:
-        return _Pool(tasks, min(jobs, len(tasks)), begun, ended).run()
-    for task in tasks:
-        begun(task)
-        outcome = perform(task, console)
-        ended(outcome)
-        if outcome.signal is not None:
-            return outcome.signal
-    return None
+def run_all(tasks: Sequence[Task], *, jobs: int, console: Console | None) -> list[TaskResult]:
+    """Do all ``tasks``, and after a signal none that is not begun. A run that fails does not stop the others."""
+    if jobs > 1:
+        return _run_pool(tasks, jobs)
+    results: list[TaskResult] = []
+    for number, task in enumerate(tasks, 1):
+        logger.info("%d/%d  %s  %s", number, len(tasks), task.label, task.name)
+        results.append(perform(task, console))
+        if results[-1].signal is not None:
+            break
+    return results
 
 
-class _Pool:
-    """Processes that each do one task at a time; a request to stop is handed on, and what is begun is saved."""
-
-    def __init__(self, tasks: Sequence[Task], jobs: int, begun: Callable[[Task], None], ended: Told) -> None:
-        self.left, self.jobs, self.begun, self.ended = list(tasks), jobs, begun, ended
-        self.at_work: dict[Connection, tuple[BaseProcess, Task | None]] = {}
-        # Spawned: a fork would copy CUDA and threads.
-        self.context = multiprocessing.get_context("spawn")
-
-    def run(self) -> int | None:
-        """All tasks; the signal that stopped them."""
-        asked = False
-        with StopRequest() as stop:
-            try:
-                for _ in range(self.jobs):
-                    self._start()
-                while self.at_work:
-                    for ready in wait(list(self.at_work), timeout=0.2):
-                        assert isinstance(ready, Connection)
-                        self._hear(ready, going_on=stop.signal is None)
-                    if stop.signal is not None and not asked:
-                        asked = True
-                        for process, _ in self.at_work.values():
-                            process.terminate()  # SIGTERM: a run finishes its step, saves and says so
-            finally:
-                for pipe, (process, _) in self.at_work.items():
-                    process.terminate()
-                    pipe.close()  # what waits for a next task gets none
-                for process, _ in self.at_work.values():
-                    process.join()
-        return stop.signal
-
-    def _start(self) -> None:
-        mine, theirs = self.context.Pipe()
-        process = self.context.Process(target=_work, args=(theirs,))
-        process.start()
-        theirs.close()
-        self.at_work[mine] = (process, None)
-        self._give(mine)
-
-    def _give(self, pipe: Connection) -> None:
-        """The next task, or the end."""
-        process, _ = self.at_work[pipe]
-        if not self.left:
-            pipe.send(None)
-            process.join()
-            del self.at_work[pipe]
-            return
-        task = self.left.pop(0)
-        self.begun(task)
-        self.at_work[pipe] = (process, task)
-        with contextlib.suppress(OSError):  # it has died: its end of the pipe will say so
-            pipe.send(task)
-
-    def _hear(self, pipe: Connection, *, going_on: bool) -> None:
-        process, task = self.at_work[pipe]
-        assert task is not None
+def _run_pool(tasks: Sequence[Task], jobs: int) -> list[TaskResult]:
+    results: list[TaskResult] = []
+    with StopRequest() as stop, ProcessPoolExecutor(jobs, SPAWN, _start_worker) as pool:
+        left = list(tasks)
+        running: dict[Future[TaskResult], Task] = {}
         try:
-            answer = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            process.join()
-            del self.at_work[pipe]
-            if going_on:  # it died: out of memory, or killed
-                self.ended(Outcome(task.name, problem=f"its process ended with status {process.exitcode}"))
-                if self.left:
-                    self._start()
-            return
-        if isinstance(answer, Exception):
-            raise answer  # the user's mistake: no other run would do better
-        self.ended(answer)
-        if not going_on:
-            self.left.clear()
-        self._give(pipe)
+            while (left or running) and stop.signal is None:
+                while left and len(running) < jobs:  # no more than can run: what is handed over cannot be taken back
+                    task = left.pop(0)
+                    running[pool.submit(_work, task)] = task
+                for future in wait(running, timeout=0.2, return_when=FIRST_COMPLETED).done:
+                    results.append(_result(future, running.pop(future)))
+                    logger.info("%d/%d  done  %s", len(results), len(tasks), results[-1].name)
+        finally:
+            for worker in multiprocessing.active_children() if running else ():  # a signal, or the user's mistake
+                worker.terminate()  # a run finishes its step and saves
+    return results if stop.signal is None else [*results, TaskResult("", signal=stop.signal)]
 
 
-def _work(pipe: Connection) -> None:
-    """A process of the pool: tasks in, outcomes out."""
+def _result(future: Future[TaskResult], task: Task) -> TaskResult:
+    """How a run went; the user's mistakes are raised."""
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return TaskResult(task.name, problem="stopped, since a process was killed; the same command continues it")
+
+
+def _start_worker() -> None:
+    """Ctrl-C reaches the first process alone, which hands it on once, as SIGTERM; idle workers ignore that."""
     if hasattr(os, "setpgrp"):
-        os.setpgrp()  # Ctrl-C reaches the first process alone, which hands it on once
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):
-        while (task := pipe.recv()) is not None:
-            pipe.send(_answer(task))
+        os.setpgrp()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_with_parent()
 
 
-def _answer(task: Task) -> Outcome | Exception:
-    """The outcome, or the user's mistake, for the first process to raise."""
+def _work(task: Task) -> TaskResult:
+    """A run in a worker: a signal that comes while there is nothing to save ends it at once."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return perform(task)
-    except (ConfigError, DataError, ImportError) as error:
-        return type(error)(str(error))
+    except KeyboardInterrupt:
+        return TaskResult(task.name, signal=signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _end_with_parent() -> None:
-    """A process whose parent was killed would train on for nobody."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+# ------------------------------------------------------------------------------------------------ timing
+
+
+def is_timed(record: Record, device: torch.device) -> bool:
+    """Whether ``record`` has a timing by this code on this kind of device; of uncommitted code that is not known."""
+    there, here = record.timing.get("environment", {}), environment(device)
+    known = bool(here["commit"]) and not here["commit"].endswith("-dirty")
+    return known and all(there.get(key) == here[key] for key in ("device", "torch", "commit"))
+
+
+def time_run(record: Record, folder: Path, data_dir: Path | None = None, device: str | None = None) -> TaskResult:
+    """Put its timing, at the shares that the run had on average, into ``record`` and its file in ``folder``."""
+    if record.mined and record.config["method"]["separation"] != "quantile":
+        return TaskResult(record.name, problem="its classes are not by the rule, and cannot be imposed; run it alone")
+    try:
+        with ProcessPoolExecutor(1, SPAWN) as pool:
+            record.timing = pool.submit(_time, record, data_dir, device).result()
+    except (DataError, RuntimeError, ValueError) as error:  # ConfigError and a killed process are of these
+        return TaskResult(record.name, problem=first_line(error))
+    record.write(folder)
+    logger.info("%8.2f s an epoch  %s", record.timing["epoch_seconds"], record.name)
+    return TaskResult(record.name)
+
+
+def _time(record: Record, data_dir: Path | None, device: str | None) -> dict[str, Any]:
+    """In a process of its own. Weights are as they are drawn: what was learnt does not change how fast it is."""
+    # Tuned at once: what a long training comes to is what is timed.
+    config = Config.from_dict(record.config).replace_section("training", tune_after=0.0)
+    place, data = find_place(device), load_data(config, data_dir)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(config, RunFolder(Path(folder)), place, data)
+        shares = (record.shares["outlier"], record.shares["boundary"], record.shares["robust"])
+        timed = Timed(trainer, shares if record.mined else None, STEPS)
+        for _ in range(REPEATS):
+            timed.time()
+    return {
+        **{"epoch_seconds": timed.epoch_seconds, "step_ms": timed.step_ms, "spread_ms": timed.spread_ms},
+        **{"steps": STEPS, "repeats": REPEATS, "notes": trainer.notes, "environment": environment(place.device)},
+    }

@@ -7,54 +7,35 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bullettrain.corruptions.table import AVERAGED
-from bullettrain.evaluation.results import Entry, Result, Store, key_of
-from bullettrain.extras import extra
+from bullettrain.evaluation.results import Entry, Result, Store
 from bullettrain.reporting.plotting import thin
-from bullettrain.reporting.run import EPOCH_COLUMNS, SHARES, STEP_COLUMNS, Batch, Run, read_run
+from bullettrain.reporting.run import SHARES, Table, read_run
 from bullettrain.schema import conform
-from bullettrain.training.config import Config, flatten
+from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder
 
 FORMAT = 1
 WEIGHTS = "last"
-"""What the paper judges."""
+"""What the paper evaluates."""
 CURVE = ("step", "epoch", *SHARES, *(f"svar_{name}" for name in SHARES), "robust_accuracy", "loss")
-HOW = {
-    f"training.{key}"
-    for key in (
-        *("seed", "engine", "joint", "bucket", "channels_last", "compile", "average", "threads", "log_every"),
-        *("save_minutes", "probe"),
-    )
-} | {"evaluation.batch_size", "evaluation.search"}
-"""Settings that say how a run is computed, not what is learnt: a row's run may have others."""
-WHERE = ("device", "torch", "commit")
-"""What has to be the same for paces to be compared."""
-MINING = {"method.gamma", "method.momentum"}
-"""Settings that mean nothing where all get the same steps."""
-
-
-def identity(config: Config) -> str:
-    """Changes with what is learnt and how it is judged; not with the seed, nor with settings left as they are."""
-    usual = flatten(Config().to_dict())
-    idle = HOW if config.method.budget().uniform_steps is None else HOW | MINING
-    changed = {key: v for key, v in flatten(config.to_dict()).items() if v != usual[key] and key not in idle}
-    return key_of(**changed)[:8]
+Figure = dict[str, Any]
+"""An accuracy as a share, on how many images, which of them, the search's precision; of corruptions over how
+many, each at its severities, and in how many each image is right."""
 
 
 def run_name(config: Config) -> str:
     """A folder's name for the run, seed included."""
     method = config.method
     steps = f"b{method.boundary}-r{method.robust}-o{method.outlier}"
-    return f"{config.recipe}-{method.objective}-{steps}-{identity(config)}-s{config.training.seed}"
+    return f"{config.recipe}-{method.objective}-{steps}-{config.identity()}-s{config.training.seed}"
 
 
 @dataclass
@@ -69,25 +50,23 @@ class Record:
     """Of training; without captures, compilations and evaluation."""
     capture_seconds: float
     jobs: int
-    """Runs that shared the device: with more than one, seconds say nothing."""
+    """Concurrent runs on the device; more than one disables timing."""
     epochs: int
     examples: float
     work: float
     """Counted passes an example."""
     shares: dict[str, float]
-    figures: dict[str, dict[str, Any]]
-    """By attack: accuracy as a share, on how many images, which of them, the search's precision; of corruptions over
-    how many, each at its severities, and in how many each image is right."""
-    averaged: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The same of the averaged weights, where training judged them."""
+    figures: dict[str, Figure]
+    """By attack."""
+    averaged: dict[str, Figure] = field(default_factory=dict)
+    """The same of the averaged weights, where training evaluated them."""
     measures: dict[str, float] = field(default_factory=dict)
     """What else was measured, as the rank correlation with the oracle's classes."""
     warnings: list[str] = field(default_factory=list)
     curve: dict[str, list[float | None]] = field(default_factory=dict)
     batch: dict[str, Any] | None = None
-    pace: dict[str, Any] = field(default_factory=dict)
-    """Seconds of an epoch with the device to itself, timed after training (`--pace`), where and how; empty: it was not.
-    """
+    timing: dict[str, Any] = field(default_factory=dict)
+    """Seconds of an epoch with the device to itself, measured after training (`--timing`), where and how."""
     note: str = ""
     format: int = FORMAT
 
@@ -97,15 +76,30 @@ class Record:
         return int(self.config["training"]["seed"])
 
     @property
+    def stem(self) -> str:
+        """Its name but for the seed."""
+        return self.name.rpartition("-s")[0]
+
+    @property
     def finished(self) -> bool:
         """Whether training came to its end."""
         return self.reason == "finished"
 
     @property
+    def mined(self) -> bool:
+        """Whether examples were told apart."""
+        return len({self.config["method"][name] for name in SHARES}) > 1
+
+    @property
+    def timed_in(self) -> dict[str, Any]:
+        """The environment that its seconds are of."""
+        return dict(self.timing.get("environment", self.environment))
+
+    @property
     def alone(self) -> float | None:
-        """Seconds of training with the device to itself: by its pace, else those that the run took if it had."""
-        if self.pace:
-            return float(self.pace["epoch_seconds"]) * self.epochs
+        """Seconds of training with the device to itself: by its timing, else those that the run took if it had."""
+        if self.timing:
+            return float(self.timing["epoch_seconds"]) * self.epochs
         return self.seconds if self.jobs == 1 else None
 
     @property
@@ -114,13 +108,9 @@ class Record:
         method = self.config["method"]
         if method.get("first_layer") or method.get("carry") or method.get("align"):
             return None
-        if method["objective"] == "augmix":
-            return 1.0 + 2.0 * self._spent if method.get("jsd", True) else 1.0
-        return 1.0 + self._spent
-
-    @property
-    def _spent(self) -> float:
-        return sum(self.shares[name] * float(self.config["method"][name]) for name in SHARES)
+        steps = sum(self.shares[name] * float(method[name]) for name in SHARES)
+        views = {True: 2, False: 0}[method.get("jsd", True)] if method["objective"] == "augmix" else 1
+        return 1.0 + views * steps
 
     def value(self, metric: str) -> float | None:
         """Accuracies and shares in percent, seconds as minutes, the rest as it is; None where it is not known."""
@@ -130,150 +120,93 @@ class Record:
             return 100 * self.shares[metric] if self.mined else None
         if metric == "minutes":
             return None if self.alone is None else self.alone / 60
-        if metric in self.measures:
-            return self.measures[metric]
-        return self._of_curve(metric)
-
-    @property
-    def mined(self) -> bool:
-        """Whether examples were told apart."""
-        return len({self.config["method"][name] for name in SHARES}) > 1
+        return self.measures[metric] if metric in self.measures else self._of_curve(metric)
 
     def _of_curve(self, metric: str) -> float | None:
         """What the course of training says of the classes."""
-        columns = {name: _floats(values) for name, values in self._course().items()}
+        columns = self.course()
         if not self.mined or not columns:
             return None
-        first, last = ({name: columns[name][at] for name in SHARES} for at in (0, -1))
         if metric == "svar_order":
             means = np.stack([columns[f"svar_{name}"] for name in SHARES])
-            known = np.isfinite(means).all(axis=0)
-            order = (np.diff(means[:, known], axis=0) >= 0).all(axis=0)
-            return 100 * float(order.mean()) if known.any() else None
+            known = means[:, np.isfinite(means).all(axis=0)]
+            return 100 * float((np.diff(known, axis=0) >= 0).all(axis=0).mean()) if known.size else None
+        outlier, boundary, robust = (columns[name] for name in SHARES)
         found = {
-            "robust_rise": last["robust"] - first["robust"],
-            "outlier_fall": first["outlier"] - last["outlier"],
-            "boundary_least": min(last["robust"], last["outlier"]) - last["boundary"],
-        }.get(metric)
-        return 100 * float(found) if found is not None and math.isfinite(found) else None
+            "robust_rise": robust[-1] - robust[0],
+            "outlier_fall": outlier[0] - outlier[-1],
+            "boundary_least": min(robust[-1], outlier[-1]) - boundary[-1],
+        }.get(metric, math.nan)
+        return 100 * float(found) if math.isfinite(found) else None
 
-    def _course(self) -> dict[str, list[float | None]]:
-        """Its curve without entries of a few steps, which chance moves: older runs have them where an epoch ends.
+    def course(self) -> Table:
+        """Its curve without entries of a few steps, which chance moves: older runs have them where an epoch ends."""
+        columns = {name: np.array(values, dtype=np.float64) for name, values in self.curve.items()}
+        lengths = np.diff(columns["step"], prepend=0.0) if columns else np.zeros(0)
+        kept = lengths >= np.median(lengths) / 4 if len(lengths) else slice(0)
+        return {name: column[kept] for name, column in columns.items()}
 
-        Where a long curve was thinned when it was recorded, they are part of their neighbours.
-        """
-        steps = _floats(self.curve.get("step", []))
-        if len(steps) < 3:
-            return self.curve
-        lengths = np.diff(steps, prepend=0.0)
-        kept = lengths >= np.median(lengths) / 4
-        return {name: [v for v, keep in zip(values, kept, strict=True) if keep] for name, values in self.curve.items()}
-
-    def as_run(self) -> Run:
-        """As the report's figures take it, from what is kept of its course."""
-
-        def table(columns: Sequence[str], rows: Mapping[str, list[float | None]]) -> dict[str, Any]:
-            length = len(next(iter(rows.values()), []))
-            return {name: _floats(rows.get(name, [None] * length)) for name in columns}
-
-        batch = None
-        if self.batch is not None:
-            svar, steps, category = (np.array(self.batch[key]) for key in ("svar", "steps", "category"))
-            batch = Batch(float(self.batch["epoch"]), svar.astype(float), steps, category)
-        return Run(
-            folder=Path(self.name),
-            config=self.config,
-            steps=table(STEP_COLUMNS, self._course()),
-            epochs=table(EPOCH_COLUMNS, {}),
-            batch=batch,
-            evaluations=[],
-            warnings=[],
-            ended=self.reason,
-            totals={},
-            samples=None,
-        )
-
-    def write(self, folder: Path) -> Path:
+    def write(self, folder: Path) -> None:
         """Keep it in ``folder``, whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
         RunFolder(folder).write(f"{self.name}.json", f"{text}\n".encode())
-        return folder / f"{self.name}.json"
 
 
-def record_of(path: Path, *, jobs: int = 1, measures: Mapping[str, float] | None = None, note: str = "") -> Record:
-    """What is to be kept of the run in ``path``: its records, and what `bullettrain evaluate` has found since."""
-    with extra("a run's folder"):
-        import yaml
-    folder, run = RunFolder(path), read_run(path)
-    config = folder.config()
-    environment = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")).get("environment", {})
-    end: dict[str, Any] = next((r for r in reversed(folder.records()) if r.get("kind") == "end"), {})
-    figures: dict[str, dict[str, dict[str, Any]]] = {}
-    for judged in run.evaluations:
-        figure: dict[str, Any] = {"accuracy": judged.accuracy, "examples": judged.examples}
-        figure |= {} if judged.precision == "float32" else {"precision": judged.precision}
-        figure |= {"fingerprint": judged.fingerprint, "survived": judged.survived} if judged.survived else {}
-        figures.setdefault(judged.weights, {})[judged.attack] = figure
-    found = figures.setdefault(WEIGHTS, {})
+def record_of(path: Path, *, jobs: int = 1, kept: Record | None = None) -> Record:
+    """What is to be kept of the run in ``path``: its records, what `bullettrain evaluate` has found since, and what is
+    on record of it already (``kept``) and not in the folder."""
+    run, config = read_run(path), RunFolder(path).config()
+    figures: dict[str, dict[str, Figure]] = {WEIGHTS: {}}
+    for found in run.evaluations:
+        images = {"fingerprint": found.fingerprint, "survived": found.survived} if found.survived else {}
+        figure = _figure(found.accuracy, found.examples, found.precision) | images
+        figures.setdefault(found.weights, {})[found.attack] = figure
+    last = figures[WEIGHTS]
     for entry in Store(path).entries:
-        if entry.weights != WEIGHTS:
-            continue
-        for result in entry.results:
-            if result.role != "attack":
-                continue
-            found = better(found, {result.name: figure_of(entry, result)})
-    curve = {name: [_short(v) for v in thin(run.steps["epoch"], run.steps[name])[1]] for name in CURVE}
-    batch = run.batch
-    return Record(
-        name=run_name(config),
-        config=config.to_dict(),
-        environment=environment,
-        reason=str(end.get("reason", "unfinished")),
-        seconds=float(end.get("seconds", 0.0)),
-        capture_seconds=float(end.get("capture_seconds", 0.0)),
-        jobs=jobs,
-        epochs=int(end.get("epochs", 0)),
-        examples=float(end.get("examples", 0)),
-        work=float(end.get("work") or 0.0),
-        shares={name: float(end.get(name, 0.0)) for name in SHARES},
-        figures=found,
-        averaged=figures.get("averaged", {}),
-        measures=dict(measures or {}),
-        warnings=list(dict.fromkeys(text for _, text in run.warnings)),
-        curve=curve if run.steps["step"].size else {},
-        batch=None
-        if batch is None
-        else {
-            "epoch": batch.epoch,
-            "svar": [_short(v) for v in batch.svar],
-            "steps": batch.steps.tolist(),
-            "category": batch.category.tolist(),
-        },
-        note=note,
-    )
+        for result in entry.results if entry.weights == WEIGHTS else ():
+            if result.role == "attack":
+                last = better(last, {result.name: figure_of(entry, result)})
+    total = {name: value if math.isfinite(value) else 0.0 for name, value in run.totals.items()}
+    about: dict[str, Any] = {key: total[key] for key in ("seconds", "capture_seconds", "examples", "work")}
+    about |= {"epochs": int(total["epochs"]), "shares": {name: total[name] for name in SHARES}, "jobs": jobs}
+    about |= {"environment": dict(run.section("environment")), "reason": run.ended or "unfinished"}
+    about |= {"warnings": list(dict.fromkeys(text for _, text in run.warnings))}
+    if run.steps["step"].size:
+        about["curve"] = {name: [_short(v) for v in thin(run.steps["epoch"], run.steps[name])[1]] for name in CURVE}
+    if run.batch is not None:
+        about["batch"] = {key: np.asarray(value).tolist() for key, value in vars(run.batch).items()}
+    if kept is not None:
+        last = better(kept.figures, last)
+        about |= {"measures": dict(kept.measures), "timing": kept.timing, "note": kept.note}
+    averaged = figures.get("averaged", {})
+    return Record(name=run_name(config), config=config.to_dict(), figures=last, averaged=averaged, **about)
 
 
-def figure_of(entry: Entry, result: Result) -> dict[str, Any]:
+def figure_of(entry: Entry, result: Result) -> Figure:
     """What a record keeps of a result of `bullettrain evaluate`."""
-    about: dict[str, Any] = {"accuracy": result.accuracy, "examples": result.examples}
+    figure = _figure(result.accuracy, result.examples, result.precision)
     if result.corruptions:
         found = result.corruptions["accuracy"]
         averaged = {name: found[name] for name in AVERAGED if name in found}
-        about |= {"over": result.corruptions["over"], "corruptions": averaged}
-        if "kept" in result.corruptions:  # not in evaluations from before it was kept
-            about |= {key: result.corruptions[key] for key in ("fingerprint", "kept")}
-    about |= {} if result.precision == "float32" else {"precision": result.precision}
+        figure |= {"over": result.corruptions["over"], "corruptions": averaged}
+        known = ("fingerprint", "kept")  # not in evaluations from before they were kept
+        figure |= {key: result.corruptions[key] for key in known if key in result.corruptions}
     if result.survived:
-        about |= {"fingerprint": entry.fingerprint, "survived": result.survived}
-        about |= {"among": entry.among} if entry.among else {}
-    return about
+        figure |= {"fingerprint": entry.fingerprint, "survived": result.survived}
+        figure |= {"among": entry.among} if entry.among else {}
+    return figure
 
 
-def better(old: Mapping[str, dict[str, Any]], new: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _figure(accuracy: float, examples: float, precision: str) -> Figure:
+    searched = {} if precision == "float32" else {"precision": precision}
+    return {"accuracy": accuracy, "examples": examples, **searched}
+
+
+def better(old: Mapping[str, Figure], new: Mapping[str, Figure]) -> dict[str, Figure]:
     """Of two figures of an attack the one on more images, then in float32, then that knows more, then the new one."""
 
-    def worth(figure: Mapping[str, Any]) -> tuple[int, bool, bool]:
+    def worth(figure: Figure) -> tuple[int, bool, bool]:
         return figure["examples"], "precision" not in figure, "kept" in figure or "survived" in figure
 
     kept = {name: figure for name, figure in old.items() if name in new and worth(figure) > worth(new[name])}
@@ -286,7 +219,8 @@ def read_record(file: Path) -> Record | None:
         content = json.loads(file.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}")
-        record: Record = conform(content, Record)
+        timing = content.pop("pace", {})  # what it was called in the first records
+        record: Record = conform({"timing": timing, **content}, Record)
         return record
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -298,10 +232,6 @@ def read_records(folder: Path) -> dict[str, Record]:
     """All records in ``folder``, by name."""
     found = (read_record(file) for file in sorted(folder.glob("*.json")))
     return {record.name: record for record in found if record is not None}
-
-
-def _floats(values: Sequence[float | None]) -> NDArray[np.float64]:
-    return np.array([math.nan if v is None else v for v in values], dtype=np.float64)
 
 
 def _short(value: float) -> float | None:

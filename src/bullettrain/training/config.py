@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+import json
 import math
 import typing
 from collections.abc import Mapping, Sequence
@@ -187,6 +189,14 @@ LIMITS: dict[str, tuple[float, float]] = {
     "evaluation.restarts": (1, 1e6),
 }
 """Least and most that a setting may be."""
+SPEED = ("engine", "joint", "bucket", "channels_last", "compile", "threads")
+"""Settings of training that change how long it takes, and nothing else; precision changes both."""
+COMPUTED = {f"training.{key}" for key in (*SPEED, "seed", "average", "log_every", "save_minutes", "probe")} | {
+    *("evaluation.batch_size", "evaluation.search"),
+}
+"""Settings that say how a run is computed, recorded and evaluated, not what is learnt."""
+MINED_ALONE = {"method.gamma", "method.momentum"}
+"""Settings that mean nothing where all get the same steps."""
 
 
 @dataclass(frozen=True)
@@ -294,6 +304,14 @@ class Config:
         """Settings that differ, whatever the recipe is called: by "section.key", the value here and the value there."""
         mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
         return {key: (mine[key], theirs[key]) for key in mine if mine[key] != theirs[key] and key != "recipe"}
+
+    def identity(self) -> str:
+        """Changes with what is learnt and how it is evaluated; not with the seed, nor with settings left alone."""
+        usual = flatten(Config().to_dict())
+        idle = COMPUTED if self.method.budget().uniform_steps is None else COMPUTED | MINED_ALONE
+        changed = {key: v for key, v in flatten(self.to_dict()).items() if v != usual[key] and key not in idle}
+        text = json.dumps(changed, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()[:8]
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,236 @@
+"""One run of a row: train it, evaluate it, keep its record; each of these goes on where it was stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from bullettrain.brief import first_line
+from bullettrain.data import load
+from bullettrain.evaluation.corruptions import spot_corruptions
+from bullettrain.evaluation.evaluate import Plan, evaluate
+from bullettrain.evaluation.results import Store
+from bullettrain.evaluation.scores import score_ranks
+from bullettrain.evaluation.specs import Defaults, parse_attack, threat_of
+from bullettrain.evaluation.subject import find_subject
+from bullettrain.evaluation.watch import Watch
+from bullettrain.loading import load as load_network
+from bullettrain.precision import Precision
+from bullettrain.reproduction.records import WEIGHTS, Record, figure_of, read_record, record_of, run_name
+from bullettrain.training.collapse import CollapseError
+from bullettrain.training.config import Config
+from bullettrain.training.folder import RunError, RunFolder
+from bullettrain.training.run import train
+from bullettrain.training.settings import ConfigError
+from bullettrain.training.setup import find_place, load_data
+from bullettrain.training.signals import StoppedError, StopRequest
+
+Found = TypeVar("Found")
+RECORDS, RUNS = "records", "runs"
+SAME = " = "
+"""Between the names of rows that are the same run."""
+DONE, ON_RECORD, RANKS = "done", "on record", "the score's ranks"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to be had: what is trained, and all that is wanted of it.
+
+    Args:
+        out: folder of the reproduction; the run has a folder in its ``runs``.
+        attacks: as `--attack` takes them; none: it is trained, and evaluated some other time.
+        ranks: whether its score is compared with the oracle's classes.
+        precision: that attacks after training search in. None: what is there will do, and float32 for the rest.
+        corruptions: folder of CIFAR-C's files; without one, corruptions are made on the spot.
+        jobs: runs that share the device.
+        label: the rows that it is of, for a person.
+    """
+
+    config: Config
+    out: Path
+    attacks: tuple[str, ...]
+    ranks: bool = False
+    size: int = 0
+    precision: Precision | None = None
+    corruptions: Path | None = None
+    data_dir: Path | None = None
+    device: str | None = None
+    report: bool = True
+    jobs: int = 1
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the run, its folder and its record."""
+        return run_name(self.config)
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self.out / RUNS / self.name
+
+    @property
+    def trained(self) -> bool:
+        """Whether its training, here, came to its end."""
+        return RunFolder(self.folder).exists and RunFolder(self.folder).finished
+
+    def record(self) -> Record | None:
+        """What is kept of it so far."""
+        file = self.out / RECORDS / f"{self.name}.json"
+        if (record := read_record(file)) is None:
+            return None
+        network = record.config.get("network")
+        return self._of_this_network(record, network.get("name") if isinstance(network, dict) else network, file)
+
+    def folder_config(self) -> Config:
+        """The configuration of the run in its folder; how it is computed may differ from what is asked for now."""
+        config = RunFolder(self.folder).config()
+        return self._of_this_network(config, config.network.name, self.folder / "config.yaml")
+
+    def _of_this_network(self, found: Found, name: object, file: Path) -> Found:
+        """``found``; RunError where its file names another network, which may be any function, than this task."""
+        if name != self.config.network.name:
+            raise RunError(f"{file} is of the network {name!r}, not of {self.config.network.name!r}; move it away")
+        return found
+
+    def missing(self, record: Record) -> list[str]:
+        """What is wanted and not in ``record``: on enough images, and in float32 where that is asked for."""
+        figures = record.figures
+        whole = figures.get("clean", {}).get("examples", 0)
+        enough = min(self.size, whole) if self.size else whole
+
+        def there(name: str) -> bool:
+            if name not in figures or (self.precision == "float32" and "precision" in figures[name]):
+                return False
+            return name == "corruptions" or bool(figures[name]["examples"] >= enough)  # which have a size of their own
+
+        ranks = [RANKS] if self.ranks and "ranked" not in record.measures else []
+        return [attack for attack in self.attacks if not there(attack_name(attack))] + ranks
+
+    def state(self) -> str:
+        """How far it is: "done"; "on record", where its run is not here and the record lacks something that only
+        training anew could give (a record is worth more than that); trained, in some epoch, or new."""
+        record = self.record()
+        if record is not None and record.finished and not self.missing(record):
+            return DONE
+        if record is not None and record.finished and not RunFolder(self.folder).exists:
+            return ON_RECORD
+        epochs, planned = self.epochs_done(), self.config.training.epochs
+        return "trained" if epochs == planned else f"epoch {epochs} of {planned}" if epochs else "new"
+
+    def epochs_done(self) -> int:
+        """Epochs that are trained already, and can be continued from."""
+        records = RunFolder(self.folder).records()
+        return max((int(one["epoch"]) for one in records if one.get("kind") == "epoch"), default=0)
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """How it went: what went wrong, or the signal that stopped it, if any."""
+
+    name: str
+    problem: str | None = None
+    signal: int | None = None
+
+
+def attack_name(attack: str) -> str:
+    """The name under which results of an attack, written as `--attack` takes it, are kept."""
+    return attack if attack == RANKS else parse_attack(attack, Defaults()).name
+
+
+def perform(task: Task, console: Console | None = None) -> TaskResult:
+    """Do what is left of ``task``. ConfigError and DataError, the user's mistakes, are raised."""
+    folder, stop = RunFolder(task.folder), StopRequest()
+    try:
+        # How it is computed may differ from when it was begun (another device): what is learnt does not.
+        config = task.folder_config() if folder.exists else task.config
+        kept = task.record() if task.trained else None  # figures of another training have no place beside these
+        if kept is None or not kept.finished:
+            _most_jobs(task)
+            # A collapse is a result: it is recorded and shown.
+            how: dict[str, Any] = {"resume": folder.exists, "keep_going": True, "report": task.report}
+            place = find_place(task.device)
+            result = train(config, task.folder, place, data_dir=task.data_dir, console=console, **how)
+            if result.signal is not None:
+                return TaskResult(task.name, signal=result.signal)
+        with stop:
+            return _evaluate(task, config, kept, Watch(console, stop))
+    except StoppedError:
+        return TaskResult(task.name, signal=stop.signal)
+    except (CollapseError, RunError, RuntimeError) as error:
+        return TaskResult(task.name, problem=first_line(error))
+
+
+def _evaluate(task: Task, config: Config, kept: Record | None, watch: Watch) -> TaskResult:
+    """The attacks and measures that training did not end with, and the record."""
+    device = find_place(task.device).device
+    jobs = kept.jobs if kept is not None and kept.finished else _most_jobs(task)
+    record = record_of(task.folder, jobs=jobs, kept=kept)
+    record.write(task.out / RECORDS)  # what training alone gave is worth keeping already
+    missing = task.missing(record)
+    if not missing:
+        return TaskResult(task.name)
+    spot = task.corruptions is None and "corruptions" in missing
+    attacks = [attack for attack in missing if attack != RANKS and not (spot and attack == "corruptions")]
+    test = load_data(config, task.data_dir)[2]
+    if attacks:
+        cuda, parsed = device.type == "cuda", [parse_attack(attack, threat_of(config)) for attack in attacks]
+        how: dict[str, Any] = {"batch_size": 1000 if cuda else 500, "compiled": config.training.compile and cuda}
+        precisions = (task.precision or "float32",)
+        plan = Plan(parsed, precisions, corruptions=task.corruptions, size=task.size, **how)
+        subject = find_subject(str(task.folder), weights=WEIGHTS, network=config.network.name)
+        store = Store(task.folder)
+        try:
+            with store.alone(), watch:
+                entry, asked = evaluate(subject, test, config.data.name, plan, device=device, store=store, watch=watch)
+        except ConfigError as error:  # of this network: it has learnt NaN, for one
+            return TaskResult(task.name, problem=str(error))
+        record = record_of(task.folder, jobs=jobs, kept=record)
+        if task.precision is not None:  # asked for: these, and not what is there on more images in another precision
+            record.figures |= {result.name: figure_of(entry, result) for result in asked if result.name != "clean"}
+    if spot or RANKS in missing:
+        network = load_network(task.folder, weights=WEIGHTS, network=config.network.name).to(device)
+    if spot:
+        record.figures["corruptions"] = spot_corruptions(network, test, device=device)
+    if RANKS in missing:
+        images = load(config.data.name, split="train", root=task.data_dir, image_size=config.data.image_size)
+        record.measures |= {**score_ranks(network, images, config.method, device=device), "ranked": 1.0}
+    record.write(task.out / RECORDS)
+    return TaskResult(task.name)
+
+
+def _most_jobs(task: Task) -> int:
+    """The most runs that have shared the device while this one trained, also before it was stopped."""
+    runs = RunFolder(task.out / RUNS)
+    runs.path.mkdir(parents=True, exist_ok=True)
+    file = runs.path / f".{task.name}.jobs"
+    most = max(task.jobs, int(file.read_text()) if file.exists() else 1)
+    runs.write(file.name, str(most).encode())
+    return most
+
+
+def seconds_left(task: Task, records: Mapping[str, Record], device: str) -> tuple[float, str] | None:
+    """Training that is left, by the time of the same run with any seed, and the device that this was measured on: this
+    one if it was, else another; None where it was not measured."""
+    runs = [run for run in records.values() if run.alone and run.stem == task.name.rpartition("-s")[0]]
+    run = min(runs, key=lambda run: run.timed_in.get("device") != device, default=None)
+    if run is None or run.alone is None:
+        return None
+    left = task.config.training.epochs - task.epochs_done()
+    return left * run.alone / run.epochs, str(run.timed_in.get("device"))
+
+
+def merged(tasks: list[Task]) -> list[Task]:
+    """One task a run: rows that are the same run share it, and what is wanted of any of them is wanted of it."""
+    found: dict[str, Task] = {}
+    for task in tasks:
+        first = found.setdefault(task.name, task)
+        attacks = tuple(dict.fromkeys((*first.attacks, *task.attacks)))
+        label = SAME.join(dict.fromkeys([*first.label.split(SAME), task.label]))
+        found[task.name] = dataclasses.replace(first, attacks=attacks, ranks=first.ranks or task.ranks, label=label)
+    return list(found.values())
