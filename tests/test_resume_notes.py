@@ -39,7 +39,7 @@ def shown(folder):
 @pytest.fixture
 def stopped(tmp_path, monkeypatch):
     """A run that said something at its second step and was stopped at its sixth, in the second epoch."""
-    trainers, step, taken = [], bt.BulletTrain.step, []
+    trainers, step, taken = [], bt.BulletTrain.updates, []
 
     class Kept(runs.Trainer):
         def run(self):
@@ -56,7 +56,7 @@ def stopped(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(runs, "Trainer", Kept)
-        patch.setattr(bt.BulletTrain, "step", counted)
+        patch.setattr(bt.BulletTrain, "updates", counted)
         with pytest.raises(KilledError):
             runs.train(SMALL, tmp_path / "runs" / "digits", CPU)
     return tmp_path / "runs" / "digits"

@@ -20,7 +20,7 @@ def killing_self(place, at):
     """SIGKILL this process at the at-th call of a place in the code, before or after it."""
     import bullettrain.training.folder as folder_module
 
-    targets = {"replace": (folder_module.os, "replace"), "step": (bt.BulletTrain, "step"), "log": (RunFolder, "log")}
+    targets = {"replace": (folder_module.os, "replace"), "step": (bt.BulletTrain, "updates"), "log": (RunFolder, "log")}
     owner, name = targets[place.split("-")[0]]
     original, calls = getattr(owner, name), [0]
 
@@ -134,7 +134,7 @@ def test_groups_train_and_resume_bit_for_bit(tmp_path, monkeypatch, settings):
 def test_a_run_whose_attack_begins_later_resumes_bit_for_bit(tmp_path, monkeypatch):
     config = small("clean=0.4", "ramp=0.3")
     assert runs.train(config, tmp_path / "whole", CPU).finished
-    calls, original = [0], BulletTrain.step
+    calls, original = [0], BulletTrain.updates
 
     def step(*args, **kwargs):
         calls[0] += 1
@@ -142,7 +142,7 @@ def test_a_run_whose_attack_begins_later_resumes_bit_for_bit(tmp_path, monkeypat
             signal.raise_signal(signal.SIGINT)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(BulletTrain, "step", step)
+    monkeypatch.setattr(BulletTrain, "updates", step)
     assert runs.train(config, tmp_path / "cut", CPU).reason.startswith("stopped")
     monkeypatch.undo()
     assert runs.train(config, tmp_path / "cut", CPU, resume=True).finished
@@ -184,7 +184,7 @@ def test_resume_starts_afresh_where_there_is_nothing(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("at", [2, 7])
 def test_signals_finish_the_step_and_save(tmp_path, whole, monkeypatch, number, at):
-    calls, original = [0], bt.BulletTrain.step
+    calls, original = [0], bt.BulletTrain.updates
 
     def step(self, *args, **kwargs):
         calls[0] += 1
@@ -192,7 +192,7 @@ def test_signals_finish_the_step_and_save(tmp_path, whole, monkeypatch, number, 
             signal.raise_signal(number)
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(bt.BulletTrain, "step", step)
+    monkeypatch.setattr(bt.BulletTrain, "updates", step)
     handler = signal.getsignal(number)
     result = runs.train(small(), tmp_path / "run", CPU)
     assert result.reason == f"stopped by signal {int(number)}"

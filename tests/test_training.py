@@ -220,14 +220,16 @@ def test_the_attack_may_begin_later(tmp_path, robust):
     config = small("objective=pgd-at", "beta=null", *budget, "clean=0.25", "ramp=0.5", "epochs=4")
     trainer = Trainer(config, RunFolder(tmp_path), CPU, load_data(config, None))
     engine, seen = trainer.engine, []
-    original = engine.step
+    original = engine.updates
 
-    def step(network, x, y, **given):
-        out = original(network, x, y, **given)
-        seen.append((engine.objective.eps, int(out.steps.max()), bool((out.category != 1).any())))
-        return out
+    def updates(*args):
+        for out in original(*args):
+            eps = config.method.eps * float(engine.budget.part)
+            seen.append((eps, int(out.steps.max()), bool((out.category != 1).any())))
+            assert float((out.x_prime - args[1][0].x).abs().max()) <= eps + 1e-6
+            yield out
 
-    engine.step = step
+    engine.updates = updates
     assert trainer.run() == "finished"
     steps, full = 4 * trainer.batches, config.method.eps
     assert len(seen) == steps
