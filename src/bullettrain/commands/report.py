@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from bullettrain.reporting.report import Contents, read_contents, write_page
+from bullettrain.reporting.report import write_page
+from bullettrain.reporting.run import Contents, read_contents
 from bullettrain.terminal import say, terminal
 from bullettrain.training.folder import RunError, as_config
 
