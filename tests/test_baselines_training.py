@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import bullettrain as bt
 from bullettrain import baselines
 from bullettrain.data import Augment, DataError, ImageSet, Loader
-from bullettrain.reporting.words import method_name
+from bullettrain.reporting.formatting import method_name
 from bullettrain.training import Config, loop, recipe, steppers
 from bullettrain.training import run as runs
 from bullettrain.training.collapse import CollapseError
