@@ -19,7 +19,7 @@ from bullettrain.evaluation.results import FILE, Result, Store, pack, unpack, un
 from bullettrain.evaluation.specs import PGD, Clean, Corruptions, Defaults, parse_attacks
 from bullettrain.evaluation.subject import Subject, find_subject
 from bullettrain.evaluation.watch import Watch
-from bullettrain.reporting.verdict import difference, mean_in_words
+from bullettrain.reporting.attack_rows import difference, mean_in_words
 from bullettrain.reproduction.records import figure_of
 from bullettrain.training import recipe
 from bullettrain.training.folder import RunError

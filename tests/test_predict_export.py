@@ -214,7 +214,7 @@ def odd():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "--format", "onxx"], "--format is 'onxx'; there are onnx, torch-export, hub; did you mean 'onnx'?"),
+        (["run", "--format", "onx"], "--format is 'onx'; there are onnx, torch-export, hub; did you mean 'onnx'?"),
         (["run", "--format", "hub", "--out", "."], "--out . holds other files; give a new folder"),
         (["run", "--format", "hub", "--out", "0.png"], "--out 0.png is a file; give a folder"),
         (["run", "--format", "torch-export", "--out", "0.png/x.pt2"], "0.png/x.pt2 could not be written"),

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from bullettrain.evaluation.results import Entry, Result
 from bullettrain.evaluation.watch import interval, share
-from bullettrain.reporting.verdict import Row, difference, mean_in_words, rows, weakest
+from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows, weakest
 from bullettrain.terminal import fitting, say
 from bullettrain.training.config import Config
 from bullettrain.training.display import duration
@@ -45,7 +45,7 @@ def show(console: Console, entry: Entry, asked: Sequence[Result], config: Config
         say(console, "no sign of gradient masking")
 
 
-def _table(found: Sequence[Row], columns: Sequence[str]) -> Table:
+def _table(found: Sequence[AttackRow], columns: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in columns:
         side: Literal["left", "right"] = "left" if name in ("attack", "threat") else "right"

@@ -11,7 +11,7 @@ from rich.text import Text
 from bullettrain.terminal import say, terminal
 
 if TYPE_CHECKING:
-    from bullettrain.reporting.report import Contents
+    from bullettrain.reporting.run import Contents
 
 
 def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a comparison.")]) -> None:
@@ -21,7 +21,8 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a
 
       bullettrain report runs/digits
     """
-    from bullettrain.reporting.report import read_contents, write_page
+    from bullettrain.reporting.report import write_page
+    from bullettrain.reporting.run import read_contents
     from bullettrain.training.folder import RunError
 
     console = terminal()

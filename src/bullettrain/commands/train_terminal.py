@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bullettrain.evaluation.paper import paper_boundary
-from bullettrain.reporting import words
+from bullettrain.reporting import formatting
 from bullettrain.terminal import fitting, say, say_rows
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.config import Config
@@ -129,7 +129,9 @@ def print_result(console: Console, result: Result) -> None:
     for weights, figures in result.accuracy.items():
         table.add_row(weights, *(percent(figures[attack]) for attack in attacks))
     end = result.end
-    besides = words.plain(words.captures(end.get("capture_seconds", 0.0), " and {} of compiling and capturing"))
+    besides = formatting.plain(
+        formatting.captures(end.get("capture_seconds", 0.0), " and {} of compiling and capturing")
+    )
     lines = [f"trained {duration(end['seconds'])}{besides}, {end['work']:.1f} passes an example"]
     if end["boundary"] < 1:
         shares = [f"{name} {percent(end[name])}" for name in ("outlier", "boundary", "robust")]
@@ -156,7 +158,7 @@ def print_comparison(console: Console, baseline: Result, mined: Result) -> None:
     plain, own = figures["rows"]
     changes = [(name, own[name] - plain[name], errors[name]["error"]) for name in ("clean", attack)]
     says = [
-        f"{_heading(name)} {words.points(gap, error=error)}{words.too_close(gap, error)}"
+        f"{_heading(name)} {formatting.points(gap, error=error)}{formatting.too_close(gap, error)}"
         for name, gap, error in changes
     ]
     console.print(f"{mined.folder.parent}", style="bold", soft_wrap=True)
@@ -166,9 +168,9 @@ def print_comparison(console: Console, baseline: Result, mined: Result) -> None:
     lines = [
         f"speed-up {speedup['theoretical']:.2f}× theoretical, {speedup['work']:.2f}× counted work, "
         f"{speedup['wall_clock']:.2f}× wall-clock{_beside_paper(mined)}",
-        words.plain(words.in_all(own, plain)),
+        formatting.plain(formatting.in_all(own, plain)),
         f"accuracy of the {plain['weights']} weights; against the baseline {', '.join(says)}",
-        words.error_in_words(errors[attack]["paired"]),
+        formatting.error_in_words(errors[attack]["paired"]),
     ]
     say(console, "\n".join(line for line in lines if line))
 
@@ -185,8 +187,8 @@ def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
 def _beside_paper(result: Result) -> str:
     """F_B of the paper, where it has the recipe's."""
     paper = paper_boundary(RunFolder(result.folder).config().recipe)
-    return "" if paper is None else f"; in the paper boundary {words.plain(words.percent(paper, 0))}"
+    return "" if paper is None else f"; in the paper boundary {formatting.plain(formatting.percent(paper, 0))}"
 
 
 def _heading(attack: str) -> str:
-    return attack if attack == "clean" else words.attack_name(attack)
+    return attack if attack == "clean" else formatting.attack_name(attack)

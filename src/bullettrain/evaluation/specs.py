@@ -88,7 +88,7 @@ class Corruptions:
         return "corruptions"
 
 
-Attack: TypeAlias = Clean | PGD | AutoAttack | Corruptions
+Attack: TypeAlias = Clean | PGD | AutoAttack | APGD | Corruptions
 
 
 @dataclass(frozen=True)

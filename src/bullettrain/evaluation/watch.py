@@ -9,7 +9,7 @@ from rich.progress import Progress
 
 from bullettrain.evaluation.results import Result
 from bullettrain.evaluation.specs import threat_in_words
-from bullettrain.reporting import words
+from bullettrain.reporting import formatting
 from bullettrain.training.display import Evaluating, duration, progress_bar
 from bullettrain.training.signals import StopRequest
 
@@ -35,7 +35,7 @@ class Watch:
 
     def attacking(self, name: str, total: int) -> Evaluating:
         """A bar for an attack of ``total`` passes."""
-        return Evaluating(self.progress, words.attack_name(name), total, self.stop)
+        return Evaluating(self.progress, formatting.attack_name(name), total, self.stop)
 
     def part(self, name: str, accuracy: float, seconds: float, left: float) -> None:
         """An attack of an ensemble is done and leaves ``accuracy``: a line where there is no bar."""
@@ -64,13 +64,13 @@ def line(result: Result, *, kept: bool = False) -> str:
 
 def title(result: Result) -> str:
     """`PGD-20  L∞ 8/255`."""
-    name = words.attack_name(result.name)
+    name = formatting.attack_name(result.name)
     return f"{name}  {threat_in_words(*result.threat)}" if result.threat else name
 
 
 def share(value: float) -> str:
     """50.41 %: two digits, since results are compared by tenths."""
-    return words.plain(words.percent(value, 2))
+    return formatting.plain(formatting.percent(value, 2))
 
 
 def interval(ends: tuple[float, float]) -> str:

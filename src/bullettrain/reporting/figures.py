@@ -5,17 +5,17 @@ Each function gives a :class:`Plate`, or None where the run has nothing to draw.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bullettrain.mining import Category
+from bullettrain.reporting.formatting import percent, short
 from bullettrain.reporting.plotting import Curve, end_labels, ink, last, line, panels, percent_axis, thin
-from bullettrain.reporting.run import SHARES, Batch, Floats, Run, Table
+from bullettrain.reporting.run import SHARES, Floats, Run, ScoredBatch, Table
 from bullettrain.reporting.svg import COLOURS, drawing, inline
-from bullettrain.reporting.words import percent, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,17 +93,19 @@ def accuracy(run: Run, attacked: str) -> Plate | None:
     return Plate("accuracy", "Accuracy", "; ".join(says) + ".", svg)
 
 
+def plate(draw: Callable[[], Figure | None], name: str, title: str, caption: str, label: str) -> Plate | None:
+    """The figure that ``draw`` draws, in the report's style; ``label`` says what it shows to whoever cannot see it."""
+    with drawing():
+        figure = draw()
+        return None if figure is None else Plate(name, title, caption, inline(figure, name, label))
+
+
 def shares(run: Run) -> Plate | None:
     """Shares of outlier, boundary and robust examples over training (the paper's fig. 3)."""
-    with drawing():
-        figure = draw_shares(run.progress)
-        if figure is None:
-            return None
-        svg = inline(figure, "shares", "Stacked areas: shares of outlier, boundary and robust examples over epochs.")
-    caption = (
-        "What each mini-batch was made of. Robust should grow and outliers shrink; the boundary band is where most"
-    )
-    return Plate("shares", "Outlier, boundary, robust over training", f"{caption} of the work goes.", svg)
+    caption = "What each mini-batch was made of. Robust should grow and outliers shrink; the boundary band is where "
+    label = "Stacked areas: shares of outlier, boundary and robust examples over epochs."
+    title = "Outlier, boundary, robust over training"
+    return plate(lambda: draw_shares(run.progress), "shares", title, f"{caption}most of the work goes.", label)
 
 
 def draw_shares(table: Table) -> Figure | None:
@@ -131,14 +133,10 @@ def draw_shares(table: Table) -> Figure | None:
 
 def svar(run: Run) -> Plate | None:
     """Mean signed prediction variance of the three categories over training (fig. 4)."""
-    with drawing():
-        figure = draw_svar(run.steps)
-        if figure is None:
-            return None
-        label = "Line chart of the mean signed prediction variance of the three categories over epochs."
-        svg = inline(figure, "svar", label)
     caption = "Mean signed prediction variance: below zero is misclassified, further up is surer. The three should keep"
-    return Plate("svar", "SVar of the three classes", f"{caption} their order and move apart as training goes on.", svg)
+    caption += " their order and move apart as training goes on."
+    label = "Line chart of the mean signed prediction variance of the three categories over epochs."
+    return plate(lambda: draw_svar(run.steps), "svar", "SVar of the three classes", caption, label)
 
 
 def draw_svar(table: Table, over: str = "epoch") -> Figure | None:
@@ -159,17 +157,16 @@ def draw_svar(table: Table, over: str = "epoch") -> Figure | None:
     return figure
 
 
-def histogram(batch: Batch) -> Plate:
+def histogram(batch: ScoredBatch) -> Plate | None:
     """Signed prediction variance of one batch, with the steps it was given (fig. 5a)."""
-    with drawing():
-        label = "Histogram of the signed prediction variance of one batch, coloured by category, with the steps above."
-        svg = inline(draw_histogram(batch), "histogram", label)
     when = f" in epoch {int(np.ceil(batch.epoch))}" if np.isfinite(batch.epoch) else ""
     caption = f"The last whole batch{when}, {len(batch.svar)} examples. Below zero is misclassified; the line above is"
-    return Plate("histogram", "One batch, by SVar", f"{caption} the steps given at each SVar.", svg)
+    label = "Histogram of the signed prediction variance of one batch, coloured by category, with the steps above."
+    caption += " the steps given at each SVar."
+    return plate(lambda: draw_histogram(batch), "histogram", "One batch, by SVar", caption, label)
 
 
-def draw_histogram(batch: Batch) -> Figure:
+def draw_histogram(batch: ScoredBatch) -> Figure:
     """The drawing of :func:`histogram`, in the style that is set."""
     low, high = min(float(batch.svar.min()), 0.0), max(float(batch.svar.max()), 0.0)
     high = max(high, low + 1e-6)
@@ -203,28 +200,22 @@ def draw_histogram(batch: Batch) -> Figure:
             others = [place for other, place in named.items() if other != category]
             if not any(top == above and abs(at - middle) < 0.17 * span for at, top in others):  # else names would meet
                 height = above
-            place: dict[str, Any] = {
-                "ha": "center",
-                "va": "bottom",
-                "color": COLOURS[f"{name}-ink"],
-                "fontsize": 10.5,
-            }
-            top.annotate(name, (middle, height), xytext=(0, 3), textcoords="offset points", **place)
+            place: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 10.5, "textcoords": "offset points"}
+            top.annotate(name, (middle, height), xytext=(0, 3), color=COLOURS[f"{name}-ink"], **place)
     return figure
 
 
-def allocation(batch: Batch) -> Plate:
+def allocation(batch: ScoredBatch) -> Plate | None:
     """Steps of one batch against the rank of its examples by signed prediction variance (fig. 5b)."""
-    with drawing():
-        label = "Steps given to each example of one batch, ordered by signed prediction variance."
-        svg = inline(draw_allocation(batch), "allocation", label)
     most = max(int(batch.steps.max()), 1)
     spent = percent(float(batch.steps.sum()) / (most * len(batch.steps)), 0)
     caption = f"The filled area is what this batch cost: {spent} of the dashed box, where every example would get"
-    return Plate("allocation", "Where the steps went", f"{caption} {most} step{'s' * (most > 1)}.", svg)
+    label = "Steps given to each example of one batch, ordered by signed prediction variance."
+    caption += f" {most} step{'s' * (most > 1)}."
+    return plate(lambda: draw_allocation(batch), "allocation", "Where the steps went", caption, label)
 
 
-def draw_allocation(batch: Batch) -> Figure:
+def draw_allocation(batch: ScoredBatch) -> Figure:
     """The drawing of :func:`allocation`, in the style that is set."""
     order = np.argsort(batch.svar, kind="stable")
     steps, category = batch.steps[order], batch.category[order]

@@ -70,13 +70,9 @@ def label_points(axes: Axes, words: Sequence[tuple[float, float, str, str]]) -> 
     taken = axes.transData.inverted().transform(covered)
     look: dict[str, Any] = {"fontsize": 8.5, "ha": "center", "bbox": {"fc": COLOURS["card"], "ec": "none", "pad": 0.5}}
     texts = [axes.text(x, y, text, color=COLOURS[colour], **look) for x, y, text, colour in words]
-    space: dict[str, Any] = {
-        "expand": (1.2, 1.8),
-        "force_static": (0.2, 0.3),
-        "force_text": (0.4, 0.6),
-        "iter_lim": 400,
-    }
-    adjust_text(texts, *taken.T, ax=axes, arrowprops={"arrowstyle": "-", "color": COLOURS["soft"], "lw": 0.6}, **space)
+    space: dict[str, Any] = {"expand": (1.2, 1.8), "force_static": (0.2, 0.3), "force_text": (0.4, 0.6)}
+    ties = {"arrowstyle": "-", "color": COLOURS["soft"], "lw": 0.6}
+    adjust_text(texts, *taken.T, ax=axes, iter_lim=400, arrowprops=ties, **space)
 
 
 def line(axes: Axes, curve: Curve, width: float = 1.6) -> None:

@@ -6,56 +6,17 @@ import math
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bullettrain.evaluation.results import FILE as EVALUATION
-from bullettrain.evaluation.results import Entry
 from bullettrain.reporting import figures, images, summary
-from bullettrain.reporting.judged import judgement, read_judged, strongest
+from bullettrain.reporting.evaluation_section import evaluation_section, strongest
+from bullettrain.reporting.formatting import method_name, number, settings, short
 from bullettrain.reporting.page import render
-from bullettrain.reporting.run import Comparison, Run, read_comparison, read_run
-from bullettrain.reporting.words import method_name, number, settings, short
-
-
-@dataclass(frozen=True)
-class Part:
-    """A run, or a network that was trained elsewhere, and how it was judged."""
-
-    run: Run | None
-    entries: list[Entry]
-    damaged: list[str]
-    """A note where the judgement cannot be read."""
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What a folder holds that a page is made of, read once."""
-
-    folder: Path
-    parts: list[Part]
-    """The first is what the page is about; of a comparison the baseline comes second."""
-    comparison: Comparison | None
-
-
-def read_contents(folder: Path) -> Contents:
-    """Read the folder of a run, a comparison or an evaluation.
-
-    Raises:
-        ValueError: the folder is none of them.
-    """
-    folder = Path(folder)
-    comparison, runs = None, []
-    if (folder / "comparison.json").is_file():
-        comparison = read_comparison(folder)
-        runs = [comparison.bullettrain, comparison.baseline]
-    elif (folder / "config.yaml").is_file() or not (folder / EVALUATION).is_file():
-        runs = [read_run(folder)]
-    parts = [Part(run, *read_judged(run.folder)) for run in runs] or [Part(None, *read_judged(folder))]
-    return Contents(folder, parts, comparison)
+from bullettrain.reporting.run import Comparison, Contents, Part, Run, read_contents
 
 
 def write_report(folder: Path) -> Path:
@@ -95,14 +56,14 @@ def _render_judged(folder: Path, part: Part) -> str:
         trained=False,
         recipe=newest.model,
         facts=[newest.data, f"{number(newest.examples, 0)} images", str(newest.environment.get("device") or "")],
-        judged=[judgement(entry, None, index) for index, entry in enumerate(part.entries)],
+        judged=[evaluation_section(entry, None, index) for index, entry in enumerate(part.entries)],
         versions=list(settings(newest.environment)),
         commands=[] if _has_autoattack(part) else [_evaluate(newest.model, [])],
     )
 
 
 def _render(run: Run, part: Part, comparison: Comparison | None) -> str:
-    judged = [judgement(entry, run.config, index) for index, entry in enumerate(part.entries)]
+    judged = [evaluation_section(entry, run.config, index) for index, entry in enumerate(part.entries)]
     attacked = "corrupted" if run.makes_views else "adversarial"
     factor = images.amplification(run.samples) if run.samples else 0
     strips = images.strips(run.samples, factor, mined=not run.plain) if run.samples else []

@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bullettrain.evaluation.results import FILE as EVALUATIONS
+from bullettrain.evaluation.results import Entry, Store
 from bullettrain.evaluation.specs import threat_in_words
 from bullettrain.extras import extra
 from bullettrain.mining import Category
-from bullettrain.reporting.words import attack_name
+from bullettrain.reporting.formatting import attack_name
+from bullettrain.training.folder import RunError, RunFolder
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,7 +38,7 @@ END_KEYS += ("work", "plain_work", "theoretical_speedup", "work_speedup")
 
 
 @dataclass(frozen=True)
-class Batch:
+class ScoredBatch:
     """One mini-batch as it was separated: the score, the steps and the category of each of its m examples."""
 
     epoch: float
@@ -82,7 +85,7 @@ class Run:
     steps: Table
     epochs: Table
     """One row an epoch; ``seconds`` are those of the epoch itself."""
-    batch: Batch | None
+    batch: ScoredBatch | None
     evaluations: list[Evaluation]
     warnings: list[tuple[float, str]]
     ended: str | None
@@ -132,9 +135,7 @@ class Run:
     def seen_as(self) -> str:
         """How the network saw training images that were not corrupted: clean, as views, or partly as views."""
         views = self.section("data").get("views")
-        if not views:
-            return "clean"
-        return "as views" if views == 1 else "partly as views"
+        return "clean" if not views else "as views" if views == 1 else "partly as views"
 
     @property
     def progress(self) -> Table:
@@ -201,14 +202,14 @@ def read_run(folder: Path) -> Run:
     """
     config = _read_config(folder)
     notes: list[str] = []
-    records, broken = _read_records(folder / "metrics.jsonl")
+    records, broken = RunFolder(folder).read_metrics()
     if broken:
         notes.append(f"Lines of metrics.jsonl that could not be read and were left out: {broken}.")
     steps: list[Mapping[str, Any]] = []
     epochs: list[Mapping[str, Any]] = []
     evaluations: dict[tuple[str, str], Evaluation] = {}
     warnings: list[tuple[float, str]] = []
-    batch: Batch | None = None
+    batch: ScoredBatch | None = None
     end: Mapping[str, Any] | None = None
     for record in records:
         match record.get("kind"):
@@ -222,21 +223,18 @@ def read_run(folder: Path) -> Run:
                 batch = read_batch(record) or batch
             case "evaluation":
                 key = (str(record.get("weights", "last")), str(record.get("attack", "clean")))
-                evaluations[key] = Evaluation(
-                    *key,
-                    _float(record.get("accuracy")),
-                    _float(record.get("examples")),
-                    str(record.get("precision", "float32")),
-                    str(record.get("fingerprint", "")),
-                    str(record.get("survived", "")),
-                )
+                accuracy, examples = _float(record.get("accuracy")), _float(record.get("examples"))
+                usual = {"precision": "float32", "fingerprint": "", "survived": ""}
+                about = [str(record.get(name, value)) for name, value in usual.items()]
+                evaluations[key] = Evaluation(*key, accuracy, examples, *about)
             case "warning":
                 warnings.append((_float(record.get("step")), str(record.get("message", ""))))
             case "note":
                 notes.append(str(record.get("message", "")))
             case "end":
                 end = record
-                notes += [str(note) for note in _list(record.get("notes"))]  # all there is of runs from before
+                said = record.get("notes")  # all there is of runs from before
+                notes += map(str, said if isinstance(said, list) else [])
     samples = _read_samples(folder / "samples.safetensors", notes)
     return Run(
         folder=folder,
@@ -269,15 +267,10 @@ def read_comparison(folder: Path) -> Comparison:
         errors = {str(attack): dict(about) for attack, about in content.get("errors", {}).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a comparison that this version can read; run the comparison again") from error
-    return Comparison(
-        read_run(folder / "bullettrain"),
-        read_run(folder / "baseline"),
-        rows,
-        weights,
-        speedup,
-        {attack: _float(about.get("error")) for attack, about in errors.items()},
-        all(about.get("paired") is True for about in errors.values()),
-    )
+    mined, plain = read_run(folder / "bullettrain"), read_run(folder / "baseline")
+    apart = {attack: _float(about.get("error")) for attack, about in errors.items()}
+    paired = all(about.get("paired") is True for about in errors.values())
+    return Comparison(mined, plain, rows, weights, speedup, apart, paired)
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:
@@ -297,24 +290,6 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
     return config
 
 
-def _read_records(path: Path) -> tuple[list[Mapping[str, Any]], int]:
-    """The log's records, and how many lines before the last could not be read (the last may be half-written)."""
-    if not path.is_file():
-        return [], 0
-    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
-    records, broken = [], 0
-    for position, line in enumerate(lines):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if isinstance(record, Mapping):
-            records.append(record)
-        elif position < len(lines) - 1:
-            broken += 1
-    return records, broken
-
-
 def _append(kept: list[Mapping[str, Any]], record: Mapping[str, Any], key: str) -> None:
     """Add a record; what a killed run had logged beyond the checkpoint it was resumed from goes."""
     at = _float(record.get(key))
@@ -331,15 +306,11 @@ def _float(value: Any) -> float:
     return float(value) if number else math.nan
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _table(records: list[Mapping[str, Any]], columns: Iterable[str]) -> Table:
     return {name: np.array([_float(record.get(name)) for record in records], dtype=np.float64) for name in columns}
 
 
-def read_batch(record: Mapping[str, Any]) -> Batch | None:
+def read_batch(record: Mapping[str, Any]) -> ScoredBatch | None:
     """The batch of a record, or None where its three lists do not fit together."""
     try:
         svar = np.array([math.nan if value is None else value for value in record["svar"]], dtype=np.float64)
@@ -348,7 +319,7 @@ def read_batch(record: Mapping[str, Any]) -> Batch | None:
         return None
     if not (svar.ndim == 1 and len(svar) and svar.shape == steps.shape == category.shape and np.isfinite(svar).all()):
         return None
-    return Batch(_float(record.get("epoch")), svar, steps, category)
+    return ScoredBatch(_float(record.get("epoch")), svar, steps, category)
 
 
 def _read_samples(path: Path, notes: list[str]) -> Samples | None:
@@ -370,3 +341,50 @@ def _read_samples(path: Path, notes: list[str]) -> Samples | None:
         notes.append(f"samples.safetensors could not be read ({type(error).__name__}): no example images are shown.")
         return None
     return Samples(clean, adversarial, category, label, before, after, names)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run, or a network that was trained elsewhere, and how it was judged."""
+
+    run: Run | None
+    entries: list[Entry]
+    damaged: list[str]
+    """A note where the judgement cannot be read."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a folder holds that a page is made of, read once."""
+
+    folder: Path
+    parts: list[Part]
+    """The first is what the page is about; of a comparison the baseline comes second."""
+    comparison: Comparison | None
+
+
+def read_contents(folder: Path) -> Contents:
+    """Read the folder of a run, a comparison or an evaluation.
+
+    Raises:
+        ValueError: the folder is none of them.
+    """
+    folder = Path(folder)
+    comparison, runs = None, []
+    if (folder / "comparison.json").is_file():
+        comparison = read_comparison(folder)
+        runs = [comparison.bullettrain, comparison.baseline]
+    elif (folder / "config.yaml").is_file() or not (folder / EVALUATIONS).is_file():
+        runs = [read_run(folder)]
+    parts = [Part(run, *_read_evaluations(run.folder)) for run in runs] or [Part(None, *_read_evaluations(folder))]
+    return Contents(folder, parts, comparison)
+
+
+def _read_evaluations(folder: Path) -> tuple[list[Entry], list[str]]:
+    """What `evaluation.json` in ``folder`` holds, and a note where it cannot be read."""
+    if not (folder / EVALUATIONS).is_file():
+        return [], []
+    try:
+        return [entry for entry in Store(folder).entries if entry.results], []
+    except RunError:
+        return [], [f"{EVALUATIONS} could not be read: the evaluation is not shown."]

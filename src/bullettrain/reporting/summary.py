@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bullettrain.evaluation.paper import paper_boundary
-from bullettrain.reporting.run import SHARES, Comparison, Run
-from bullettrain.reporting.words import (
+from bullettrain.reporting.formatting import (
     DASH,
     MOMENT,
     captures,
@@ -26,6 +25,7 @@ from bullettrain.reporting.words import (
     times,
     too_close,
 )
+from bullettrain.reporting.run import SHARES, Comparison, Run
 from bullettrain.training.folder import preferred
 
 ROWS = 400  # the longest table of epochs that is written out

@@ -10,7 +10,7 @@ from typing import Any
 
 from bullettrain.evaluation.compared import Measured
 from bullettrain.evaluation.statistics import CHANCE
-from bullettrain.reporting.words import attack_name as attack_title
+from bullettrain.reporting.formatting import attack_name as attack_title
 from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.scales import Scale
 from bullettrain.reproduction.studies import RATIOS, SHARES, Check, Row, Study

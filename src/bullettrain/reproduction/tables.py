@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bullettrain.evaluation.compared import Measured
+from bullettrain.reporting.formatting import DASH, number
 from bullettrain.reporting.page import render
-from bullettrain.reporting.words import DASH, number
 from bullettrain.reproduction.results import RANKS, CheckResult, Results, Verdict, worst
 from bullettrain.reproduction.studies import RATIOS, SHARES, Row
 

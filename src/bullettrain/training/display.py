@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from bullettrain.reporting import words
+from bullettrain.reporting import formatting
 from bullettrain.terminal import say
 from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.tally import CLASSES
@@ -178,12 +178,12 @@ def shares(record: Mapping[str, Any], *, colour: bool = False) -> str:
 
 def percent(share: float | None) -> str:
     """0.8146 as 81.5 %."""
-    return words.plain(words.percent(math.nan if share is None else share))
+    return formatting.plain(formatting.percent(math.nan if share is None else share))
 
 
 def duration(seconds: float) -> str:
     """12.3 s, 5 min 12 s, 1 h 23 min."""
-    return words.plain(words.duration(seconds))
+    return formatting.plain(formatting.duration(seconds))
 
 
 def _number(value: float | None) -> str:

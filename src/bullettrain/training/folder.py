@@ -157,17 +157,21 @@ class RunFolder:
 
     def records(self) -> list[dict[str, Any]]:
         """All records so far; a last line that a kill cut short is left out."""
+        return self.read_metrics()[0]
+
+    def read_metrics(self) -> tuple[list[dict[str, Any]], int]:
+        """The records, and how many lines before the last, which a kill may have cut short, cannot be read."""
         try:
-            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").split("\n")
+            text = (self.path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
-            return []
-        records = []
-        for line in lines:
-            with contextlib.suppress(json.JSONDecodeError):
-                record = json.loads(line)
-                if isinstance(record, dict):
-                    records.append(record)
-        return records
+            return [], 0
+        found: list[Any] = []
+        for line in filter(str.strip, text.split("\n")):
+            found.append(None)
+            with contextlib.suppress(ValueError):
+                found[-1] = json.loads(line)
+        broken = sum(not isinstance(record, dict) for record in found[:-1])
+        return [record for record in found if isinstance(record, dict)], broken
 
     def metrics_size(self) -> int:
         """Bytes of metrics so far: the mark to which resuming cuts them back."""

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bullettrain.evaluation.results import FILE, Entry, Result, Store
+from bullettrain.evaluation.results import Entry, Result
 from bullettrain.evaluation.specs import radius, threat_in_words
-from bullettrain.reporting.figures import Plate
+from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows
+from bullettrain.reporting.figures import Plate, plate
+from bullettrain.reporting.formatting import DASH, attack_name, duration, number, percent
 from bullettrain.reporting.plotting import Curve, end_labels, line, panels, percent_axis
 from bullettrain.reporting.run import Floats, Run
 from bullettrain.reporting.summary import Grid
 from bullettrain.reporting.svg import COLOURS, drawing, inline
-from bullettrain.reporting.verdict import Row, difference, mean_in_words, rows
-from bullettrain.reporting.words import DASH, attack_name, duration, number, percent
 from bullettrain.training.config import Config
-from bullettrain.training.folder import RunError
 from bullettrain.training.settings import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PREFIX = {"attack": "", "part": "… ", "worst": "All of these, "}
 MOST_CLASSES = 12
@@ -28,7 +30,7 @@ MOST_CLASSES = 12
 
 
 @dataclass(frozen=True)
-class Judgement:
+class EvaluationSection:
     """One network on one dataset, ready to be shown."""
 
     title: str
@@ -39,23 +41,13 @@ class Judgement:
     corruptions: Grid | None
 
 
-def read_judged(folder: Path) -> tuple[list[Entry], list[str]]:
-    """What `evaluation.json` in ``folder`` holds, and a note where it cannot be read."""
-    if not (folder / FILE).is_file():
-        return [], []
-    try:
-        return [entry for entry in Store(folder).entries if entry.results], []
-    except RunError:
-        return [], [f"{FILE} could not be read: the evaluation is not shown."]
-
-
-def judgement(entry: Entry, config: Mapping[str, Any] | None, index: int) -> Judgement:
+def evaluation_section(entry: Entry, config: Mapping[str, Any] | None, index: int) -> EvaluationSection:
     """``entry`` as tables and figures; ``index`` keeps the names of figures apart."""
     attacks = [result for result in entry.results if result.role == "attack"]
     corrupted = [result for result in attacks if result.corruptions]
     name = f"judged{index}"
     plates = [eps_curve(entry, name), steps_curve(entry, name), classes(entry, attacks, name)]
-    return Judgement(
+    return EvaluationSection(
         f"{entry.weights} weights on {entry.data}" if entry.recipe else f"{entry.model} on {entry.data}",
         _note(entry),
         entry.warnings,
@@ -103,7 +95,7 @@ def _config(values: Mapping[str, Any] | None) -> Config | None:
 def _table(entry: Entry, attacks: Sequence[Result], config: Config | None) -> Grid:
     """A row for each attack, those of AutoAttack below it, and the worst case over all on one threat."""
     found = rows(entry, attacks, config)
-    columns: dict[str, Callable[[Row], str]] = {
+    columns: dict[str, Callable[[AttackRow], str]] = {
         "Attack": lambda row: f"{PREFIX[row.kind]}{row.name}",
         "Threat": lambda row: row.threat or DASH,
         "Accuracy": lambda row: percent(row.accuracy, 2),
@@ -134,21 +126,16 @@ def eps_curve(entry: Entry, name: str) -> Plate | None:
     bounded = [result for result in swept if result.attack["eps"] < largest]
     eps = np.array([0.0, *(result.attack["eps"] for result in bounded)])
     at = [result.attack["eps"] for result in _swept(entry, "eps")[:1]]
-    plate = _curve(
-        f"{name}-eps",
-        [clean[0], *bounded],
-        eps,
-        f"ε  ({'L∞' if swept[0].attack['norm'] == 'linf' else 'L2'})",
-        "Line chart of accuracy against the radius of the attack.",
-        mark=at,
-    )
+    xlabel = f"ε  ({'L∞' if swept[0].attack['norm'] == 'linf' else 'L2'})"
+    label = "Line chart of accuracy against the radius of the attack."
     steps, free = swept[0].attack["steps"], next(r for r in swept if r.attack["eps"] == largest)
     caption = (
         f"PGD-{steps} on {number(swept[0].examples, 0)} images; the band is the 95 % interval, the dashed "
         f"line the ε of the attacks above. It should fall all the way: without bounds (ε = {radius(largest)}) "
         f"{percent(free.accuracy)} are left."
     )
-    return Plate(f"{name}-eps", "Robust accuracy against ε", caption, plate)
+    draw = partial(_curve, [clean[0], *bounded], eps, xlabel, mark=at)
+    return plate(draw, f"{name}-eps", "Robust accuracy against ε", caption, label)
 
 
 def steps_curve(entry: Entry, name: str) -> Plate | None:
@@ -158,12 +145,12 @@ def steps_curve(entry: Entry, name: str) -> Plate | None:
         return None
     steps = np.array([float(result.attack["steps"]) for result in swept])
     label = "Line chart of robust accuracy against the steps of the attack."
-    plate = _curve(f"{name}-steps", swept, steps, "attack steps", label, log=True)
+    draw = partial(_curve, swept, steps, "attack steps", log=True)
     caption = (
         f"PGD at {threat_in_words(*(swept[0].threat or ('linf', 0.0)))}, the same "
         f"{number(swept[0].examples, 0)} images. It should fall and level off; a rise is a sign of masked gradients."
     )
-    return Plate(f"{name}-steps", "Robust accuracy against steps", caption, plate)
+    return plate(draw, f"{name}-steps", "Robust accuracy against steps", caption, label)
 
 
 def _swept(entry: Entry, held: str) -> list[Result]:
@@ -179,35 +166,27 @@ def _swept(entry: Entry, held: str) -> list[Result]:
 
 
 def _curve(
-    name: str,
-    results: Sequence[Result],
-    x: Floats,
-    xlabel: str,
-    label: str,
-    *,
-    log: bool = False,
-    mark: Sequence[float] = (),
-) -> str:
+    results: Sequence[Result], x: Floats, xlabel: str, *, log: bool = False, mark: Sequence[float] = ()
+) -> Figure:
     """One line with its interval; a dashed line across at each of ``mark``."""
     y = np.array([result.accuracy for result in results])
     low, high = (np.array([result.interval[end] for result in results]) for end in (0, 1))
-    with drawing():
-        figure, (axes,) = panels(1)
-        for place in mark:
-            axes.axvline(place, color=COLOURS["soft"], linewidth=0.9, linestyle=(0, (3, 3)))
-        axes.fill_between(x, low, high, color=COLOURS["accent"], alpha=0.16, linewidth=0)
-        line(axes, Curve(x, y, "accent"))
-        line(axes, Curve(x, y, "accent", style="o"))
-        if log:
-            axes.set_xscale("log")
-            axes.set_xticks(list(x), [f"{value:.0f}" for value in x])
-            axes.minorticks_off()
-        else:
-            axes.set_xlim(left=0)
-        axes.set(xlabel=xlabel)
-        percent_axis(axes)
-        end_labels(axes, [(float(y[-1]), f"{100 * y[-1]:.1f} %", "accent-ink")])
-        return inline(figure, name, label)
+    figure, (axes,) = panels(1)
+    for place in mark:
+        axes.axvline(place, color=COLOURS["soft"], linewidth=0.9, linestyle=(0, (3, 3)))
+    axes.fill_between(x, low, high, color=COLOURS["accent"], alpha=0.16, linewidth=0)
+    line(axes, Curve(x, y, "accent"))
+    line(axes, Curve(x, y, "accent", style="o"))
+    if log:
+        axes.set_xscale("log")
+        axes.set_xticks(list(x), [f"{value:.0f}" for value in x])
+        axes.minorticks_off()
+    else:
+        axes.set_xlim(left=0)
+    axes.set(xlabel=xlabel)
+    percent_axis(axes)
+    end_labels(axes, [(float(y[-1]), f"{100 * y[-1]:.1f} %", "accent-ink")])
+    return figure
 
 
 def classes(entry: Entry, attacks: Sequence[Result], name: str) -> Plate | None:

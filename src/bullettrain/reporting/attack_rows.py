@@ -9,12 +9,12 @@ from typing import Literal
 from bullettrain.evaluation.paper import paper_figure
 from bullettrain.evaluation.results import Entry, Result, worst_cases
 from bullettrain.evaluation.specs import threat_in_words
-from bullettrain.reporting.words import attack_name, listed, percent, plain, points
+from bullettrain.reporting.formatting import attack_name, listed, percent, plain, points
 from bullettrain.training.config import Config
 
 
 @dataclass(frozen=True)
-class Row:
+class AttackRow:
     """A line of the table: an attack, one of AutoAttack's parts, or the worst case over attacks."""
 
     kind: Literal["attack", "part", "worst"]
@@ -27,31 +27,21 @@ class Row:
     seconds: float | None = None
 
 
-def rows(entry: Entry, results: Sequence[Result], config: Config | None) -> list[Row]:
+def rows(entry: Entry, results: Sequence[Result], config: Config | None) -> list[AttackRow]:
     """The results, AutoAttack's parts below it, and the worst case over all on one threat."""
     found = []
     for result in results:
         threat = threat_in_words(*result.threat) if result.threat else ""
         part = f", {result.corruptions['over']} of 15" if result.corruptions.get("missing") else ""
         paper = paper_figure(config, result.name, result.attack.get("eps"), entry.data)
-        found.append(
-            Row(
-                "attack",
-                attack_name(result.name) + part,
-                threat,
-                result.accuracy,
-                result.precision,
-                result.interval,
-                paper,
-                result.seconds,
-            )
-        )
+        name, measured = attack_name(result.name) + part, (result.interval, paper, result.seconds)
+        found.append(AttackRow("attack", name, threat, result.accuracy, result.precision, *measured))
         if result.attack["attack"] in ("autoattack", "apgd"):
             parts = result.rounds[1:]
-            found += [Row("part", f"after {name}", threat, left, result.precision) for name, left in parts]
+            found += [AttackRow("part", f"after {name}", threat, left, result.precision) for name, left in parts]
     for case in worst_cases(results):
         threat = threat_in_words(case["norm"], case["eps"])
-        found.append(Row("worst", "worst case", threat, case["accuracy"], case["precision"], case["interval"]))
+        found.append(AttackRow("worst", "worst case", threat, case["accuracy"], case["precision"], case["interval"]))
     return found
 
 
