@@ -189,16 +189,19 @@ def test_settings_run(tmp_path, settings):
 
 
 def test_eps_may_grow(tmp_path):
-    config = small("objective=pgd-at", "beta=null", "ramp=0.5", "epochs=2", "attack_group=2")
+    config = small("objective=pgd-at", "beta=null", "ramp=0.5", "epochs=2")
     trainer = Trainer(config, RunFolder(tmp_path), CPU, load_data(config, None))
     objective, seen = trainer.engine.objective, []
     original = objective.corrupt
 
-    def corrupt(*args, start, **kwargs):
-        seen.append((objective.eps, (start - args[1]).abs().max().item(), args[5].max().item()))
-        return original(*args, start=start, **kwargs)
+    def corrupt(net, attack, rows, fast):
+        if attack.eps is not None and rows is not None and begun[-1:] != [attack.labels.data_ptr()]:
+            begun.append(attack.labels.data_ptr())
+            far = (attack.x_prime - attack.clean).abs().max().item()
+            seen.append((attack.eps.max().item(), far, attack.size.max().item()))
+        return original(net, attack, rows, fast)
 
-    objective.corrupt = corrupt
+    begun, objective.corrupt = [], corrupt
     trainer.judge.probe = lambda *args: 0.9 * trainer.at.epoch  # a strong attack, while the own is still weak
     trainer._figures = lambda counts, figures=trainer._figures: {**figures(counts), "robust_accuracy": 0.9}
     assert trainer.run() == "finished"

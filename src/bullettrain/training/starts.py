@@ -18,6 +18,8 @@ from bullettrain.training.setup import Place
 class Growing:
     """A budget whose attacks begin later, or grow: until they begin nobody gets a step.
 
+    Mini-batches that are attacked together have the radius of the last of them.
+
     Args:
         budget: what it comes to.
         eps: radius of the attacks, when they have grown; None: they do not grow.
