@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from bullettrain.engine.captured import Captured
 from bullettrain.training import Config, recipe
 from bullettrain.training.folder import RunFolder
 from bullettrain.training.setup import Place
+from bullettrain.training.steppers import Stepper
 
 CPU = Place(torch.device("cpu"))
 
@@ -42,15 +42,15 @@ def died(target, *args) -> bool:
 
 def interrupt_at_the_third_group(monkeypatch) -> None:
     """Ctrl-C while a group is trained."""
-    calls, original = [0], Captured.updates
+    calls, original = [0], Stepper.take
 
-    def updates(self, batches, accumulation=(False, 1.0)):
+    def take(self, *args):
         calls[0] += 1
         if calls[0] == 3:
             signal.raise_signal(signal.SIGINT)
-        return original(self, batches, accumulation)
+        return original(self, *args)
 
-    monkeypatch.setattr(Captured, "updates", updates)
+    monkeypatch.setattr(Stepper, "take", take)
 
 
 def free_port() -> int:

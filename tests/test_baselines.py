@@ -190,10 +190,10 @@ def test_the_papers_yopo_moves_by_its_authors_step():
 def test_yopo_only_attacks_those_that_have_steps():
     net, (x, y) = norm_net(), batch()
     steps = torch.arange(len(x)) % 3
-    adv = pgd(net, x, y, eps=EPS, steps=steps, step_size=0.02, climb=FirstLayer(3))
+    adv = pgd(net, x, y, eps=EPS, steps=steps, step_size=0.02, ascent=FirstLayer(3))
     assert torch.equal(adv[steps == 0], x[steps == 0])
     alone = pgd(
-        net, x[steps == 2], y[steps == 2], eps=EPS, steps=2, step_size=0.02, start=x[steps == 2], climb=FirstLayer(3)
+        net, x[steps == 2], y[steps == 2], eps=EPS, steps=2, step_size=0.02, start=x[steps == 2], ascent=FirstLayer(3)
     )
     assert (adv[steps == 2] - x[steps == 2]).abs().max() > 0
     assert alone.shape == adv[steps == 2].shape
@@ -202,11 +202,11 @@ def test_yopo_only_attacks_those_that_have_steps():
 def test_the_first_layer_can_be_named():
     net, (x, y) = norm_net(), batch()
     settings = {"eps": EPS, "steps": 2, "step_size": 0.02, "random_start": None}
-    found = pgd(net, x, y, climb=FirstLayer(2), **settings)
-    assert torch.equal(found, pgd(net, x, y, climb=FirstLayer(2, layer="0"), **settings))
-    assert not torch.equal(found, pgd(net, x, y, climb=FirstLayer(2, layer="2"), **settings))  # after the ReLU
+    found = pgd(net, x, y, ascent=FirstLayer(2), **settings)
+    assert torch.equal(found, pgd(net, x, y, ascent=FirstLayer(2, layer="0"), **settings))
+    assert not torch.equal(found, pgd(net, x, y, ascent=FirstLayer(2, layer="2"), **settings))  # after the ReLU
     with pytest.raises(AttributeError, match="nothing"):
-        pgd(net, x, y, climb=FirstLayer(2, layer="nothing"), **settings)
+        pgd(net, x, y, ascent=FirstLayer(2, layer="nothing"), **settings)
 
 
 def test_a_network_without_a_first_layer():
@@ -220,7 +220,7 @@ def test_a_network_without_a_first_layer():
 
     x, y = batch()
     with pytest.raises(ValueError, match="found no convolution or linear layer"):
-        pgd(Bare(), x, y, eps=EPS, steps=1, step_size=0.1, climb=FirstLayer(2))
+        pgd(Bare(), x, y, eps=EPS, steps=1, step_size=0.1, ascent=FirstLayer(2))
     with pytest.raises(ValueError, match="n ≥ 1"):
         FirstLayer(0)
 

@@ -220,7 +220,7 @@ def test_a_group_of_augmix_selects_all_and_then_learns(mode):
         assert out.work.total == 4 * len(y) + 6 * int((expected == Category.BOUNDARY).sum())
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     st.sampled_from(sorted(OBJECTIVES)),
     st.sampled_from(["eval", "train"]),
@@ -254,7 +254,7 @@ def test_counted_work_is_what_the_hooks_see(name, selection, counts, sizes, buck
     assert idle == 0 if bucket == 1 else idle >= 0
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     name=st.sampled_from(sorted(OBJECTIVES)),
     norm=st.sampled_from(["linf", "l2"]),

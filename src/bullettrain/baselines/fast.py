@@ -42,7 +42,7 @@ def n_fgsm(objective: AdversarialObjective) -> BulletTrain:
 def attacked(objective: AdversarialObjective, attack: Attack) -> AdversarialObjective:
     """The same objective with another attack, unless its corruption is its own."""
     own = getattr(type(objective), "corrupt", None)
-    if own is not AdversarialObjective.corrupt:
+    if own is not AdversarialObjective.corrupt or objective.whole_step:
         name = getattr(objective, "__name__", type(objective).__name__)
         raise TypeError(f"the objective is {name}; give PGDAT, TRADES or MART, e.g. TRADES(eps=8/255)")
     return objective.attacked_by(attack)
