@@ -42,13 +42,13 @@ class Captured:
 
     Optimiser, scheduler, clipping and weight averages stay the loop's. Each step writes all gradients anew, to the same
     memory: there is nothing to zero; ``accumulate=True`` adds to what is there. The first steps compile and capture,
-        some seconds to minutes; then sizes repeat, and in low precision one that has run for a minute is tuned, for
-        some seconds. Objectives, allocations, scores and separations of one's own are captured like the built-in
-        ones, and replays are
-    compared with what the phases do by themselves: where they differ, since Python does something at every step,
-        steps go on without graphs, and a warning says so. ``train`` keeps F_R and its ``state_dict()``, and looks at
-        values every ``check_every`` steps, as ever. Without a GPU steps are the plain ones. Where a process group is
-        initialised, gradients are averaged over it.
+    for seconds to minutes; then sizes repeat, and in low precision one that has run for a minute is tuned, for some
+    seconds. Objectives, allocations, scores and separations of one's own are captured like the built-in ones.
+
+    Replays are compared with what the phases do by themselves: where they differ, since Python does something at every
+    step, steps go on without graphs, and a warning says so. ``train`` keeps F_R and its ``state_dict()``, and looks at
+    values every ``check_every`` steps, as ever. Without a GPU steps are the plain ones. Where a process group is
+    initialised, gradients are averaged over it.
 
     Args:
         train: what is to be trained by.
