@@ -305,9 +305,7 @@ def test_what_cannot_be_had_is_said_in_a_line(tmp_path, name, settings, lines):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("yopo-2-5", ()),
         ("free-4", ("epochs=8",)),
-        ("grad-align", ("network.name=wrn-10-1", "optimizer.name=sgd", "clip=1")),
         ("fast-3", ("network.name=wrn-10-1",)),
     ],
 )
