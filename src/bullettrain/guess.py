@@ -32,8 +32,9 @@ def guesses(name: str, names: Sequence[str]) -> list[str]:
     meant = {_letters(word) for words in SAME if given in map(_letters, words) for word in words}
     ways = [[there for there in names if letters[there] in wanted] for wanted in ({given}, meant)]
     if len(given) > 2:
-        close = difflib.get_close_matches(given, letters.values(), n=MOST, cutoff=CUTOFF)
-        ways.append([there for there in names if letters[there] in close])
+        alike = {there: difflib.SequenceMatcher(None, letters[there], given).ratio() for there in names}
+        best = max(alike.values(), default=0.0)
+        ways.append([there for there in names if alike[there] == best >= CUTOFF])
         ways.append([there for there in names if any(end.startswith(given) for end in _ends(there))])
     found = next(filter(None, ways), [])
     return found if len(found) <= MOST else []
