@@ -324,3 +324,9 @@ def test_negative_steps_of_a_scheme_are_refused():
 
     for objective in (bt.PGDAT(), bt.AugMix(views=lambda x: (x, x))):
         refused(BulletTrain(objective, budget=Negative()), norm_net(), X, Y, "cannot be negative")
+
+
+@pytest.mark.parametrize("budget", [StepBudget(2, 1), StepBudget(10, 0), StepBudget.uniform(3), bt.GaussianBudget(4)])
+def test_augmix_is_refused_a_budget_it_cannot_have_when_it_is_built(budget):
+    with pytest.raises(ValueError, match=r"AugMix was given \d+ steps; a step is both views, so 1 or 0"):
+        BulletTrain(bt.AugMix(), budget=budget)
