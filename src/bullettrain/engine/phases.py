@@ -351,7 +351,11 @@ class Phases:
             margin = margin_of(z_prime, y)
         return Learnt(loss, z, z_prime.detach(), counts, score, margin)
 
-    def update(
+    def update(self, *given: Any) -> None:
+        """What follows a mini-batch's forward and backward: :meth:`_move`, compiled on a GPU."""
+        self._update(*given)
+
+    def _move(
         self,
         counts: Tensor,
         remembered: Sequence[Tensor | None],
@@ -371,19 +375,6 @@ class Phases:
             y, category, steps, svar: of the mini-batch's own m examples.
             loss_weight: of this process.
         """
-        self._update(counts, remembered, learnt, y, category, steps, svar, loss_weight)
-
-    def _move(
-        self,
-        counts: Tensor,
-        remembered: Sequence[Tensor | None],
-        learnt: Sequence[Tensor | None],
-        y: Tensor,
-        category: Tensor,
-        steps: Tensor,
-        svar: Tensor | None,
-        loss_weight: float,
-    ) -> None:
         self.train.robust_fraction.move(counts)
         if remembered:
             self.train.history.keep(*remembered)  # type: ignore[arg-type]
