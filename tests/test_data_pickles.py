@@ -143,6 +143,6 @@ def test_a_malicious_batch_stops_load(tmp_path):
     folder.mkdir()
     mark = tmp_path / "mark"
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": Calls(os.system, f"touch {mark}")}, 2))
-    with pytest.raises(DataError, match=r"batches.meta asks for \w+\.system"):
+    with pytest.raises(DataError, match=r"batches.meta is .*asks for \w+\.system"):
         load("cifar10", split="train", root=tmp_path)
     assert not mark.exists()

@@ -175,7 +175,7 @@ def test_wrong_gzip_files_are_named(tmp_path):
     packed.write_bytes(whole[:-20])
     assert str(packed) in complains("is truncated", "mnist", tmp_path)
     packed.write_bytes(b"not gzip")
-    assert str(packed) in complains("is not a gzip file", "mnist", tmp_path)
+    assert str(packed) in complains("not a gzip file", "mnist", tmp_path)
 
 
 # --- CIFAR ---

@@ -112,8 +112,8 @@ def test_predict_with_weights_of_others(here):
     ("words", "said"),
     [
         (["run", "none.png"], "none.png is missing: give image files"),
-        (["run", "run"], "run is a folder: give image files"),
-        (["run", "run/config.yaml"], "config.yaml is not an image"),
+        (["run", "run"], "run is a folder where an image belongs"),
+        (["run", "run/config.yaml"], "config.yaml is truncated or not an image"),
         (["nothing", "0.png"], "'nothing' is no network"),
     ],
 )

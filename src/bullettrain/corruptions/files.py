@@ -11,7 +11,7 @@ import numpy as np
 
 from bullettrain.corruptions.filters import SIDE
 from bullettrain.corruptions.table import SEVERITIES
-from bullettrain.data.base import DataError
+from bullettrain.data.base import DataError, reading
 from bullettrain.data.readers import check_labels
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -66,13 +66,7 @@ def write_array(path: Path, shape: tuple[int, ...], pieces: Iterable[Array]) -> 
 
 
 def _open(path: Path) -> Array:
-    try:
-        # np.load takes what is no .npy for a pickle or a zip.
-        array: Array = np.lib.format.open_memmap(path, mode="r")
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: put the released file there, or run `bullettrain data corrupt`.") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, EOFError) as error:
-        raise DataError(f"{path} is truncated or not an .npy file: delete it, and fetch or make it again.") from error
+    missing = "put the released file there, or run `bullettrain data corrupt`"
+    with reading(path, "an .npy file", "delete it, and fetch or make it again", missing=missing):
+        array: Array = np.lib.format.open_memmap(path, mode="r")  # np.load would take other files for a pickle or a zip
     return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from bullettrain.corruptions.filters import SIDE
 from bullettrain.data.base import DataError
-from bullettrain.extras import extra
+from bullettrain.data.files import read_image
 
 FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
 """The five that the released files were made with; there is a sixth, which was never drawn."""
@@ -22,21 +23,15 @@ def read_overlays(folder: Path) -> tuple[Tensor, ...]:
     Every fifth pixel, beginning with the third, is what OpenCV's bilinear resize by 0.2 gives. The released code
     read them with OpenCV, as blue, green, red, and turned that round before adding them to its RGB images.
     """
-    if absent := [name for name in FILES if not (folder / name).is_file()]:
+    if absent := [name for name in FILES if not os.path.isfile(folder / name)]:
         what = "its overlays are" if len(absent) == len(FILES) else f"its overlay {absent[0]} is"
         raise DataError(
             f"frost is not made: {what} not in {folder}; put {', '.join(FILES[:-1])} and {FILES[-1]} there (PyPI's"
             " imagecorruptions wheel, a zip file, has them under imagecorruptions/frost)."
         )
-    with extra("the corruption frost", "corruptions"):
-        from PIL import Image
     overlays = []
     for name in FILES:
-        try:
-            with Image.open(folder / name) as image:
-                pixels = np.asarray(image.convert("RGB"))[2::5, 2::5]
-        except Exception as error:  # Pillow meets damaged files with many kinds
-            raise DataError(f"frost is not made: {folder / name} is not an image that Pillow can read.") from error
+        pixels = np.asarray(read_image(folder / name).convert("RGB"))[2::5, 2::5]
         if min(pixels.shape[:2]) <= SIDE:
             raise DataError(f"frost is not made: {folder / name} is too small, it is not the original overlay.")
         overlays.append(torch.from_numpy(pixels.copy()))

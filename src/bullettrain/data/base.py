@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
+import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +25,58 @@ FOLDERS = {
     "cifar100": Path("cifar-100-python"),
 }
 """Where a dataset's files lie under the root, as torchvision has them."""
+MAX_EXPANSION, SMALL_FILE = 50, 1 << 28
+"""A compressed file may unpack to so many times its size, and to 256 MiB in any case."""
 
 
 class DataError(UserError):
     """A dataset that cannot be read: one sentence with the file, what is wrong with it, and what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(re.sub(r"[\x00-\x1f\x7f]+", "?", message))  # one line, whatever a file or a path is called
+
+
+@contextmanager
+def reading(path: Path, what: str, mend: str, *, missing: str | None = None) -> Iterator[None]:
+    """The boundary around every reader: whatever goes wrong inside comes out as a DataError.
+
+    Args:
+        path: the file or folder that is read. A FIFO or a device is refused before it is opened.
+        what: what it should be, "a pickle".
+        mend: what to do where it is not, "save it again".
+        missing: what to do where there is nothing. Default: ``mend``.
+
+    Raises:
+        DataError: also where there is no memory for what the file promises.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise DataError(f"{path} is no file but a pipe, socket or device, and was not opened: remove it.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of numpy and Pillow, about oddities of the file
+            yield
+    except (DataError, ImportError):
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: {missing or mend}.") from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno:
+            raise DataError(f"{error.filename or path} cannot be read ({error.strerror}): {mend}.") from error
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        reason = reason.replace(repr(str(path)), "it")
+        raise DataError(f"{path} is truncated or not {what} ({reason:.200}): {mend}.") from error
+
+
+def unpacked_limit(path: Path) -> int:
+    """Bytes that the compressed file ``path`` may unpack to; an honest one has fewer."""
+    return max(SMALL_FILE, MAX_EXPANSION * path.stat().st_size)
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """Refuse a compressed file that unpacks to ``size`` bytes, where that is too many."""
+    if size > (limit := unpacked_limit(path)):
+        raise DataError(f"{path} unpacks to more than {limit >> 20} MiB, far beyond its own size: it is no dataset.")
 
 
 def unwritable(error: OSError, folder: Path, how: str = "") -> DataError:
@@ -83,11 +136,18 @@ class ImageSet:
 def root(data_dir: str | Path | None = None) -> Path:
     """The folder datasets are looked for in: `data_dir`, else $BULLETTRAIN_DATA, else the user's cache."""
     if data_dir is not None:
-        return Path(data_dir).expanduser()
+        return expand(data_dir)
     if os.environ.get(ENVIRONMENT):
-        return Path(os.environ[ENVIRONMENT]).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "bullettrain"
+        return expand(os.environ[ENVIRONMENT])
+    return expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "bullettrain"
+
+
+def expand(path: str | Path) -> Path:
+    """`path` with the user's folder in place of ~."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise DataError(f"{path} begins with a user that this machine does not know: write the folder out.") from None
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -111,19 +171,8 @@ def renewed_by(path: Path, name: str) -> str:
     return prepare_command(name, path.parents[len(FOLDERS[name].parts)])
 
 
-def missing(path: Path, name: str) -> DataError:
-    """The error for a file of dataset `name` that is not at `path`."""
-    return DataError(
-        f"{path} is missing: run `{renewed_by(path, name)}`, put the file there yourself,"
-        f" or name the folder that has it with --data-dir or {ENVIRONMENT}."
-    )
-
-
-def read_bytes(path: Path, name: str) -> bytes:
-    """The bytes of a file of dataset `name`, or a DataError that says why there are none."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise missing(path, name) from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+def reading_original(path: Path, name: str, what: str) -> AbstractContextManager[None]:
+    """`reading` a file of dataset `name`, which can be fetched again."""
+    run = f"run `{renewed_by(path, name)}`"
+    elsewhere = f"put the file there yourself, or name the folder that has it with --data-dir or {ENVIRONMENT}"
+    return reading(path, what, f"delete it and {run}", missing=f"{run}, {elsewhere}")

@@ -49,7 +49,7 @@ def prepare(
     try:
         for archive in wanted:
             (base / archive.path).parent.mkdir(parents=True, exist_ok=True)
-            if (base / archive.path).exists():
+            if os.path.exists(base / archive.path):
                 _unpack_by_hand(name, base, archive)
             elif failed:  # one server out of reach is waited for once, not once a file
                 failed[archive] = "not tried"

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from bullettrain.data.base import DataError, read_bytes, renewed_by
+from bullettrain.data.base import DataError, reading_original
 
 
-class _RefusedError(Exception):
-    """The pickle asks for something that no dataset file needs; the argument says for what."""
+def _refused(what: str) -> pickle.UnpicklingError:
+    return pickle.UnpicklingError(f"it asks for {what}")
 
 
 class _Call:
@@ -33,11 +33,11 @@ class _Call:
 
     def __call__(self, *args: Any) -> Any:
         if self.function is None:
-            raise _RefusedError(f"a call of {self.name}")
+            raise _refused(f"a call of {self.name}")
         return self.function(*args)
 
     def __setstate__(self, state: object) -> None:
-        raise _RefusedError(f"a change to {self.name}")
+        raise _refused(f"a change to {self.name}")
 
 
 class _DType:
@@ -46,15 +46,15 @@ class _DType:
     __slots__ = ("code", "order")
 
     def __init__(self, code: object, *_: object) -> None:
-        self.code, self.order = _text(code).lstrip("|<>="), "|"
+        self.code, self.order = text(code).lstrip("|<>="), "|"
         if not re.fullmatch(r"b1|[iu][1248]|f[248]", self.code):
-            raise _RefusedError(f"an array of dtype {self.code!r}")
+            raise _refused(f"an array of dtype {self.code!r}")
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, order, subarray, names, fields = state[:5]
         if not (subarray is None and names is None and fields is None):
-            raise _RefusedError("an array of a structured dtype")
-        self.order = _text(order)
+            raise _refused("an array of a structured dtype")
+        self.order = text(order)
 
     @property
     def numpy(self) -> np.dtype[Any]:
@@ -67,30 +67,33 @@ class _Array(np.ndarray[Any, np.dtype[Any]]):
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         version, shape, dtype, fortran, data = state
         if not isinstance(dtype, _DType):
-            raise _RefusedError("an array without a dtype")
+            raise _refused("an array without a dtype")
         if not isinstance(data, bytes):
-            raise _RefusedError("an array of objects")
+            raise _refused("an array of objects")
         shape = tuple(int(n) for n in shape)
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.numpy.itemsize != len(data):
             raise ValueError(f"an array of shape {shape} does not fit its {len(data)} bytes")
         super().__setstate__((version, shape, dtype.numpy, bool(fortran), data))  # type: ignore[arg-type]
 
 
-def _text(value: object) -> str:
-    return value.decode("latin1") if isinstance(value, bytes) else str(value)
+def text(value: object) -> str:
+    """A string, also one of Python 2; anything else is refused, not turned into one."""
+    if not isinstance(value, str | bytes):
+        raise _refused(f"a {type(value).__name__} where text belongs")
+    return value.decode("latin1") if isinstance(value, bytes) else value
 
 
 def _reconstruct(kind: object, *_: object) -> _Array:
     if kind is not _NDARRAY:
-        raise _RefusedError("an array of another type than numpy.ndarray")
+        raise _refused("an array of another type than numpy.ndarray")
     return np.ndarray.__new__(_Array, (0,), np.uint8)
 
 
-def _encode(text: object, encoding: object = "latin1") -> bytes:
+def _encode(value: object, encoding: object = "latin1") -> bytes:
     # The way protocol 2 writes the bytes of Python 3.
-    if not isinstance(text, str) or _text(encoding) not in ("latin1", "latin-1"):
-        raise _RefusedError(f"_codecs.encode to {encoding!r}")
-    return text.encode("latin1")
+    if text(encoding) not in ("latin1", "latin-1"):
+        raise _refused(f"_codecs.encode to {encoding!r}")
+    return text(value).encode("latin1")
 
 
 _NDARRAY = _Call("numpy.ndarray")
@@ -103,15 +106,37 @@ _PERMITTED = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _Dict(dict[Any, Any]):
+    """Its keys are text: to hash tuples of tuples of tuples can take for ever."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        text(key)
+        super().__setitem__(key, value)
+
+
+class _Unpickler(pickle._Unpickler):
+    """Not the one in C, which takes as much memory as the memo index that a file names."""
+
     def find_class(self, module: str, name: str) -> Any:
         try:
             return _PERMITTED[module, name]
         except KeyError:
-            raise _RefusedError(f"{module}.{name}") from None
+            raise _refused(f"{module}.{name}") from None
 
     def persistent_load(self, pid: object) -> Any:
-        raise _RefusedError("a persistent object")
+        raise _refused("a persistent object")
+
+    def _make_dict(self: Any) -> None:
+        items, made = self.pop_mark(), _Dict()
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            made[key] = value
+        self.append(made)
+
+    dispatch = {
+        code: method
+        for code, method in pickle._Unpickler.dispatch.items()
+        if code not in pickle.BYTEARRAY8 + pickle.EMPTY_SET + pickle.FROZENSET + pickle.ADDITEMS
+    } | {pickle.EMPTY_DICT[0]: lambda self: self.append(_Dict()), pickle.DICT[0]: _make_dict}
 
 
 def read_pickle(path: Path, name: str) -> dict[str, Any]:
@@ -119,23 +144,9 @@ def read_pickle(path: Path, name: str) -> dict[str, Any]:
 
     Strings written by Python 2 come back as bytes, arrays as numpy arrays of plain numbers.
     """
-    data = read_bytes(path, name)
-    try:
+    with reading_original(path, name, "a pickle"):
         # From memory: a length in a damaged file then asks for no more than the file has.
-        content = _Unpickler(io.BytesIO(data), encoding="bytes").load()
-    except _RefusedError as refusal:
-        raise DataError(
-            f"{path} asks for {refusal}, which no {name} file does, and was not read further:"
-            f" delete it and run `{renewed_by(path, name)}`."
-        ) from None
-    except Exception as error:  # whatever a damaged file makes the unpickler stumble over
-        raise DataError(
-            f"{path} is truncated or not a pickle ({_first_line(error)}): delete it and run `{renewed_by(path, name)}`."
-        ) from error
+        content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__}, not the dictionary of a {name} file.")
-    return {_text(key): value for key, value in content.items()}
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0] or type(error).__name__
+    return {text(key): value for key, value in content.items()}

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import gzip
 import math
-import zlib
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from bullettrain.data.base import FOLDERS, DataError, ImageSet, read_bytes, renewed_by
-from bullettrain.data.pickles import read_pickle
+from bullettrain.data.base import (
+    FOLDERS,
+    DataError,
+    ImageSet,
+    check_unpacked,
+    reading_original,
+    renewed_by,
+    unpacked_limit,
+)
+from bullettrain.data.pickles import read_pickle, text
 from bullettrain.extras import extra
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -41,19 +49,18 @@ def read_mnist(root: Path, split: str) -> ImageSet:
 def idx_path(path: Path) -> Path:
     """`path` itself, or with .gz after it where only that is there."""
     packed = path.with_name(path.name + ".gz")
-    return packed if packed.exists() and not path.exists() else path
+    return packed if os.path.exists(packed) and not os.path.exists(path) else path  # a name too long is no file
 
 
 def idx_bytes(path: Path) -> bytes:
     """The content of an idx file, unpacked where its name ends in .gz."""
-    data = read_bytes(path, "mnist")
-    if path.suffix != ".gz":
-        return data
-    try:
-        return gzip.decompress(data)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        what = "is truncated" if isinstance(error, EOFError) else "is not a gzip file"
-        raise DataError(f"{path} {what}: delete it and run `{renewed_by(path, 'mnist')}`.") from error
+    with reading_original(path, "mnist", "a gzip file" if path.suffix == ".gz" else "an idx file"):
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with gzip.open(path) as file:
+            data = file.read(unpacked_limit(path) + 1)
+    check_unpacked(path, len(data))
+    return data
 
 
 def read_idx(path: Path, kind: str) -> Array:
@@ -100,35 +107,33 @@ def read_batch(path: Path, key: str, classes: int, name: str) -> tuple[Array, Ar
     content = read_pickle(path, name)
     if "data" not in content or key not in content:
         there = ", ".join(sorted(content)) or "nothing"
-        raise DataError(f"{path} is no {name} batch: it holds {there}, and 'data' and '{key}' were expected.")
-    images = np.asarray(content["data"])
-    if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 3072:
+        raise DataError(f"{path} is no {name} batch: it holds {there:.200}, and 'data' and '{key}' were expected.")
+    images, labels = content["data"], content[key]
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (3072,):
+        what = f"{images.dtype} data of shape {images.shape}" if isinstance(images, np.ndarray) else "no array of data"
         raise DataError(
-            f"{path} holds {images.dtype} data of shape {images.shape} where {name} has uint8 (n, 3072):"
-            f" delete it and run `{renewed_by(path, name)}`."
+            f"{path} holds {what} where {name} has uint8 (n, 3072): delete it and run `{renewed_by(path, name)}`."
         )
-    try:
-        labels = np.asarray(content[key])
-    except ValueError:
-        labels = np.empty(0)  # a ragged list, refused below
-    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+    if isinstance(labels, list) and all(type(label) is int for label in labels):
+        labels = np.array(labels)  # of objects, where one has more than 64 bits
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise DataError(f"{path} holds '{key}' that are no list of integers: it is no {name} batch.")
     check_labels(path, labels, classes)
     if len(images) != len(labels):
         raise DataError(
             f"{path} has {len(images)} images but {len(labels)} labels: delete it and run `{renewed_by(path, name)}`."
         )
-    return images.reshape(-1, 3, 32, 32), labels.astype(np.int64)
+    return np.asarray(images).reshape(-1, 3, 32, 32), labels.astype(np.int64)
 
 
 def read_names(path: Path, key: str, count: int, name: str) -> tuple[str, ...]:
     """The class names that lie under `key` in CIFAR's file of names."""
     names = read_pickle(path, name).get(key)
-    if not isinstance(names, list) or len(names) != count:
+    if not isinstance(names, list) or len(names) != count or not all(isinstance(n, str | bytes) for n in names):
         raise DataError(
             f"{path} does not hold the {count} '{key}' of {name}: delete it and run `{renewed_by(path, name)}`."
         )
-    return tuple(n.decode("latin1") if isinstance(n, bytes) else str(n) for n in names)
+    return tuple(map(text, names))
 
 
 def read_digits() -> ImageSet:

@@ -8,12 +8,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bullettrain.data.base import DataError, ImageSet, derive_seed
+from bullettrain.data.base import DataError, ImageSet, derive_seed, expand, reading
 from bullettrain.data.base import root as find_root
-from bullettrain.data.files import class_names, read_folder, read_npz
+from bullettrain.data.files import read_folder, read_npz
 from bullettrain.data.readers import image_set, read_cifar10, read_cifar100, read_digits, read_mnist
 
 NAMES = ("digits", "mnist", "cifar10", "cifar100")
+OWN = {"folder": "a folder that holds a folder of images for each class", "npz": "an .npz file with arrays x and y"}
+"""Datasets of the user's: what lies at folder:PATH and at npz:PATH."""
+LARGEST_SIDE = 8192
 TEST_SHARE, TEST_SEED = 0.2, 0  # where a dataset comes without a test set of its own
 
 Split = Literal["train", "test"]
@@ -37,9 +40,10 @@ def load(
     kind, colon, where = name_or_path.partition(":")
     if image_size is not None and kind != "folder":
         raise DataError(f"an image size was given for {name_or_path}: only folders of images are resized.")
-    if colon and kind in ("folder", "npz") and where:
-        path = Path(where).expanduser()
-        return _load_npz(path, split) if kind == "npz" else _load_folder(path, split, _size(image_size))
+    if colon and kind in OWN and where:
+        path, what = expand(where), OWN[kind]
+        with reading(path, what, f"give {what}"):
+            return _load_npz(path, split) if kind == "npz" else _load_folder(path, split, _size(image_size))
     if name_or_path == "digits":
         return _part(read_digits(), split)
     readers = {"mnist": read_mnist, "cifar10": read_cifar10, "cifar100": read_cifar100}
@@ -57,6 +61,15 @@ def split_validation(data: ImageSet, size: int, seed: int) -> tuple[ImageSet, Im
         raise DataError(f"a validation split of {size} images was asked of {len(data)}: choose 0 to {len(data) - 1}.")
     rest, held = stratified(data.labels, size, seed)
     return (data if size == 0 else data.subset(rest)), data.subset(held)
+
+
+def check_alike(train: ImageSet, test: ImageSet, name: str) -> None:
+    """Refuse training and test images of other size or colour, before a network is trained for the one."""
+    shapes = tuple(train.images.shape[1:]), tuple(test.images.shape[1:])
+    if shapes[0] != shapes[1]:
+        raise DataError(
+            f"{name} has training images of shape {shapes[0]} but test images of {shapes[1]}: give both the same."
+        )
 
 
 def stratified(labels: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -92,8 +105,7 @@ def _load_folder(path: Path, split: Split, image_size: tuple[int, int] | None) -
     if train.is_dir():
         for test in (path / "test", path / "val"):
             if test.is_dir():
-                part = train if split == "train" else test
-                return read_folder(part, classes=class_names(train), image_size=image_size)
+                return read_folder(train if split == "train" else test, like=train, image_size=image_size)
         if any(inside.is_dir() for inside in train.iterdir()):  # else images of trains, perhaps
             raise DataError(f"{path} has a train, but no test and no val: add one, or give {train} to have it split.")
     return _part(read_folder(path, image_size=image_size), split)
@@ -109,21 +121,17 @@ def _load_npz(path: Path, split: Split) -> ImageSet:
     if top >= sum(len(y) for _, y in arrays.values()):
         raise DataError(f"{path} has the label {top}, but fewer images: number the classes from 0 on.")
     classes = tuple(str(c) for c in range(top + 1))
-    if "all" in arrays:
-        return _part(image_set(*arrays["all"], classes), split)
-    shapes = {part: x.shape[1:] for part, (x, _) in arrays.items()}
-    if shapes["train"] != shapes["test"]:
-        raise DataError(
-            f"{parts['test']} has images of shape {shapes['test']} but {parts['train'].name} of"
-            f" {shapes['train']}: give both the same."
-        )
-    return image_set(*arrays[split], classes)
+    sets = {part: image_set(*both, classes) for part, both in arrays.items()}
+    if "all" in sets:
+        return _part(sets["all"], split)
+    check_alike(sets["train"], sets["test"], str(path))
+    return sets[split]
 
 
 def _size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if image_size is None:
         return None
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    if height < 1 or width < 1:
-        raise DataError(f"image size {height}x{width}: give at least one pixel each way.")
+    if min(height, width) < 1 or max(height, width) > LARGEST_SIDE:
+        raise DataError(f"image size {height}x{width}: give 1 to {LARGEST_SIDE} pixels each way.")
     return height, width

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from bullettrain.data.base import DataError
+from bullettrain.data.base import DataError, reading
 from bullettrain.data.base import root as find_root
 from bullettrain.data.readers import idx_bytes, idx_path, read_batch, read_names
 
@@ -168,14 +169,12 @@ def verify(name: str, root: str | Path | None = None, *, sources: Mapping[str, S
 def check(root: Path, file: File) -> FileCheck:
     """Check one file under `root` against its digest."""
     path = idx_path(root / file.path) if file.kind == "idx" else root / file.path
-    if not path.exists():
+    if not os.path.exists(path):  # a name too long is no file
         return FileCheck(path, "missing", "there is no such file.")
     try:
         found = digest(path, file.kind)
     except DataError as error:
         return FileCheck(path, "unreadable", str(error))
-    except OSError as error:
-        return FileCheck(path, "unreadable", f"{path} cannot be read: {error.strerror}.")
     if found != file.digest:
         what = {"bytes": "md5", "idx": "md5 unpacked"}.get(file.kind, "sha256 of its content")
         return FileCheck(path, "wrong", f"its {what} is {found}, the original's {file.digest}.")
@@ -199,7 +198,7 @@ def digest(path: Path, kind: Kind) -> str:
 def md5_of(path: Path) -> str:
     """The md5 of a file, read in pieces."""
     found = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file:
+    with reading(path, "a file", "make it readable, or delete it"), path.open("rb") as file:
         while piece := file.read(1 << 20):
             found.update(piece)
     return found.hexdigest()
@@ -220,8 +219,8 @@ def available(root: str | Path | None = None, *, sources: Mapping[str, Source] =
     ]
     for name, entry in sources.items():
         paths = [base / f.path if f.kind != "idx" else idx_path(base / f.path) for f in entry.files]
-        absent = tuple(path for path in paths if not path.is_file())
-        size = sum(path.stat().st_size for path in paths if path.is_file())
+        absent = tuple(path for path in paths if not os.path.isfile(path))
+        size = sum(path.stat().st_size for path in paths if path not in absent)
         partly = len(absent) < len(paths)
         found.append(
             Availability(name, entry.title, "here" if not absent else "partly" if partly else "missing", absent, size)
