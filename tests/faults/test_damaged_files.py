@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command import TINY, command
 from mutations import complaint, limits, mutate
 from readers import DATA, RUN, Reader
 
@@ -18,14 +17,6 @@ from bullettrain.errors import UserError
 
 READERS = [*DATA, *RUN]
 SHARES = sum(reader.share for reader in READERS)
-
-
-@pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("faults") / "run"
-    assert command("train", "digits", "--out", str(folder), *TINY).status == 0
-    assert command("evaluate", str(folder), "--attack", "clean,pgd:steps=1", "--device", "cpu").status == 0
-    return folder
 
 
 def check(reader: Reader, folder: Path, seeds: range) -> None:
