@@ -83,6 +83,17 @@ def test_grey_images_have_one_channel_and_join_colour(tmp_path):
     assert np.array_equal(data.images[0, 0].numpy(), grey)
 
 
+def test_the_first_training_image_decides_for_the_test_images(tmp_path):
+    write_folder(tmp_path / "train", n=2)
+    for name in ("cat", "dog"):
+        (tmp_path / "test" / name).mkdir(parents=True)
+        Image.fromarray(pixels(6, 7)).save(tmp_path / "test" / name / "0.png")
+    train, test = (load(f"folder:{tmp_path}", split=split) for split in ("train", "test"))
+    assert train.images.shape[1:] == test.images.shape[1:] == (3, 6, 7)
+    Image.fromarray(pixels(9, 7)).save(tmp_path / "test" / "cat" / "0.png")
+    complains("test/cat/0.png is 9x7 but .*train/cat/0.png is 6x7", f"folder:{tmp_path}", tmp_path, "test")
+
+
 def test_images_of_other_sizes_need_an_image_size(tmp_path):
     images = write_folder(tmp_path / "train", n=2)
     write_folder(tmp_path / "test", n=2)
