@@ -68,5 +68,8 @@ def write_array(path: Path, shape: tuple[int, ...], pieces: Iterable[Array]) -> 
 def _open(path: Path) -> Array:
     missing = "put the released file there, or run `bullettrain data corrupt`"
     with reading(path, "an .npy file", "delete it, and fetch or make it again", missing=missing):
+        with path.open("rb") as file:
+            if np.lib.format.read_magic(file) != (1, 0):  # the header of others may have 4 GiB, and is read whole
+                raise ValueError("its format is not 1.0")
         array: Array = np.lib.format.open_memmap(path, mode="r")  # np.load would take other files for a pickle or a zip
     return array

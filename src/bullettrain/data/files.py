@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import zipfile
@@ -93,7 +94,8 @@ def read_image(path: Path) -> Any:
         if path.is_dir():
             raise DataError(f"{path} is a folder where an image belongs: replace it or remove it.")
         Image.init()
-        with Image.open(path, formats=[name for name in FORMATS if name in Image.OPEN]) as image:
+        content = io.BytesIO(path.read_bytes())  # from which a length in a damaged file reads no more than there is
+        with Image.open(content, formats=[name for name in FORMATS if name in Image.OPEN]) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"{path} has {image.height}x{image.width} pixels, over {MAX_PIXELS}: make it smaller.")
             image.load()
