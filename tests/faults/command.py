@@ -3,6 +3,9 @@
 import contextlib
 import io
 import sys
+import tempfile
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
@@ -37,3 +40,15 @@ def command(*words: str) -> Ended:
         except SystemExit as stop:
             status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return Ended(status, out.getvalue(), err.getvalue())
+
+
+@cache
+def finished_run() -> Path:
+    """The folder of a run of a second, evaluated; not to be changed."""
+    folder = Path(_FOLDER.name) / "run"
+    assert command("train", "digits", "--out", str(folder), *TINY).status == 0
+    assert command("evaluate", str(folder), "--attack", "clean,pgd:steps=1", "--device", "cpu").status == 0
+    return folder
+
+
+_FOLDER = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)

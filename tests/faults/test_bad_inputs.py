@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command import command
+from command import command, finished_run
 from layout import LONG, lay_out
 from mutations import SECONDS, TooLongError, limits
 
@@ -19,10 +19,11 @@ CATALOGUE = yaml.safe_load(Path(__file__).with_name("catalogue.yaml").read_text(
 
 
 @pytest.fixture(scope="module")
-def here(tiny_run, tmp_path_factory) -> Path:
+def here(tmp_path_factory) -> Path:
+    run = finished_run()
     folder, before = tmp_path_factory.mktemp("bad"), Path.cwd()
     os.chdir(folder)
-    lay_out(tiny_run)
+    lay_out(run)
     os.chdir(before)
     return folder
 

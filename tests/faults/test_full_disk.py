@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command import TINY, command
+from command import TINY, command, finished_run
 from safetensors import safe_open
 
 
@@ -48,9 +48,10 @@ TORCH = pytest.mark.xfail(reason="torch.save reports a full disk by a RuntimeErr
 
 
 @pytest.mark.parametrize("size", [0, 1_000, 2_000, 50_000, pytest.param(100_000, marks=TORCH)])
-def test_a_run_on_a_full_disk_ends_in_a_line_and_leaves_whole_files(size, tiny_run, tmp_path):
-    """Too small for the configuration, the metrics, the weights, the state; ``tiny_run`` has imported everything."""
+def test_a_run_on_a_full_disk_ends_in_a_line_and_leaves_whole_files(size, tmp_path):
+    """Too small for the configuration, the metrics, the weights, the state."""
     folder = tmp_path / "run"
+    finished_run()  # everything is imported before
     with full_disk(size):
         ended = command("train", "digits", "--out", str(folder), *TINY)
     assert ended.status == 2, ended
@@ -59,9 +60,10 @@ def test_a_run_on_a_full_disk_ends_in_a_line_and_leaves_whole_files(size, tiny_r
     check_whole(folder)
 
 
-def test_an_evaluation_on_a_full_disk_keeps_the_results_before_it(tiny_run, tmp_path):
+def test_an_evaluation_on_a_full_disk_leaves_nothing(tmp_path):
+    run = finished_run()
     with full_disk(500):
-        ended = command("evaluate", str(tiny_run), "--attack", "clean", "--device", "cpu", "--out", str(tmp_path / "e"))
+        ended = command("evaluate", str(run), "--attack", "clean", "--device", "cpu", "--out", str(tmp_path / "e"))
     assert ended.status == 2, ended
     assert len(ended.err.splitlines()) == 1, ended
     assert not list((tmp_path / "e").rglob("*"))
