@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation.results import Entry, Result
 from bullettrain.evaluation.specs import radius, threat_in_words
+from bullettrain.formatting import DASH, attack_name, duration, number, percent
 from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows
 from bullettrain.reporting.figures import Plate, plate
-from bullettrain.reporting.formatting import DASH, attack_name, duration, number, percent
 from bullettrain.reporting.plotting import Curve, end_labels, line, panels, percent_axis
 from bullettrain.reporting.run import Floats, Run
 from bullettrain.reporting.summary import Grid
 from bullettrain.reporting.svg import COLOURS, drawing, inline
-from bullettrain.training.config import Config
-from bullettrain.training.settings import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bullettrain.evaluation.paper import paper_boundary
-from bullettrain.reporting.formatting import (
+from bullettrain.formatting import (
     DASH,
     MOMENT,
     captures,
@@ -26,7 +26,7 @@ from bullettrain.reporting.formatting import (
     too_close,
 )
 from bullettrain.reporting.run import SHARES, Comparison, Run
-from bullettrain.training.folder import preferred
+from bullettrain.run_folder import preferred
 
 ROWS = 400  # the longest table of epochs that is written out
 NAN = math.nan
