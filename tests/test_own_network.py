@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import bullettrain as bt
-from bullettrain.evaluation.subject import find_subject
+from bullettrain.evaluation.load_model import load_model
 from bullettrain.models import build
 from bullettrain.training import run as runs
 from bullettrain.training.folder import RunError
@@ -45,7 +45,7 @@ def test_it_is_trained_resumed_judged_and_loaded(tmp_path, monkeypatch, mine):
     assert runs.train(config, tmp_path / "whole", CPU).finished
     one, other = ((tmp_path / name / "last.safetensors").read_bytes() for name in ("run", "whole"))
     assert one == other
-    subject = find_subject(str(tmp_path / "run"), weights="last", network=mine)
+    subject = load_model(str(tmp_path / "run"), weights="last", network=mine)
     network = bt.load(tmp_path / "run", weights="last", trust=True)
     x = torch.rand(3, 1, 8, 8)
     assert torch.equal(subject.network(x), network(x))

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bullettrain.evaluation.progress import interval, share
 from bullettrain.evaluation.results import Entry, Result
-from bullettrain.evaluation.watch import interval, share
 from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows, weakest
 from bullettrain.terminal import fitting, say
 from bullettrain.training.config import Config

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from bullettrain.evaluation.compared import Measured
+from bullettrain.evaluation.comparison import Measured
 from bullettrain.evaluation.statistics import CHANCE
 from bullettrain.reporting.formatting import attack_name as attack_title
 from bullettrain.reproduction.records import Record, run_name

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bullettrain.evaluation.paper import CLAIMS, PAPER, ROBUSTBENCH_TRADES
+from bullettrain.reporting.paper import CLAIMS, PAPER, ROBUSTBENCH_TRADES
 from bullettrain.reproduction.scales import Scale
 from bullettrain.training.config import Config
 from bullettrain.training.methods import with_method

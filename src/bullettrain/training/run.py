@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from bullettrain.evaluation.compared import difference
-from bullettrain.models.called import is_foreign
+from bullettrain.evaluation.comparison import difference
+from bullettrain.models.external import is_external
 from bullettrain.reporting import write_report
 from bullettrain.training.config import Config
 from bullettrain.training.folder import RunError, RunFolder, environment, preferred
@@ -149,7 +149,7 @@ def resume_command(config: Config, out: Path, data_dir: Path | None = None, opti
     world = os.environ.get("WORLD_SIZE", "1")
     words = ["bullettrain"] if world == "1" else ["torchrun", "--nproc-per-node", world, "-m", "bullettrain"]
     words += ["train", source]
-    if source not in RECIPES and is_foreign(config.network.name):
+    if source not in RECIPES and is_external(config.network.name):
         words += ["--network", config.network.name]
     for key, (_, value) in changed.items():
         words += ["--set", f"{key}={as_setting(value)}"]
