@@ -16,7 +16,7 @@ from bullettrain import baselines
 from bullettrain.data import Augment, DataError, ImageSet, Loader
 from bullettrain.engine import captured
 from bullettrain.engine.cuda_graphs import materialize
-from bullettrain.reporting.formatting import method_name
+from bullettrain.formatting import method_name
 from bullettrain.training import Config, loop, recipe
 from bullettrain.training import run as runs
 from bullettrain.training.collapse import CollapseError

@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from bullettrain.commands import app
+from bullettrain.formatting import duration, number, percent, points, setting, times
 from bullettrain.reporting import read_run, write_report
 from bullettrain.reporting import run as run_module
-from bullettrain.reporting.formatting import duration, number, percent, points, setting, times
 from bullettrain.reporting.plotting import POINTS, thin
 from bullettrain.training.folder import RunError
 from made_runs import make_comparison, make_run, read_log, write_config, write_log, write_samples

@@ -25,7 +25,7 @@ from bullettrain.evaluation.results import Result, Store
 from bullettrain.evaluation.specs import radius, threat_in_words
 from bullettrain.evaluation.subject import Subject
 from bullettrain.extras import extra
-from bullettrain.reporting.formatting import attack_name, method_name
+from bullettrain.formatting import attack_name, method_name
 from bullettrain.reporting.run import read_run
 from bullettrain.training.folder import NetworkMetadata, RunFolder, pack_weights
 from bullettrain.training.named import EXPORTED

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bullettrain import formatting
 from bullettrain.evaluation.paper import paper_boundary
-from bullettrain.reporting import formatting
 from bullettrain.terminal import fitting, say, say_rows
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.config import Config

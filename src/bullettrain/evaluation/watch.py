@@ -7,9 +7,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import Progress
 
+from bullettrain import formatting
 from bullettrain.evaluation.results import Result
 from bullettrain.evaluation.specs import threat_in_words
-from bullettrain.reporting import formatting
 from bullettrain.training.display import Evaluating, duration, progress_bar
 from bullettrain.training.signals import StopRequest
 

@@ -9,7 +9,7 @@ from typing import Literal
 from bullettrain.evaluation.paper import paper_figure
 from bullettrain.evaluation.results import Entry, Result, worst_cases
 from bullettrain.evaluation.specs import threat_in_words
-from bullettrain.reporting.formatting import attack_name, listed, percent, plain, points
+from bullettrain.formatting import attack_name, listed, percent, plain, points
 from bullettrain.training.config import Config
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from bullettrain.evaluation.results import Entry, Result
 from bullettrain.evaluation.specs import radius, threat_in_words
+from bullettrain.formatting import DASH, attack_name, duration, number, percent
 from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows
 from bullettrain.reporting.figures import Plate, plate
-from bullettrain.reporting.formatting import DASH, attack_name, duration, number, percent
 from bullettrain.reporting.plotting import Curve, end_labels, line, panels, percent_axis
 from bullettrain.reporting.run import Floats, Run
 from bullettrain.reporting.summary import Grid

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bullettrain.formatting import percent, short
 from bullettrain.mining import Category
-from bullettrain.reporting.formatting import percent, short
 from bullettrain.reporting.plotting import Curve, end_labels, ink, last, line, panels, percent_axis, thin
 from bullettrain.reporting.run import SHARES, Floats, Run, ScoredBatch, Table
 from bullettrain.reporting.svg import COLOURS, drawing, inline

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bullettrain.evaluation.results import FILE as EVALUATION
+from bullettrain.formatting import method_name, number, settings, short
 from bullettrain.reporting import figures, images, summary
 from bullettrain.reporting.evaluation_section import evaluation_section, strongest
-from bullettrain.reporting.formatting import method_name, number, settings, short
 from bullettrain.reporting.page import render
 from bullettrain.reporting.run import Comparison, Contents, Part, Run, read_contents
 

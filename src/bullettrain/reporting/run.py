@@ -20,8 +20,8 @@ from bullettrain.evaluation.results import FILE as EVALUATIONS
 from bullettrain.evaluation.results import Entry, Store
 from bullettrain.evaluation.specs import threat_in_words
 from bullettrain.extras import extra
+from bullettrain.formatting import attack_name
 from bullettrain.mining import Category
-from bullettrain.reporting.formatting import attack_name
 from bullettrain.training.folder import RunError, RunFolder
 
 Floats = NDArray[np.float64]

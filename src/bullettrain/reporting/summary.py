@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bullettrain.evaluation.paper import paper_boundary
-from bullettrain.reporting.formatting import (
+from bullettrain.formatting import (
     DASH,
     MOMENT,
     captures,

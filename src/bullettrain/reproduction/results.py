@@ -9,8 +9,8 @@ from enum import Enum
 from typing import Any
 
 from bullettrain.evaluation.compared import Measured
-from bullettrain.evaluation.statistics import CHANCE
-from bullettrain.reporting.formatting import attack_name as attack_title
+from bullettrain.formatting import CHANCE
+from bullettrain.formatting import attack_name as attack_title
 from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.scales import Scale
 from bullettrain.reproduction.studies import RATIOS, SHARES, Check, Row, Study

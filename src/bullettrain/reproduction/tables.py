@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bullettrain.evaluation.compared import Measured
-from bullettrain.reporting.formatting import DASH, number
+from bullettrain.formatting import DASH, number
 from bullettrain.reporting.page import render
 from bullettrain.reproduction.results import RANKS, CheckResult, Results, Verdict, worst
 from bullettrain.reproduction.studies import RATIOS, SHARES, Row

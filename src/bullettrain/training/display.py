@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from bullettrain.reporting import formatting
+from bullettrain import formatting
 from bullettrain.terminal import say
 from bullettrain.training.signals import StoppedError, StopRequest
 from bullettrain.training.tally import CLASSES

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bullettrain.evaluation.statistics import CHANCE
-
+CHANCE = 2.0
+"""Standard errors within which a difference could be chance: too close to tell."""
 DASH = "–"
 THIN = "\u202f"  # a narrow space that does not break
 METHODS = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
