@@ -29,7 +29,7 @@ from bullettrain.attacks import frozen
 from bullettrain.data import ImageSet, load, to_unit
 from bullettrain.evaluation import robust_accuracy
 from bullettrain.evaluation.survival import correct
-from bullettrain.training.folder import environment
+from bullettrain.run_folder import environment
 
 Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """``attack(model, x (m, C, H, W), y (m,)) -> x' (m, C, H, W)``."""

@@ -22,15 +22,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from bullettrain.augmix import ViewMaker
+from bullettrain.config import recipe
+from bullettrain.config.sections import Config
 from bullettrain.data import ImageSet
 from bullettrain.evaluation.accuracy import clean_accuracy
 from bullettrain.evaluation.corruptions import spot_corruptions
-from bullettrain.training import recipe
+from bullettrain.processes import Place
+from bullettrain.run_folder import RunFolder, environment
 from bullettrain.training.average import statistics_anew
-from bullettrain.training.config import Config
-from bullettrain.training.folder import RunFolder, environment
 from bullettrain.training.loop import Trainer
-from bullettrain.training.setup import Place, load_data, make_loader
+from bullettrain.training.setup import load_data, make_loader
 
 CPU = Place(torch.device("cpu"))
 METHODS = {

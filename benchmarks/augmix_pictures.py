@@ -16,7 +16,7 @@ from bullettrain.corruptions.table import AVERAGED
 from bullettrain.evaluation.results import Store
 from bullettrain.reporting.plotting import panels_beside
 from bullettrain.reporting.svg import COLOURS, printed
-from bullettrain.training.folder import RunFolder
+from bullettrain.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bullettrain.config import recipe
 from bullettrain.engine.cuda_graphs import CudaGraphRunner
-from bullettrain.training import recipe
+from bullettrain.processes import Place
 from bullettrain.training.bench import _maker, _units, impose
-from bullettrain.training.setup import Place, load_data
+from bullettrain.training.setup import load_data
 
 KINDS = {
     "convolution": ("cudnn", "xmma", "cutlass", "implicit", "conv"),

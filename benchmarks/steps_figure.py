@@ -14,7 +14,7 @@ from bullettrain.evaluation.compared import Difference, difference
 from bullettrain.evaluation.results import Store
 from bullettrain.reporting.plotting import panels_beside
 from bullettrain.reporting.svg import COLOURS, printed
-from bullettrain.training.folder import RunFolder
+from bullettrain.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

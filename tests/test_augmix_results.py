@@ -9,7 +9,7 @@ import pytest
 from bullettrain.evaluation.compared import difference
 from bullettrain.evaluation.results import Store
 from bullettrain.reproduction.records import figure_of
-from bullettrain.training.folder import RunFolder
+from bullettrain.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"

@@ -18,11 +18,11 @@ import bullettrain as bt
 from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.augmix import ViewMaker
 from bullettrain.commands.train_terminal import print_comparison, print_result
+from bullettrain.config import Config, ConfigError, recipe
 from bullettrain.data import load
 from bullettrain.evaluation import view_accuracy
-from bullettrain.training import Config, ConfigError, recipe
+from bullettrain.run_folder import RunFolder
 from bullettrain.training import run as runs
-from bullettrain.training.folder import RunFolder
 from bullettrain.training.loop import Trainer
 from bullettrain.training.setup import load_data
 from bullettrain.training.steppers import Stepper

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from bullettrain import BulletTrain
+from bullettrain.config.methods import with_method
 from bullettrain.evaluation.accuracy import clean_accuracy
+from bullettrain.run_folder import RunFolder, read_weights
 from bullettrain.training import run as runs
 from bullettrain.training.average import MovingAverage, norms, statistics_anew
-from bullettrain.training.folder import RunFolder, read_weights
 from bullettrain.training.loop import Trainer
-from bullettrain.training.methods import with_method
 from bullettrain.training.setup import load_data
 from conftest import norm_net
 from short_runs import CPU, small

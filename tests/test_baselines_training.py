@@ -13,19 +13,21 @@ from hypothesis import strategies as st
 
 import bullettrain as bt
 from bullettrain import baselines
+from bullettrain.config import Config, recipe
+from bullettrain.config.methods import METHODS, one_line, with_method
+from bullettrain.config.settings import ConfigError
 from bullettrain.data import Augment, DataError, ImageSet, Loader
 from bullettrain.engine import captured
 from bullettrain.engine.cuda_graphs import materialize
 from bullettrain.formatting import method_name
-from bullettrain.training import Config, loop, recipe
+from bullettrain.processes import Place
+from bullettrain.run_folder import RunFolder
+from bullettrain.training import loop
 from bullettrain.training import run as runs
 from bullettrain.training.collapse import CollapseError
-from bullettrain.training.folder import RunFolder
 from bullettrain.training.loop import Trainer
-from bullettrain.training.methods import METHODS, one_line, with_method
 from bullettrain.training.optim import make_optimizer
-from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import Place, load_data
+from bullettrain.training.setup import load_data
 from bullettrain.training.steppers import Stepper
 from emulated import EmulatedRunner
 from short_runs import CPU, died, kinds, weights_of

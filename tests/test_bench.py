@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from bullettrain.commands import app
 from bullettrain.commands.bench_terminal import HEADINGS, markdown
+from bullettrain.config import ConfigError, recipe
 from bullettrain.history import History
 from bullettrain.mining import Category
-from bullettrain.training import ConfigError, recipe
+from bullettrain.processes import Place
+from bullettrain.run_folder import RunError
 from bullettrain.training.bench import Imposed, bench
-from bullettrain.training.folder import RunError
-from bullettrain.training.setup import Place, load_data
+from bullettrain.training.setup import load_data
 from bullettrain.training.steppers import Stepper
 
 CPU = Place(torch.device("cpu"))

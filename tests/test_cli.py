@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 import bullettrain
 from bullettrain.commands import app
-from bullettrain.training import recipe
+from bullettrain.config import recipe
+from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.training import run as run_module
-from bullettrain.training.folder import RunError, RunFolder
 from bullettrain.training.loop import Trainer
 
 SMALL = ["--set", "epochs=2", "--set", "data.train_size=200", "--set", "data.validation=40", "--set", "probe=20"]
@@ -329,7 +329,7 @@ def test_ctrl_c_that_ends_a_compiler_too_is_no_error(invoke, tmp_path, monkeypat
 
 
 BEFORE = {
-    "device": (sys.modules["bullettrain.training.setup"], "find_place"),
+    "device": (sys.modules["bullettrain.processes"], "find_place"),
     "data": (run_module, "load_data"),
     "network": (sys.modules["bullettrain.training.loop"], "make_network"),
 }
@@ -467,7 +467,7 @@ def test_an_option_that_is_a_setting_is_told_so(invoke, words, said):
 
 
 def test_every_setting_says_what_it_is(invoke):
-    from bullettrain.training.describe import meanings, sections
+    from bullettrain.config.describe import meanings, sections
 
     for name, kind in sections().items():
         assert list(meanings(kind)) == [field.name for field in dataclasses.fields(kind)], name
@@ -476,7 +476,7 @@ def test_every_setting_says_what_it_is(invoke):
 
 
 def test_the_page_of_settings_is_up_to_date():
-    from bullettrain.training.describe import page
+    from bullettrain.config.describe import page
 
     kept = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
     assert kept.read_text(encoding="utf-8") == page(), "run python docs/settings_page.py"

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import bullettrain as bt
+from bullettrain.config import recipe
 from bullettrain.data import load
-from bullettrain.training import recipe
+from bullettrain.run_folder import RunFolder, read_weights
 from bullettrain.training import run as runs
 from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
-from bullettrain.training.folder import RunFolder, read_weights
 from bullettrain.training.judge import probe_images
 from bullettrain.training.loop import Trainer
 from bullettrain.training.tally import Counts

@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bullettrain import models
+from bullettrain.config import RECIPES, Config, ConfigError, recipe
+from bullettrain.config.methods import with_method
+from bullettrain.config.recipes import one_line
+from bullettrain.config.settings import as_setting, number
 from bullettrain.data import ImageSet
 from bullettrain.evaluation.specs import threat_of
-from bullettrain.training import RECIPES, Config, ConfigError, recipe
-from bullettrain.training.methods import with_method
+from bullettrain.processes import Place
 from bullettrain.training.optim import make_optimizer, rate
-from bullettrain.training.recipes import one_line
-from bullettrain.training.settings import as_setting, number
-from bullettrain.training.setup import Place, make_loader
+from bullettrain.training.setup import make_loader
 
 SOME = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64), ("a", "b"))
 WANTED = {

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from bullettrain.config import recipe
 from bullettrain.data import DataError, load
 from bullettrain.evaluation import evaluate as judging
 from bullettrain.evaluation.evaluate import Plan, evaluate
@@ -19,11 +20,10 @@ from bullettrain.evaluation.results import FILE, Result, Store, pack, unpack, un
 from bullettrain.evaluation.specs import PGD, Clean, Corruptions, Defaults, parse_attacks
 from bullettrain.evaluation.subject import Subject, find_subject
 from bullettrain.evaluation.watch import Watch
+from bullettrain.processes import StoppedError
 from bullettrain.reporting.attack_rows import difference, mean_in_words
 from bullettrain.reproduction.records import figure_of
-from bullettrain.training import recipe
-from bullettrain.training.folder import RunError
-from bullettrain.training.signals import StoppedError
+from bullettrain.run_folder import RunError
 from conftest import assert_same, snapshot
 
 CPU = torch.device("cpu")

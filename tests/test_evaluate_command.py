@@ -18,9 +18,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bullettrain.commands import app
+from bullettrain.config import recipe
 from bullettrain.models import build
-from bullettrain.training import recipe
-from bullettrain.training.folder import RunFolder
+from bullettrain.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -10,18 +10,18 @@ import torch
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
 from bullettrain.baselines import GradAlign, grad_align
+from bullettrain.config import recipe
+from bullettrain.config.methods import with_method
 from bullettrain.data import ImageSet, load, to_unit
 from bullettrain.engine.cuda_graphs import CudaGraphRunner, materialize
 from bullettrain.engine.forwards import FastForwards
 from bullettrain.engine.phases import EAGER, Batch
 from bullettrain.models import WideResNet, build
-from bullettrain.training import recipe
+from bullettrain.processes import Place
+from bullettrain.run_folder import read_weights
 from bullettrain.training import run as runs
 from bullettrain.training.average import MovingAverage
 from bullettrain.training.collapse import CollapseError
-from bullettrain.training.folder import read_weights
-from bullettrain.training.methods import with_method
-from bullettrain.training.setup import Place
 from bullettrain.training.steppers import Stepper
 from bullettrain.training.tally import Tally
 from conftest import batch, few_queries, no_waiting

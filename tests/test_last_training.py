@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bullettrain.data import ImageSet, Loader
+from bullettrain.run_folder import RunFolder
 from bullettrain.training.collapse import CollapseError
-from bullettrain.training.folder import RunFolder
 from bullettrain.training.loop import Trainer
 from bullettrain.training.setup import load_data
 from short_runs import CPU, small

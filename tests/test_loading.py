@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import bullettrain as bt
-from bullettrain.training.folder import RunError
+from bullettrain.run_folder import RunError
 
 GIVE = "; give a run's folder or one of its .safetensors files"
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import bullettrain as bt
+from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation.subject import find_subject
 from bullettrain.models import build
+from bullettrain.run_folder import RunError
 from bullettrain.training import run as runs
-from bullettrain.training.folder import RunError
-from bullettrain.training.settings import ConfigError
 from short_runs import CPU, interrupt_at_the_third_group, small
 
 SOURCE = """

@@ -17,7 +17,7 @@ import bullettrain as bt
 from bullettrain.commands import app
 from bullettrain.data import load, to_unit
 from bullettrain.models import build
-from bullettrain.training.folder import RunFolder, pack_weights, read_weights
+from bullettrain.run_folder import RunFolder, pack_weights, read_weights
 from conftest import few_queries
 
 
@@ -69,7 +69,7 @@ def test_the_threat_of_a_file_that_does_not_say_it_is_that_of_its_run(here):
 
 
 def test_augmix_has_no_threat():
-    from bullettrain.training import recipe
+    from bullettrain.config import recipe
 
     assert recipe("digits-augmix").method.threat is None
 

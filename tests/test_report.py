@@ -21,7 +21,7 @@ from bullettrain.formatting import duration, number, percent, points, setting, t
 from bullettrain.reporting import read_run, write_report
 from bullettrain.reporting import run as run_module
 from bullettrain.reporting.plotting import POINTS, thin
-from bullettrain.training.folder import RunError
+from bullettrain.run_folder import RunError
 from made_runs import make_comparison, make_run, read_log, write_config, write_log, write_samples
 
 MINING = ["shares", "svar", "histogram", "allocation"]

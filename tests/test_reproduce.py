@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bullettrain.commands import app
+from bullettrain.config.settings import ConfigError
 from bullettrain.data import DataError
 from bullettrain.evaluation.results import unpack
 from bullettrain.reproduction import STUDIES, figures
@@ -20,8 +21,7 @@ from bullettrain.reproduction.jobs import run_all
 from bullettrain.reproduction.records import better, read_records, run_name
 from bullettrain.reproduction.scales import SMOKE
 from bullettrain.reproduction.tasks import Task, TaskResult
-from bullettrain.training.folder import RunFolder
-from bullettrain.training.settings import ConfigError
+from bullettrain.run_folder import RunFolder
 from short_runs import died
 
 SHORTER = ("--set", "epochs=1", "--set", "data.train_size=200", "--set", "log_every=1", "--size", "50")
@@ -391,7 +391,7 @@ def test_a_dry_run_trains_nothing_and_says_where_its_times_come_from(tmp_path):
 
 
 def test_a_damaged_record_is_named(tmp_path, monkeypatch):
-    from bullettrain.training.folder import RunError
+    from bullettrain.run_folder import RunError
 
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "x.json").write_text(json.dumps({"format": 99}))

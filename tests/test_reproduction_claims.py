@@ -12,13 +12,13 @@ from scipy.stats import spearmanr
 from bullettrain.evaluation.paper import paper_figure
 from bullettrain.evaluation.results import pack
 from bullettrain.evaluation.scores import rank_correlation
+from bullettrain.processes import Place
 from bullettrain.reproduction import STUDIES, Check, tables
 from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.results import Results, Verdict
 from bullettrain.reproduction.scales import PAPER, SCALES, SHORT, SMOKE
 from bullettrain.reproduction.studies import panel_rows
 from bullettrain.reproduction.tasks import Task, merged, seconds_left
-from bullettrain.training.setup import Place
 
 CPU = Place(torch.device("cpu"))
 TRADES = STUDIES["table-trades"]

@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 
 import bullettrain as bt
 from bullettrain.commands import app
+from bullettrain.config import recipe
+from bullettrain.processes import Place
 from bullettrain.reporting import write_report
 from bullettrain.reporting.run import read_run
-from bullettrain.training import recipe
+from bullettrain.run_folder import RunFolder
 from bullettrain.training import run as runs
-from bullettrain.training.folder import RunFolder
-from bullettrain.training.setup import Place
 
 CPU = Place(torch.device("cpu"))
 OFF = "CUDA graphs are off, steps run one by one: there is no CUDA device"

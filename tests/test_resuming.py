@@ -9,16 +9,16 @@ import torch
 
 import bullettrain as bt
 from bullettrain import BulletTrain
-from bullettrain.training import recipe
+from bullettrain.config import recipe
+from bullettrain.run_folder import RunError, RunFolder, read_weights
 from bullettrain.training import run as runs
-from bullettrain.training.folder import RunError, RunFolder, read_weights
 from bullettrain.training.optim import load_optimizer, make_optimizer
 from short_runs import CPU, died, interrupt_at_the_third_group, kinds, small, weights_of
 
 
 def killing_self(place, at):
     """SIGKILL this process at the at-th call of a place in the code, before or after it."""
-    import bullettrain.training.folder as folder_module
+    import bullettrain.run_folder as folder_module
 
     targets = {"replace": (folder_module.os, "replace"), "step": (bt.BulletTrain, "updates"), "log": (RunFolder, "log")}
     owner, name = targets[place.split("-")[0]]
@@ -351,7 +351,7 @@ def test_a_damaged_checkpoint_is_named(unfinished, name, damage):
 
 
 def test_a_full_disk_leaves_the_older_state(unfinished, monkeypatch):
-    import bullettrain.training.folder as folder_module
+    import bullettrain.run_folder as folder_module
 
     before = {path.name: path.read_bytes() for path in unfinished.glob("*.*t*") if path.name != "metrics.jsonl"}
     real, calls = os.fsync, [0]

@@ -9,11 +9,11 @@ import torch
 import torch.multiprocessing
 
 import bullettrain as bt
+from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation import clean_accuracy
+from bullettrain.run_folder import read_weights
 from bullettrain.training import run as runs
 from bullettrain.training.average import MovingAverage
-from bullettrain.training.folder import read_weights
-from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import load_data
 from conftest import norm_net
 from emulated import EmulatedRunner
@@ -26,7 +26,7 @@ def spawned(rank, port, folder, settings):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
     os.environ["WORLD_SIZE"] = "2"
     torch.set_num_threads(1)
-    from bullettrain.training.setup import find_place, leave_group
+    from bullettrain.processes import find_place, leave_group
 
     place = find_place("cpu")
     runs.train(small("optimizer.name=sgd", *settings), folder, place)

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import bullettrain as bt
+from bullettrain.config.settings import ConfigError
 from bullettrain.data import load
 from bullettrain.evaluation.network import ready
 from bullettrain.evaluation.subject import Subject, config_of, find_subject, read_state
 from bullettrain.models import build
-from bullettrain.training.folder import RunError
-from bullettrain.training.settings import ConfigError
+from bullettrain.run_folder import RunError
 
 CPU = torch.device("cpu")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from bullettrain.config.settings import ConfigError
 from bullettrain.reproduction import jobs
 from bullettrain.reproduction.records import read_records
-from bullettrain.training.settings import ConfigError
 from test_reproduce import FAST, invoke
 
 

@@ -11,16 +11,16 @@ from PIL import Image
 from rich.console import Console
 
 import bullettrain as bt
+from bullettrain.config import Config, recipe
+from bullettrain.config.settings import ConfigError
 from bullettrain.data import load
 from bullettrain.evaluation.results import unpack
 from bullettrain.reporting.run import read_run
 from bullettrain.reporting.summary import evaluations
 from bullettrain.reproduction.records import record_of, run_name
-from bullettrain.training import Config, recipe
+from bullettrain.run_folder import RunError, RunFolder, read_weights
 from bullettrain.training import run as runs
-from bullettrain.training.folder import RunError, RunFolder, read_weights
 from bullettrain.training.loop import Trainer
-from bullettrain.training.settings import ConfigError
 from bullettrain.training.setup import load_data
 from short_runs import CPU, kinds, small
 

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 import bullettrain as bt
 from bullettrain.commands import app
+from bullettrain.config.sections import Config
 from bullettrain.evaluation.results import FILE, Store, read_evaluations
+from bullettrain.run_folder import RunError, RunFolder, read_weights
 from bullettrain.schema import SchemaError, conform
-from bullettrain.training.config import Config
-from bullettrain.training.folder import RunError, RunFolder, read_weights
 
 MODULE = """
 from pathlib import Path

@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch
 
+from bullettrain.run_folder import Checkpoint, Metadata, RunError, RunFolder, read_weights
 from bullettrain.training import loop
 from bullettrain.training import run as runs
-from bullettrain.training.folder import Checkpoint, Metadata, RunError, RunFolder, read_weights
 from bullettrain.training.writer import Writer
 from short_runs import CPU, died, interrupt_at_the_third_group, kinds, small, weights_of
 from test_resuming import killing_self

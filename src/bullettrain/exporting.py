@@ -20,6 +20,7 @@ from torch import nn
 
 import bullettrain
 from bullettrain.brief import first_line
+from bullettrain.checkpoint_paths import EXPORTED
 from bullettrain.errors import UserError
 from bullettrain.evaluation.results import Result, Store
 from bullettrain.evaluation.specs import radius, threat_in_words
@@ -27,8 +28,7 @@ from bullettrain.evaluation.subject import Subject
 from bullettrain.extras import extra
 from bullettrain.formatting import attack_name, method_name
 from bullettrain.reporting.run import read_run
-from bullettrain.training.folder import NetworkMetadata, RunFolder, pack_weights
-from bullettrain.training.named import EXPORTED
+from bullettrain.run_folder import NetworkMetadata, RunFolder, pack_weights
 
 FORMATS = {"onnx": "model.onnx", "torch-export": "model.pt2", "hub": "hub"}
 """By format: the name of the file or folder, unless another is given."""

@@ -16,7 +16,7 @@ from bullettrain.models import build
 from bullettrain.models.called import is_foreign
 
 if TYPE_CHECKING:
-    from bullettrain.training.folder import Metadata
+    from bullettrain.run_folder import Metadata
 
 
 def load(
@@ -55,8 +55,8 @@ def load_with_metadata(
     run_or_checkpoint: str | Path, *, weights: str | None = None, network: str | None = None, trust: bool = False
 ) -> tuple[nn.Module, Metadata]:
     """What :func:`load` does, on the CPU, and all that the file says about the network."""
-    from bullettrain.training.folder import RunError, RunFolder, read_weights
-    from bullettrain.training.named import rather, weights_file
+    from bullettrain.checkpoint_paths import rather, weights_file
+    from bullettrain.run_folder import RunError, RunFolder, read_weights
 
     file = weights_file(Path(run_or_checkpoint), weights)
     tensors, about = read_weights(file)
@@ -98,7 +98,7 @@ def permitted(name: str, source: Path, *, network: str | None = None, trust: boo
     Raises:
         RunError: the file names a function outside this package, and the user has not allowed it.
     """
-    from bullettrain.training.folder import RunError
+    from bullettrain.run_folder import RunError
 
     if network is not None:
         return network

@@ -44,11 +44,12 @@ def bench(
       bullettrain bench cifar10-trades-short --engines graphs,compile --out results/bench.json
     """
     from bullettrain.commands.bench_terminal import HEADINGS, cells, markdown
+    from bullettrain.config.recipes import recipe as find_recipe
+    from bullettrain.config.settings import ConfigError, number
+    from bullettrain.processes import find_place
+    from bullettrain.run_folder import RunFolder
     from bullettrain.training import bench as benchmark
-    from bullettrain.training.folder import RunFolder
-    from bullettrain.training.recipes import recipe as find_recipe
-    from bullettrain.training.settings import ConfigError, number
-    from bullettrain.training.setup import find_place, load_data
+    from bullettrain.training.setup import load_data
 
     console = terminal()
     _check(out)
@@ -89,8 +90,8 @@ def bench(
 
 def _check(out: Path | None) -> None:
     """Before anything is timed: the figures can be written."""
-    from bullettrain.training.folder import try_folder
-    from bullettrain.training.settings import ConfigError
+    from bullettrain.config.settings import ConfigError
+    from bullettrain.run_folder import try_folder
 
     if out is None:
         return

@@ -114,9 +114,9 @@ def corrupt(
     """
     from bullettrain import corruptions
     from bullettrain import data as datasets
+    from bullettrain.config.settings import ConfigError
     from bullettrain.corruptions.files import image_file
-    from bullettrain.training.settings import ConfigError
-    from bullettrain.training.setup import find_place
+    from bullettrain.processes import find_place
 
     if dataset not in SMALL:
         raise ConfigError(f"--dataset is {dataset!r}; corruptions are made of {' and '.join(SMALL)}")
@@ -153,8 +153,8 @@ def corrupt(
 def _corruptions(only: list[str] | None) -> list[str]:
     """The corruptions that are asked for, each once; all of them, where none is."""
     from bullettrain.checks import instead
+    from bullettrain.config.settings import ConfigError
     from bullettrain.corruptions import CORRUPTIONS
-    from bullettrain.training.settings import ConfigError
 
     asked = [name.strip() for text in only or () for name in text.split(",") if name.strip()]
     there = tuple(CORRUPTIONS)

@@ -15,10 +15,10 @@ from bullettrain.commands import options
 from bullettrain.terminal import terminal
 
 if TYPE_CHECKING:
+    from bullettrain.config.sections import Config
     from bullettrain.data import ImageSet
     from bullettrain.evaluation.specs import Attack, Defaults
     from bullettrain.precision import Precision
-    from bullettrain.training.config import Config
 
 PRECISIONS: dict[str, tuple[Precision, ...]] = {
     "float32": ("float32",),
@@ -111,16 +111,15 @@ def evaluate(
 
     from bullettrain.checks import instead
     from bullettrain.commands.evaluate_terminal import show
+    from bullettrain.config.settings import ConfigError
     from bullettrain.evaluation import evaluate as evaluation
     from bullettrain.evaluation.results import FILE, Store
     from bullettrain.evaluation.specs import Clean, parse_attack, parse_attacks
     from bullettrain.evaluation.subject import check_form, config_of, find_subject
     from bullettrain.evaluation.watch import Watch
+    from bullettrain.processes import StoppedError, StopRequest, find_place
     from bullettrain.reporting import write_report
-    from bullettrain.training.folder import RunError, RunFolder
-    from bullettrain.training.settings import ConfigError
-    from bullettrain.training.setup import find_place
-    from bullettrain.training.signals import StoppedError, StopRequest
+    from bullettrain.run_folder import RunError, RunFolder
 
     console = terminal()
     config = config_of(model)
@@ -189,8 +188,8 @@ def evaluate(
 
 def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defaults:
     """What attacks have that do not say: options first, then the run's, then the paper's."""
+    from bullettrain.config.settings import ConfigError
     from bullettrain.evaluation.specs import Defaults, parse_attack, threat_of
-    from bullettrain.training.settings import ConfigError
 
     if norm not in (None, "linf", "l2"):
         raise ConfigError(f"--norm is {norm!r}; there are linf, l2")
@@ -206,8 +205,8 @@ def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defau
 
 def _check_corruptions(attacks: list[Attack], folder: Path | None, baseline: Path | None) -> None:
     """Before anything is computed: the folder is there where it is asked for, and only there."""
+    from bullettrain.config.settings import ConfigError
     from bullettrain.evaluation.specs import Corruptions
-    from bullettrain.training.settings import ConfigError
 
     wanted = any(isinstance(attack, Corruptions) for attack in attacks)
     if wanted and folder is None:
@@ -219,7 +218,7 @@ def _check_corruptions(attacks: list[Attack], folder: Path | None, baseline: Pat
 
 
 def _baseline(path: Path | None) -> dict[str, list[float]] | None:
-    from bullettrain.training.settings import ConfigError
+    from bullettrain.config.settings import ConfigError
 
     if path is None:
         return None
@@ -232,8 +231,8 @@ def _baseline(path: Path | None) -> dict[str, list[float]] | None:
 
 
 def _images(name: str, config: Config | None, data_dir: Path | None, number: int, image_size: int | None) -> ImageSet:
+    from bullettrain.config.settings import ConfigError
     from bullettrain.data import load
-    from bullettrain.training.settings import ConfigError
 
     if image_size is None and config is not None and name == config.data.name:
         image_size = config.data.image_size

@@ -41,10 +41,10 @@ def export(
       bullettrain export runs/cifar10-trades --format hub --weights averaged --out my-model
     """
     from bullettrain.checks import instead
+    from bullettrain.config.settings import ConfigError
     from bullettrain.evaluation.subject import find_subject
     from bullettrain.exporting import FORMATS
     from bullettrain.exporting import export as write
-    from bullettrain.training.settings import ConfigError
 
     if form not in FORMATS:
         raise ConfigError(f"--format is {form!r}{instead(form, FORMATS)}")

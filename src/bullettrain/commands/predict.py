@@ -45,7 +45,7 @@ def predict(
     from bullettrain.data.files import read_images
     from bullettrain.evaluation.specs import threat_in_words
     from bullettrain.evaluation.subject import find_subject
-    from bullettrain.training.setup import find_place
+    from bullettrain.processes import find_place
 
     console = terminal()
     place = find_place(device)

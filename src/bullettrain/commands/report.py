@@ -23,7 +23,7 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a
     """
     from bullettrain.reporting.report import write_page
     from bullettrain.reporting.run import read_contents
-    from bullettrain.training.folder import RunError
+    from bullettrain.run_folder import RunError
 
     console = terminal()
     try:
@@ -41,7 +41,7 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a
 
 def _problems(contents: Contents) -> list[str]:
     """What of the folder cannot be shown; RunError where that is all of it."""
-    from bullettrain.training.folder import RunError, as_config
+    from bullettrain.run_folder import RunError, as_config
 
     problems: list[str] = []
     empty: list[str] = []

@@ -17,12 +17,12 @@ from rich.text import Text
 from bullettrain.terminal import logged, say, terminal
 
 if TYPE_CHECKING:
+    from bullettrain.config.sections import Config
+    from bullettrain.processes import Place
     from bullettrain.reproduction.results import Results
     from bullettrain.reproduction.scales import Scale
     from bullettrain.reproduction.studies import Row, Study
     from bullettrain.reproduction.tasks import Task, TaskResult
-    from bullettrain.training.config import Config
-    from bullettrain.training.setup import Place
 
 CORRUPTIONS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
 """Folders beside a dataset where its corruptions are looked for."""
@@ -108,16 +108,16 @@ def reproduce(
     """
     from bullettrain.checks import instead
     from bullettrain.commands.reproduce_terminal import forecast, show, show_list
+    from bullettrain.config.settings import ConfigError
     from bullettrain.data.base import root
     from bullettrain.precision import Precision
+    from bullettrain.processes import find_place
     from bullettrain.reproduction.records import read_records
     from bullettrain.reproduction.results import Results
     from bullettrain.reproduction.scales import SCALES
     from bullettrain.reproduction.studies import STUDIES
     from bullettrain.reproduction.tasks import RECORDS, Task, merged, perform
-    from bullettrain.training.folder import environment
-    from bullettrain.training.settings import ConfigError
-    from bullettrain.training.setup import find_place
+    from bullettrain.run_folder import environment
 
     console = terminal()
     if not names:
@@ -231,7 +231,7 @@ def _make_folders(out: Path) -> None:
     """Before anything is trained: what comes of it can be written."""
     from bullettrain.data.base import unwritable
     from bullettrain.reproduction.tasks import RECORDS, RUNS
-    from bullettrain.training.folder import try_folder
+    from bullettrain.run_folder import try_folder
 
     try:
         for folder in (out, out / RECORDS, out / RUNS):
@@ -242,9 +242,9 @@ def _make_folders(out: Path) -> None:
 
 def _check(tasks: list[Task]) -> None:
     """Before anything is trained: what it will be evaluated by and on is there."""
+    from bullettrain.config.settings import ConfigError
     from bullettrain.data.base import elsewhere, root
     from bullettrain.evaluation import autoattack
-    from bullettrain.training.settings import ConfigError
 
     if any("autoattack" in task.attacks for task in tasks):
         autoattack.installed()
@@ -281,9 +281,9 @@ def _run(console: Console, tasks: list[Task], jobs: int) -> list[TaskResult]:
 
 def _time(tasks: list[Task], device: str | None, data_dir: Path | None) -> list[TaskResult]:
     """The timing of all runs that are finished, into their records."""
+    from bullettrain.processes import find_place
     from bullettrain.reproduction.jobs import is_timed, time_run
     from bullettrain.reproduction.tasks import RECORDS
-    from bullettrain.training.setup import find_place
 
     finished = [record for task in tasks if (record := task.record()) is not None and record.finished]
     left = [record for record in finished if not is_timed(record, find_place(device).device)]
@@ -295,7 +295,7 @@ def _time(tasks: list[Task], device: str | None, data_dir: Path | None) -> list[
 def _write(results: Results, out: Path) -> list[Path]:
     """The study's table and pictures; the paths that a person opens."""
     from bullettrain.reproduction import figures, tables
-    from bullettrain.training.folder import RunFolder
+    from bullettrain.run_folder import RunFolder
 
     name = results.study.name
     pictures = figures.write(results, out)

@@ -16,8 +16,7 @@ from bullettrain.reproduction.results import NOT_RUN, Results, Verdict
 from bullettrain.reproduction.scales import SCALES
 from bullettrain.reproduction.studies import STUDIES
 from bullettrain.reproduction.tasks import DONE, ON_RECORD, Task, seconds_left
-from bullettrain.terminal import fits, say, say_rows
-from bullettrain.training.display import duration
+from bullettrain.terminal import duration, fits, say, say_rows
 
 RESULTS = Path(__file__).resolve().parents[3] / "results" / "reproduce"
 """Records of a checkout."""

@@ -10,7 +10,7 @@ import typer
 from bullettrain.terminal import say, terminal
 
 if TYPE_CHECKING:
-    from bullettrain.training.setup import Place
+    from bullettrain.processes import Place
 
 
 def train(
@@ -91,15 +91,15 @@ def train(
 
       torchrun --nproc-per-node 2 -m bullettrain train cifar10-trades
     """
+    from bullettrain import processes
     from bullettrain.commands import train_terminal as told
-    from bullettrain.training import setup
-    from bullettrain.training.describe import as_yaml
-    from bullettrain.training.folder import RunError, RunFolder
-    from bullettrain.training.methods import with_method
+    from bullettrain.config.describe import as_yaml
+    from bullettrain.config.methods import with_method
+    from bullettrain.config.recipes import RECIPES
+    from bullettrain.config.settings import ConfigError
+    from bullettrain.run_folder import RunError, RunFolder
     from bullettrain.training.recipe_files import find_recipe
-    from bullettrain.training.recipes import RECIPES
     from bullettrain.training.run import resume_command
-    from bullettrain.training.settings import ConfigError
 
     console = terminal()
     if list_recipes:
@@ -139,7 +139,7 @@ def train(
     again += ["--keep-going"] if keep_going else []
     place: Place | None = None
     try:
-        place = setup.find_place(device)
+        place = processes.find_place(device)
         told.run(console, config, folder, place, data_dir, resume, keep_going, compare_both, again)
     except KeyboardInterrupt:  # before it trains, or a second one: at once, with what was saved before
         if place is None or place.first:
@@ -148,4 +148,4 @@ def train(
             else:
                 say(console, "interrupted before the first step; nothing was saved")
         raise
-    setup.leave_group()  # nobody leaves while the first one still writes
+    processes.leave_group()  # nobody leaves while the first one still writes

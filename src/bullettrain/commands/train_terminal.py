@@ -13,18 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from bullettrain import formatting
+from bullettrain.config.methods import METHODS
+from bullettrain.config.methods import one_line as method_line
+from bullettrain.config.recipes import RECIPES, one_line
+from bullettrain.config.sections import Config
 from bullettrain.evaluation.paper import paper_boundary
-from bullettrain.terminal import fitting, say, say_rows
+from bullettrain.processes import Place
+from bullettrain.run_folder import RunError, RunFolder
+from bullettrain.terminal import duration, fitting, percent, say, say_rows
 from bullettrain.training.collapse import CollapseError
-from bullettrain.training.config import Config
-from bullettrain.training.display import duration, percent
-from bullettrain.training.folder import RunError, RunFolder
-from bullettrain.training.methods import METHODS
-from bullettrain.training.methods import one_line as method_line
-from bullettrain.training.recipes import RECIPES, one_line
 from bullettrain.training.run import Result, compare, comparison, resume_command
 from bullettrain.training.run import train as run_training
-from bullettrain.training.setup import Place
 from bullettrain.training.tally import CLASSES
 
 DROPPED = ("outlier", "robust", "boundary", "passes", "training")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bullettrain.config.settings import ConfigError
 from bullettrain.corruptions.files import LABELS
 from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.data import ImageSet, to_unit
@@ -28,9 +29,8 @@ from bullettrain.evaluation.subject import Subject
 from bullettrain.evaluation.survival import Round, Survival, clean_round, survive
 from bullettrain.evaluation.watch import Watch
 from bullettrain.precision import Precision, arithmetic
-from bullettrain.training.display import Evaluating
-from bullettrain.training.folder import environment
-from bullettrain.training.settings import ConfigError
+from bullettrain.progress import EvaluationBar
+from bullettrain.run_folder import environment
 from bullettrain.training.setup import fingerprint
 
 CURVE_STEPS = (1, 2, 5, 10, 20, 50, 100)
@@ -154,7 +154,7 @@ class _Judge:
         self.model, self.images, self.entry, self.plan = model, images, entry, plan
         self.precision, self.device, self.store, self.watch = precision, device, store, watch
         self.clean: Tensor | None = None
-        self.bar: Evaluating | None = None
+        self.bar: EvaluationBar | None = None
 
     def every_key(self) -> Iterator[str]:
         """Of everything that is judged here."""

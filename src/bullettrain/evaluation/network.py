@@ -11,9 +11,9 @@ from bullettrain.attacks import frozen
 from bullettrain.attacks.state import uncompiled
 from bullettrain.brief import first_line
 from bullettrain.checks import check_logits_shape
+from bullettrain.config.settings import ConfigError
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.precision import arithmetic, wide
-from bullettrain.training.settings import ConfigError
 
 
 class Judged(nn.Module):

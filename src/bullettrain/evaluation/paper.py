@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bullettrain.training.config import COMPUTED, Config
-from bullettrain.training.recipes import RECIPES, recipe
+from bullettrain.config.recipes import RECIPES, recipe
+from bullettrain.config.sections import COMPUTED, Config
 
 Figures = dict[str, float]
 

@@ -21,8 +21,8 @@ from bullettrain.evaluation.specs import Attack, as_dict
 from bullettrain.evaluation.statistics import wilson
 from bullettrain.evaluation.survival import Survival
 from bullettrain.lock import alone
+from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.schema import SchemaError, conform
-from bullettrain.training.folder import RunError, RunFolder
 
 FILE = "evaluation.json"
 FORMAT = 1

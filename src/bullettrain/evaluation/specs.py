@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from bullettrain.attacks.norms import USUAL_EPS
 from bullettrain.checks import instead
-from bullettrain.training.settings import ConfigError, parse
+from bullettrain.config.settings import ConfigError, parse
 
 if TYPE_CHECKING:
-    from bullettrain.training.config import Config
+    from bullettrain.config.sections import Config
 
 PAPER_STEP = 0.003
 """Of the paper's PGD-20, at its eps."""

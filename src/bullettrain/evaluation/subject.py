@@ -12,12 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.brief import first_line
-from bullettrain.loading import load_with_metadata, misfit
-from bullettrain.models import Normalize, build
-from bullettrain.models.called import Normalisation, called, is_foreign
-from bullettrain.training.config import Config
-from bullettrain.training.folder import Metadata, NetworkMetadata, RunError, RunFolder, read_weights
-from bullettrain.training.named import (
+from bullettrain.checkpoint_paths import (
     EXPORTED,
     SAFETENSORS,
     SAVED,
@@ -27,7 +22,12 @@ from bullettrain.training.named import (
     exported,
     rather,
 )
-from bullettrain.training.settings import ConfigError
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
+from bullettrain.loading import load_with_metadata, misfit
+from bullettrain.models import Normalize, build
+from bullettrain.models.called import Normalisation, called, is_foreign
+from bullettrain.run_folder import Metadata, NetworkMetadata, RunError, RunFolder, read_weights
 
 FORMS = (
     "a run's folder, a checkpoint (.safetensors), a state_dict (.pt) with --network, "

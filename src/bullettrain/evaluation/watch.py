@@ -10,8 +10,9 @@ from rich.progress import Progress
 from bullettrain import formatting
 from bullettrain.evaluation.results import Result
 from bullettrain.evaluation.specs import threat_in_words
-from bullettrain.training.display import Evaluating, duration, progress_bar
-from bullettrain.training.signals import StopRequest
+from bullettrain.processes import StopRequest
+from bullettrain.progress import EvaluationBar, progress_bar
+from bullettrain.terminal import duration
 
 
 class Watch:
@@ -33,9 +34,9 @@ class Watch:
         if self.progress is not None:
             self.progress.stop()
 
-    def attacking(self, name: str, total: int) -> Evaluating:
+    def attacking(self, name: str, total: int) -> EvaluationBar:
         """A bar for an attack of ``total`` passes."""
-        return Evaluating(self.progress, formatting.attack_name(name), total, self.stop)
+        return EvaluationBar(self.progress, formatting.attack_name(name), total, self.stop)
 
     def part(self, name: str, accuracy: float, seconds: float, left: float) -> None:
         """An attack of an ensemble is done and leaves ``accuracy``: a line where there is no bar."""

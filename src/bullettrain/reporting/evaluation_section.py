@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation.results import Entry, Result
 from bullettrain.evaluation.specs import radius, threat_in_words
 from bullettrain.formatting import DASH, attack_name, duration, number, percent
@@ -18,8 +20,6 @@ from bullettrain.reporting.plotting import Curve, end_labels, line, panels, perc
 from bullettrain.reporting.run import Floats, Run
 from bullettrain.reporting.summary import Grid
 from bullettrain.reporting.svg import COLOURS, drawing, inline
-from bullettrain.training.config import Config
-from bullettrain.training.settings import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

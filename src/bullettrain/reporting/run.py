@@ -22,7 +22,7 @@ from bullettrain.evaluation.specs import threat_in_words
 from bullettrain.extras import extra
 from bullettrain.formatting import attack_name
 from bullettrain.mining import Category
-from bullettrain.training.folder import RunError, RunFolder
+from bullettrain.run_folder import RunError, RunFolder
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -26,7 +26,7 @@ from bullettrain.formatting import (
     too_close,
 )
 from bullettrain.reporting.run import SHARES, Comparison, Run
-from bullettrain.training.folder import preferred
+from bullettrain.run_folder import preferred
 
 ROWS = 400  # the longest table of epochs that is written out
 NAN = math.nan

@@ -24,7 +24,7 @@ from bullettrain.reporting.svg import COLOURS, printed
 from bullettrain.reproduction.records import Record
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.studies import ROLES, Row, panel_rows
-from bullettrain.training.folder import RunFolder
+from bullettrain.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

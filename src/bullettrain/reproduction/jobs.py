@@ -17,16 +17,16 @@ import torch
 from rich.console import Console
 
 from bullettrain.brief import first_line
+from bullettrain.config.sections import Config
 from bullettrain.data import DataError
 from bullettrain.lock import end_with_parent
+from bullettrain.processes import StopRequest, find_place
 from bullettrain.reproduction.records import Record
 from bullettrain.reproduction.tasks import Task, TaskResult, perform
+from bullettrain.run_folder import RunFolder, environment
 from bullettrain.training.bench import Timed
-from bullettrain.training.config import Config
-from bullettrain.training.folder import RunFolder, environment
 from bullettrain.training.loop import Trainer
-from bullettrain.training.setup import find_place, load_data
-from bullettrain.training.signals import StopRequest
+from bullettrain.training.setup import load_data
 
 SPAWN = multiprocessing.get_context("spawn")
 """A fork would copy CUDA and threads."""

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from bullettrain.config.sections import Config
 from bullettrain.corruptions.table import AVERAGED
 from bullettrain.evaluation.results import Entry, Result, Store
 from bullettrain.reporting.plotting import thin
 from bullettrain.reporting.run import SHARES, Table, read_run
+from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.schema import conform
-from bullettrain.training.config import Config
-from bullettrain.training.folder import RunError, RunFolder
 
 FORMAT = 1
 WEIGHTS = "last"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from bullettrain.config.sections import SPEED
+from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation.compared import Measured
 from bullettrain.formatting import CHANCE
 from bullettrain.formatting import attack_name as attack_title
@@ -15,8 +17,6 @@ from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.scales import Scale
 from bullettrain.reproduction.studies import RATIOS, SHARES, Check, Row, Study
 from bullettrain.reproduction.tasks import attack_name
-from bullettrain.training.config import SPEED
-from bullettrain.training.settings import ConfigError
 
 RANKS = ("rank", "rank_correct")
 ALLOWED = {**dict.fromkeys(SHARES, 1.0), **dict.fromkeys(RANKS, 0.02)}

@@ -6,12 +6,12 @@ import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from bullettrain.config.methods import with_method
+from bullettrain.config.recipes import recipe
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation.paper import CLAIMS, PAPER, ROBUSTBENCH_TRADES
 from bullettrain.reproduction.scales import Scale
-from bullettrain.training.config import Config
-from bullettrain.training.methods import with_method
-from bullettrain.training.recipes import recipe
-from bullettrain.training.settings import ConfigError
 
 SHARES = ("boundary", "robust", "outlier")
 """The classes of examples, in the order in which the paper has their shares."""

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from bullettrain.brief import first_line
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
 from bullettrain.data import load
 from bullettrain.evaluation.corruptions import spot_corruptions
 from bullettrain.evaluation.evaluate import Plan, evaluate
@@ -21,14 +23,12 @@ from bullettrain.evaluation.subject import find_subject
 from bullettrain.evaluation.watch import Watch
 from bullettrain.loading import load as load_network
 from bullettrain.precision import Precision
+from bullettrain.processes import StoppedError, StopRequest, find_place
 from bullettrain.reproduction.records import WEIGHTS, Record, figure_of, read_record, record_of, run_name
+from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.training.collapse import CollapseError
-from bullettrain.training.config import Config
-from bullettrain.training.folder import RunError, RunFolder
 from bullettrain.training.run import train
-from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import find_place, load_data
-from bullettrain.training.signals import StoppedError, StopRequest
+from bullettrain.training.setup import load_data
 
 Found = TypeVar("Found")
 RECORDS, RUNS = "records", "runs"

@@ -16,20 +16,20 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from bullettrain.attacks import frozen
+from bullettrain.checkpoint_paths import weights_file
 from bullettrain.checks import instead
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
 from bullettrain.cost import theoretical_speedup
 from bullettrain.data import ImageSet
 from bullettrain.engine.phases import Batch, Runner
 from bullettrain.loading import misfit
 from bullettrain.mining import Category
+from bullettrain.processes import Place
+from bullettrain.run_folder import RunFolder, environment, read_weights
 from bullettrain.step import BulletTrain
-from bullettrain.training.config import Config
-from bullettrain.training.display import duration
-from bullettrain.training.folder import RunFolder, environment, read_weights
+from bullettrain.terminal import duration
 from bullettrain.training.loop import Trainer
-from bullettrain.training.named import weights_file
-from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import Place
 
 ENGINES = {
     "eager": {"engine": "plain", "compile": False},

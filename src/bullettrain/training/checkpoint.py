@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.brief import first_line
-from bullettrain.training.folder import Checkpoint, Metadata, NetworkMetadata, RunError
+from bullettrain.run_folder import Checkpoint, Metadata, NetworkMetadata, RunError
 from bullettrain.training.optim import load_optimizer
 from bullettrain.training.tally import Counts
 

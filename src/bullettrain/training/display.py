@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -10,36 +9,17 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
-from bullettrain import formatting
-from bullettrain.terminal import say
-from bullettrain.training.signals import StoppedError, StopRequest
+from bullettrain.processes import StopRequest
+from bullettrain.progress import EvaluationBar, progress_bar
+from bullettrain.terminal import duration, percent, say
 from bullettrain.training.tally import CLASSES
 
 COLOURS = dict(zip(CLASSES, ("magenta", "yellow", "cyan"), strict=True))
-
-
-def progress_bar(console: Console, *, transient: bool = False, percent: bool = False) -> Progress:
-    """A bar with its name, how much is done and the time left; ``transient``: gone when it stops."""
-    return Progress(
-        TextColumn("{task.description}", style="bold", markup=False),
-        BarColumn(bar_width=None),
-        TaskProgressColumn() if percent else MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("left"),
-        console=console,
-        expand=True,
-        transient=transient,
-    )
 
 
 class Display:
@@ -122,49 +102,9 @@ class Display:
         if self.console is not None:
             say(self.console, text)
 
-    def evaluating(self, what: str, total: int) -> Evaluating:
+    def evaluating(self, what: str, total: int) -> EvaluationBar:
         """A bar for an evaluation of ``total`` images."""
-        return Evaluating(self.progress, what, total, self.stop)
-
-
-class Evaluating:
-    """The bar of one evaluation; call it with the number of images done."""
-
-    def __init__(self, progress: Progress | None, what: str, total: int, stop: StopRequest | None) -> None:
-        self.progress, self.what, self.total, self.stop = progress, what, total, stop
-        self.bar: TaskID | None = None
-        self.done = 0
-        self.to_come: int | None = None
-
-    def __enter__(self) -> Evaluating:
-        if self.progress is not None:
-            self.bar = self.progress.add_task(self.what, total=self.total)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.progress is not None and self.bar is not None:
-            self.progress.remove_task(self.bar)
-
-    def __call__(self, images: int) -> None:
-        """So many images are done; a run that was asked to stop does not wait for the rest."""
-        if self.stop is not None and self.stop.signal is not None:
-            raise StoppedError
-        self.done += images
-        if self.to_come is not None:
-            self.total = self.done + self.to_come
-        if self.progress is not None and self.bar is not None:
-            self.progress.update(self.bar, completed=self.done, total=self.total)
-
-    def partly(self, images: int) -> None:
-        """So many of the batch under way are done."""
-        if self.progress is not None and self.bar is not None:
-            self.progress.update(self.bar, completed=self.done + images)
-
-    def left(self, images: int) -> None:
-        """So many are to come after the batch under way, at most: what is lost is not attacked again."""
-        self.to_come = images
+        return EvaluationBar(self.progress, what, total, self.stop)
 
 
 def shares(record: Mapping[str, Any], *, colour: bool = False) -> str:
@@ -174,16 +114,6 @@ def shares(record: Mapping[str, Any], *, colour: bool = False) -> str:
         text = f"{name} {100 * record[name]:.0f}"
         texts.append(f"[{COLOURS[name]}]{text}[/]" if colour else text)
     return " ".join(texts) + " %"
-
-
-def percent(share: float | None) -> str:
-    """0.8146 as 81.5 %."""
-    return formatting.plain(formatting.percent(math.nan if share is None else share))
-
-
-def duration(seconds: float) -> str:
-    """12.3 s, 5 min 12 s, 1 h 23 min."""
-    return formatting.plain(formatting.duration(seconds))
 
 
 def _number(value: float | None) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bullettrain.allocation import StepBudget
+from bullettrain.config.sections import Config
 from bullettrain.cost import theoretical_speedup
 from bullettrain.data import ImageSet
 from bullettrain.data.sets import sample
@@ -20,7 +21,6 @@ from bullettrain.evaluation.specs import threat_of
 from bullettrain.evaluation.survival import Survival
 from bullettrain.objectives import Objective
 from bullettrain.precision import arithmetic
-from bullettrain.training.config import Config
 from bullettrain.training.display import Display
 from bullettrain.training.setup import fingerprint
 

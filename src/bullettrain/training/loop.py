@@ -16,25 +16,25 @@ from torch import Tensor, nn
 
 from bullettrain.attacks.state import training as in_training
 from bullettrain.checks import DivergedError
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
 from bullettrain.data import ImageSet
 from bullettrain.engine.phases import Batch
 from bullettrain.models.called import is_foreign
 from bullettrain.objectives import AdversarialObjective, AugMix
+from bullettrain.processes import Place, StoppedError, StopRequest
+from bullettrain.run_folder import RunFolder, read_weights
 from bullettrain.step import StepOutput
 from bullettrain.training import checkpoint
 from bullettrain.training.average import ENOUGH, MovingAverage, norms, statistics_anew
 from bullettrain.training.checkpoint import Position
 from bullettrain.training.clock import Clock
 from bullettrain.training.collapse import Alarm, CollapseError, WrongStreak, look_at_epoch, look_at_loss
-from bullettrain.training.config import Config
 from bullettrain.training.display import Display
-from bullettrain.training.folder import RunFolder, read_weights
 from bullettrain.training.judge import Judge, speedups
 from bullettrain.training.optim import rate
 from bullettrain.training.records import Recorder
-from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import Place, Shape, check_fits, fingerprint, make_loader, make_network
-from bullettrain.training.signals import StoppedError, StopRequest
+from bullettrain.training.setup import Shape, check_fits, fingerprint, make_loader, make_network
 from bullettrain.training.starts import Starts
 from bullettrain.training.steppers import Stepper, in_half
 from bullettrain.training.tally import Counts, Tally

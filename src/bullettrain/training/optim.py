@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bullettrain.training.config import OptimizerConfig, ScheduleConfig
+from bullettrain.config.sections import OptimizerConfig, ScheduleConfig
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: bool = False) -> torch.optim.Optimizer:

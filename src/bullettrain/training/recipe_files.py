@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from bullettrain.brief import first_line
+from bullettrain.checkpoint_paths import check_run, rather
 from bullettrain.checks import instead
+from bullettrain.config.recipes import RECIPES, recipe
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
 from bullettrain.extras import extra
 from bullettrain.loading import permitted
-from bullettrain.training.config import Config
-from bullettrain.training.named import check_run, rather
-from bullettrain.training.recipes import RECIPES, recipe
-from bullettrain.training.settings import ConfigError
 
 
 def find_recipe(name: str, *, network: str | None = None, trust: bool = False) -> Config:

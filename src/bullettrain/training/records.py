@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bullettrain.extras import extra
 from bullettrain.mining import Category
+from bullettrain.run_folder import RunFolder
 from bullettrain.step import StepOutput
-from bullettrain.training.folder import RunFolder
 
 SAMPLES = 4
 """Images kept of each class."""

@@ -13,16 +13,17 @@ from typing import Any
 
 from rich.console import Console
 
+from bullettrain.config.recipes import RECIPES
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import as_setting
 from bullettrain.evaluation.compared import difference
 from bullettrain.models.called import is_foreign
+from bullettrain.processes import Place
 from bullettrain.reporting import write_report
-from bullettrain.training.config import Config
-from bullettrain.training.folder import RunError, RunFolder, environment, preferred
+from bullettrain.run_folder import RunError, RunFolder, environment, preferred
 from bullettrain.training.loop import Trainer
 from bullettrain.training.recipe_files import read_recipe
-from bullettrain.training.recipes import RECIPES
-from bullettrain.training.settings import as_setting
-from bullettrain.training.setup import Place, load_data
+from bullettrain.training.setup import load_data
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from bullettrain.allocation import Allocated, Allocation
+from bullettrain.config.sections import Config
 from bullettrain.data import Loader
 from bullettrain.data.base import derive_seed
 from bullettrain.history import Past
 from bullettrain.objectives import AdversarialObjective, AugMix
+from bullettrain.processes import Place
 from bullettrain.step import BulletTrain
-from bullettrain.training.config import Config
-from bullettrain.training.setup import Place
 
 
 class Growing:

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from bullettrain.config.sections import Config, TrainingConfig
+from bullettrain.config.settings import ConfigError
 from bullettrain.engine.captured import Captured
 from bullettrain.engine.cuda_graphs import CudaGraphRunner, materialize, optimizer_tensors
 from bullettrain.engine.phases import Batch
+from bullettrain.processes import Place
 from bullettrain.step import BulletTrain, StepOutput
 from bullettrain.training.average import MovingAverage
-from bullettrain.training.config import Config, TrainingConfig
 from bullettrain.training.optim import make_optimizer, set_rate
-from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import Place
 from bullettrain.training.tally import Tally
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bullettrain.training.folder import Checkpoint, RunFolder
+from bullettrain.run_folder import Checkpoint, RunFolder
 
 
 class Writer:

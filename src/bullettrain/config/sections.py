@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from bullettrain.attacks.norms import NORMS, USUAL_EPS
 from bullettrain.checks import MendableError, instead
+from bullettrain.config.method import MethodConfig
+from bullettrain.config.settings import ConfigError, as_setting, parse
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
 from bullettrain.schema import SchemaError, conform
-from bullettrain.training.method import MethodConfig
-from bullettrain.training.settings import ConfigError, as_setting, parse
 
 
 @dataclass(frozen=True)

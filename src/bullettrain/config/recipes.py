@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable
 
 from bullettrain.checks import instead
-from bullettrain.training.config import (
+from bullettrain.config.method import MethodConfig
+from bullettrain.config.sections import (
     Config,
     DataConfig,
     EvaluationConfig,
@@ -15,8 +16,7 @@ from bullettrain.training.config import (
     ScheduleConfig,
     TrainingConfig,
 )
-from bullettrain.training.method import MethodConfig
-from bullettrain.training.settings import ConfigError
+from bullettrain.config.settings import ConfigError
 
 AUGMIX = MethodConfig("augmix", beta=12.0, boundary=1, robust=0, gamma=0.65)
 """The paper does not say γ. With 0.65 views are made for 36 % of CIFAR-10's examples, as in its table, and for 33 % of

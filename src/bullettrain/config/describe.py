@@ -10,9 +10,9 @@ import types
 import typing
 from typing import Any, Literal
 
+from bullettrain.config.sections import LIMITS, Config
+from bullettrain.config.settings import as_setting
 from bullettrain.extras import extra
-from bullettrain.training.config import LIMITS, Config
-from bullettrain.training.settings import as_setting
 
 KINDS = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
 

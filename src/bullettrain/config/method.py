@@ -11,7 +11,7 @@ from bullettrain.allocation import StepBudget
 from bullettrain.attacks import Attack
 from bullettrain.augmix import ViewMaker
 from bullettrain.baselines import FirstLayer, Free, GradAlign
-from bullettrain.training.settings import ConfigError, as_setting
+from bullettrain.config.settings import ConfigError, as_setting
 
 SCORES = {
     "svar": bt.signed_prediction_variance,

@@ -21,13 +21,13 @@ from torch import Tensor
 
 import bullettrain
 from bullettrain.brief import first_line
+from bullettrain.config.method import Threat
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
 from bullettrain.errors import UserError
 from bullettrain.extras import extra
 from bullettrain.lock import alone
 from bullettrain.schema import conform
-from bullettrain.training.config import Config
-from bullettrain.training.method import Threat
-from bullettrain.training.settings import ConfigError
 
 WEIGHTS = ("last", "best", "averaged")
 
