@@ -256,13 +256,6 @@ def test_a_mistake_is_one_line_and_status_two(tmp_path, mistake, monkeypatch, ca
     assert not Path("runs").exists()  # nothing half-written is left
 
 
-def test_without_the_extra_the_command_names_it(tmp_path):
-    blocker = "import sys; sys.modules['typer'] = None\nfrom bullettrain.cli import main\nmain()"
-    done = subprocess.run([sys.executable, "-c", blocker], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.strip() == 'bullettrain: the command needs typer: pip install "bullettrain[app]"'
-
-
 def test_the_library_needs_torch_and_numpy_only(tmp_path):
     heavy = ["typer", "rich", "yaml", "safetensors", "sklearn", "PIL", "matplotlib", "jinja2", "scipy", "torchvision"]
     imports = "import sys, bullettrain, bullettrain.models, bullettrain.data"
@@ -361,16 +354,6 @@ def test_ctrl_c_before_there_is_a_run_says_that_nothing_was_saved(invoke, tmp_pa
         stopped = invoke("train", *both, "--out", "run", "--resume")
     assert stopped.exit_code == 130
     assert "interrupted; go on with:" in stopped.output.splitlines()
-
-
-def test_ctrl_c_while_the_command_is_loaded_is_one_line(monkeypatch, capsys):
-    from bullettrain import cli
-
-    monkeypatch.setattr(cli, "extra", lambda _: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 130
-    assert capsys.readouterr().err == "bullettrain: stopped\n"
 
 
 @pytest.mark.parametrize("both", [[], ["--compare"]], ids=["one", "both"])

@@ -59,7 +59,7 @@ class Place:
 
 def find_place(device: str | None) -> Place:
     """The device that is asked for, or the best there is; under torchrun also the group of processes."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = _process_number("WORLD_SIZE", "1")
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(name)
@@ -77,12 +77,21 @@ def find_place(device: str | None) -> Place:
         return Place(found)
     if "RANK" not in os.environ or "LOCAL_RANK" not in os.environ:
         raise ConfigError("WORLD_SIZE is set, but RANK is not; start several processes with torchrun")
+    _process_number("RANK", "0")
     if found.type == "cuda" and found.index is None:
-        found = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        found = torch.device("cuda", _process_number("LOCAL_RANK", "0"))
         torch.cuda.set_device(found)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if found.type == "cuda" else "gloo", timeout=timedelta(hours=1))
     return Place(found, dist.get_rank(), world)
+
+
+def _process_number(variable: str, usual: str) -> int:
+    """What torchrun says of this process in the environment."""
+    text = os.environ.get(variable, usual)
+    if not text.isdecimal():
+        raise ConfigError(f"{variable} is {text!r}; it has to be a whole number, as torchrun sets it, or not set")
+    return int(text)
 
 
 def leave_group() -> None:
