@@ -12,9 +12,9 @@ from bullettrain.config.methods import with_method
 from bullettrain.evaluation.accuracy import clean_accuracy
 from bullettrain.run_folder import RunFolder, read_weights
 from bullettrain.training import run as runs
-from bullettrain.training.average import MovingAverage, norms, statistics_anew
-from bullettrain.training.loop import Trainer
+from bullettrain.training.optimizer import MovingAverage, norms, statistics_anew
 from bullettrain.training.setup import load_data
+from bullettrain.training.trainer import Trainer
 from conftest import norm_net
 from short_runs import CPU, small
 

@@ -22,17 +22,17 @@ from bullettrain.engine.cuda_graphs import materialize
 from bullettrain.formatting import method_name
 from bullettrain.processes import Place
 from bullettrain.run_folder import RunFolder
-from bullettrain.training import loop
 from bullettrain.training import run as runs
+from bullettrain.training import trainer as trainer_module
 from bullettrain.training.collapse import CollapseError
-from bullettrain.training.loop import Trainer
-from bullettrain.training.optim import make_optimizer
+from bullettrain.training.optimizer import make_optimizer
 from bullettrain.training.setup import load_data
-from bullettrain.training.steppers import Stepper
+from bullettrain.training.steps import Stepper
+from bullettrain.training.trainer import Trainer
 from emulated import EmulatedRunner
 from short_runs import CPU, died, kinds, weights_of
 
-TIMES = ("seconds", "examples_per_second", "judging_seconds", "saving_seconds")
+TIMES = ("seconds", "examples_per_second", "evaluation_seconds", "saving_seconds")
 NAMES = ["fast", "fast-3", "n-fgsm", "yopo-2-5", "grad-align", "free-4"]
 
 
@@ -80,7 +80,7 @@ def test_methods_are_the_engines_of_the_library():
         "free-8": baselines.free(baselines.Free(eps=0.15)),
     }
     for name, engine in made.items():
-        ours = with_method(recipe("digits"), name).method.engine()
+        ours = with_method(recipe("digits"), name).method.build()
         assert type(ours.objective) is type(engine.objective)
         mine, theirs = ours.objective.attack, engine.objective.attack
         assert (mine.start, mine.radius, mine.project) == (theirs.start, theirs.radius, theirs.project)
@@ -329,7 +329,7 @@ def test_a_step_that_is_recorded_and_replayed_trains_what_the_plain_one_trains(t
         def warm_up(self, batches):
             pass
 
-    monkeypatch.setattr(loop, "Stepper", Emulating)
+    monkeypatch.setattr(trainer_module, "Stepper", Emulating)
     monkeypatch.setattr(captured, "_on_gpu", lambda x: True)
     monkeypatch.setattr(captured, "CudaGraphRunner", EmulatedRunner)
     runs.train(config, tmp_path / "plain", CPU)

@@ -18,7 +18,7 @@ from bullettrain.processes import Place
 from bullettrain.run_folder import RunError
 from bullettrain.training.bench import Imposed, bench
 from bullettrain.training.setup import load_data
-from bullettrain.training.steppers import Stepper
+from bullettrain.training.steps import Stepper
 
 CPU = Place(torch.device("cpu"))
 
@@ -171,7 +171,9 @@ def test_what_is_timed_is_tuned_at_once(monkeypatch):
     module, seen = importlib.import_module("bullettrain.training.bench"), []
     make = module.Trainer
     monkeypatch.setattr(
-        module, "Trainer", lambda config, *rest: seen.append(config.training.tune_after) or make(config, *rest)
+        module,
+        "Trainer",
+        lambda config, *rest: seen.append(config.training.cudnn_benchmark_after) or make(config, *rest),
     )
     config = recipe("digits").with_settings(["data.train_size=200", "data.validation=0", "training.batch_size=40"])
     bench(
@@ -184,6 +186,6 @@ def test_what_is_timed_is_tuned_at_once(monkeypatch):
         repeats=1,
         say=lambda text: None,
     )
-    assert config.training.tune_after > 0
+    assert config.training.cudnn_benchmark_after > 0
     assert seen
     assert set(seen) == {0.0}

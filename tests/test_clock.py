@@ -4,14 +4,13 @@ from types import SimpleNamespace
 
 import torch
 
-from bullettrain.training import clock as clock_module
-from bullettrain.training.checkpoint import Position
-from bullettrain.training.clock import Clock
+from bullettrain.training import steps
+from bullettrain.training.steps import Clock
 
 
 def test_captures_are_no_training_whether_the_clock_runs_or_stands(monkeypatch):
     now = SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: now.seconds)
+    monkeypatch.setattr(steps.time, "perf_counter", lambda: now.seconds)
     stepper, at = SimpleNamespace(capture_seconds=0.0), Position()
     clock = Clock(torch.device("cpu"), stepper)
 

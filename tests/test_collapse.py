@@ -11,9 +11,9 @@ from bullettrain.data import load
 from bullettrain.run_folder import RunFolder, read_weights
 from bullettrain.training import run as runs
 from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
-from bullettrain.training.judge import probe_images
-from bullettrain.training.loop import Trainer
-from bullettrain.training.tally import Counts
+from bullettrain.training.evaluator import probe_images
+from bullettrain.training.metrics import Sums
+from bullettrain.training.trainer import Trainer
 from short_runs import CPU, kinds, small
 
 
@@ -98,7 +98,7 @@ def test_keep_going_only_warns(tmp_path):
 
 
 def test_what_counts_as_collapse():
-    counts = Counts()
+    counts = Sums()
     counts.sums.update(examples=600, outlier=600, loss=1200.0)
     streak = WrongStreak(selects=True, has_clean=True)
     assert streak.look(counts) is None  # too few to tell

@@ -16,7 +16,7 @@ from bullettrain.config.settings import as_setting, number
 from bullettrain.data import ImageSet
 from bullettrain.evaluation.specs import threat_of
 from bullettrain.processes import Place
-from bullettrain.training.optim import make_optimizer, rate
+from bullettrain.training.optimizer import make_optimizer, rate
 from bullettrain.training.setup import make_loader
 
 SOME = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64), ("a", "b"))
@@ -122,7 +122,7 @@ def test_the_papers_settings():
     mnist = recipe("mnist-pgd")
     assert (mnist.method.eps, mnist.method.boundary, mnist.method.scale) == (0.3, 7, 1.7)
     assert (mnist.evaluation.steps, mnist.evaluation.restarts) == (100, 20)
-    assert mnist.method.ramp == 0.2  # else its baseline never learns
+    assert mnist.method.eps_warmup == 0.2  # else its baseline never learns
     short = recipe("cifar10-trades-short")
     assert (short.network.name, short.training.epochs, short.schedule.name) == ("preact-resnet-18", 30, "one-cycle")
     assert (short.optimizer.weight_decay, short.optimizer.decay_norms) == (5e-4, False)
@@ -133,9 +133,9 @@ def test_the_papers_settings():
     [("cifar10-trades", "eval"), ("cifar10-mart", "train"), ("cifar10-pgd", "eval"), ("cifar10-augmix", "train")],
 )
 def test_which_clean_logits_select(name, own):
-    assert recipe(name).method.make_objective().selection == own
+    assert recipe(name).method.build_objective().selection == own
     for mode in ("eval", "train"):
-        assert recipe(name).with_settings([f"selection={mode}"]).method.make_objective().selection == mode
+        assert recipe(name).with_settings([f"selection={mode}"]).method.build_objective().selection == mode
 
 
 def test_a_baseline_gives_everyone_the_full_steps():

@@ -12,7 +12,7 @@ from bullettrain.commands import app
 from bullettrain.config import recipe
 from bullettrain.processes import Place
 from bullettrain.reporting import write_report
-from bullettrain.reporting.run import read_run
+from bullettrain.reporting.run import Run
 from bullettrain.run_folder import RunFolder
 from bullettrain.training import run as runs
 
@@ -69,7 +69,7 @@ def test_notes_outlive_the_process_that_said_them(stopped):
     assert result.finished
     assert result.end["notes"] == [OFF], "the second process had no other"
     assert notes(stopped) == [OFF, LATE], "each once"
-    assert read_run(stopped).notes == [OFF, LATE]
+    assert Run.read(stopped).notes == [OFF, LATE]
     assert shown(stopped).count(OFF) == shown(stopped).count(LATE) == 1
 
 
@@ -84,7 +84,7 @@ def test_notes_of_runs_from_before_are_in_their_end(stopped):
 
 def test_a_run_that_had_everything_has_no_notes(robust_run):
     assert notes(robust_run) == []
-    assert read_run(robust_run).notes == []
+    assert Run.read(robust_run).notes == []
 
 
 def test_resume_says_which_folder_it_takes(stopped, monkeypatch):

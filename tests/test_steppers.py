@@ -13,7 +13,7 @@ from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation import clean_accuracy
 from bullettrain.run_folder import read_weights
 from bullettrain.training import run as runs
-from bullettrain.training.average import MovingAverage
+from bullettrain.training.optimizer import MovingAverage
 from bullettrain.training.setup import load_data
 from conftest import norm_net
 from emulated import EmulatedRunner
@@ -176,7 +176,7 @@ def test_the_average_of_a_short_run_has_learned_what_the_run_has(tmp_path):
 
 def test_a_fresh_that_does_not_fit_is_said_in_a_line(tmp_path):
     with pytest.raises(ConfigError, match="fresh is 5"):
-        runs.train(small("attack_group=2", "fresh=5"), tmp_path / "run", CPU)
+        runs.train(small("attack_group=2", "refresh_steps=5"), tmp_path / "run", CPU)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from bullettrain.reproduction.records import Record
 from bullettrain.reproduction.tasks import Task, TaskResult, perform
 from bullettrain.run_folder import RunFolder, environment
 from bullettrain.training.bench import Timed
-from bullettrain.training.loop import Trainer
 from bullettrain.training.setup import load_data
+from bullettrain.training.trainer import Trainer
 
 SPAWN = multiprocessing.get_context("spawn")
 """A fork would copy CUDA and threads."""
@@ -121,7 +121,7 @@ def time_run(record: Record, folder: Path, data_dir: Path | None = None, device:
 def _time(record: Record, data_dir: Path | None, device: str | None) -> dict[str, Any]:
     """In a process of its own. Weights are as they are drawn: what was learnt does not change how fast it is."""
     # Tuned at once: what a long training comes to is what is timed.
-    config = Config.from_dict(record.config).replace_section("training", tune_after=0.0)
+    config = Config.from_dict(record.config).replace_section("training", cudnn_benchmark_after=0.0)
     place, data = find_place(device), load_data(config, data_dir)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, RunFolder(Path(folder)), place, data)
@@ -131,5 +131,10 @@ def _time(record: Record, data_dir: Path | None, device: str | None) -> dict[str
             timed.time()
     return {
         **{"epoch_seconds": timed.epoch_seconds, "step_ms": timed.step_ms, "spread_ms": timed.spread_ms},
-        **{"steps": STEPS, "repeats": REPEATS, "notes": trainer.notes, "environment": environment(place.device)},
+        **{
+            "steps": STEPS,
+            "repeats": REPEATS,
+            "notes": trainer.recorder.notes,
+            "environment": environment(place.device),
+        },
     }

@@ -24,6 +24,7 @@ from bullettrain.evaluation.specs import Defaults, parse_attack, threat_of
 from bullettrain.loading import load as load_network
 from bullettrain.precision import Precision
 from bullettrain.processes import StoppedError, StopRequest, find_place
+from bullettrain.reporting import write_report
 from bullettrain.reproduction.records import WEIGHTS, Record, figure_of, read_record, record_of, run_name
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.training.collapse import CollapseError
@@ -153,9 +154,13 @@ def perform(task: Task, console: Console | None = None) -> TaskResult:
         if kept is None or not kept.finished:
             _most_jobs(task)
             # A collapse is a result: it is recorded and shown.
-            how: dict[str, Any] = {"resume": folder.exists, "keep_going": True, "report": task.report}
+            how: dict[str, Any] = {"resume": folder.exists, "keep_going": True}
             place = find_place(task.device)
-            result = train(config, task.folder, place, data_dir=task.data_dir, console=console, **how)
+            try:
+                result = train(config, task.folder, place, data_dir=task.data_dir, console=console, **how)
+            finally:
+                if task.report and folder.exists:
+                    write_report(task.folder)
             if result.signal is not None:
                 return TaskResult(task.name, signal=result.signal)
         with stop:
