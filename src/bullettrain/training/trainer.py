@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
-from bullettrain.attacks.state import training as in_training
 from bullettrain.checks import DivergedError
 from bullettrain.config import Config, ConfigError
 from bullettrain.data import ImageSet
@@ -322,21 +321,19 @@ class Trainer:
 
     def _evaluate(self) -> None:
         """Accuracy on the test set of all the weights that were kept."""
-        if self.average is not None:
-            with in_training(self.average.module):
-                if norms(self.average.module):
-                    self._take_statistics(self.average.module)
-                    self.save()
+        self._average_statistics()
         self._share_statistics()
         for record in self.evaluator.records(state.networks(self), self.test_set, self.at.epoch):
             self.recorder.log(record)
 
-    def _take_statistics(self, network: nn.Module) -> None:
-        """Batch-norm statistics of the averaged weights themselves: of what training steps would show them now.
+    def _average_statistics(self) -> None:
+        """Give averaged weights batch-norm statistics of their own: of what training steps would show them now.
 
         They are those of plain training steps of some thousand examples, which change nothing else.
         """
-        training, device = self.config.training, self.place.device
+        if self.average is None or not norms(self.average.module.train()):
+            return
+        training, device, network = self.config.training, self.place.device, self.average.module
         engine = self.config.method.build(examples=len(self.train_set))
         engine.load_state_dict(self.engine.state_dict())
         engine.budget, engine.check_every = self.engine.budget, 0
@@ -356,6 +353,7 @@ class Trainer:
                     batch = self.batch(x, y, self.at.epoch, index)
                     engine.step(network, batch.x, batch.y, start=batch.start, index=batch.indices)
                     bar(self.loader.joint_size(index))
+        self.save()
 
     def _end(self, reason: str) -> None:
         self.writer.wait()
