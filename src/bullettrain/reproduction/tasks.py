@@ -166,7 +166,7 @@ def perform(task: Task, console: Console | None = None) -> TaskResult:
         return TaskResult(task.name, problem=first_line(error))
 
 
-def _evaluate(task: Task, config: Config, kept: Record | None, watch: EvaluationProgress) -> TaskResult:
+def _evaluate(task: Task, config: Config, kept: Record | None, progress: EvaluationProgress) -> TaskResult:
     """The attacks and measures that training did not end with, and the record."""
     device = find_place(task.device).device
     jobs = kept.jobs if kept is not None and kept.finished else _most_jobs(task)
@@ -182,12 +182,13 @@ def _evaluate(task: Task, config: Config, kept: Record | None, watch: Evaluation
         cuda, parsed = device.type == "cuda", [parse_attack(attack, threat_of(config)) for attack in attacks]
         how: dict[str, Any] = {"batch_size": 1000 if cuda else 500, "compiled": config.training.compile and cuda}
         precisions = (task.precision or "float32",)
-        plan = Plan(parsed, precisions, corruptions=task.corruptions, size=task.size, **how)
-        subject = load_model(str(task.folder), weights=WEIGHTS, network=config.network.name)
+        plan = Plan(parsed, precisions, corruptions=task.corruptions, images=task.size, **how)
+        model = load_model(str(task.folder), weights=WEIGHTS, network=config.network.name)
         store = Store(task.folder)
         try:
-            with store.alone(), watch:
-                entry, asked = evaluate(subject, test, config.data.name, plan, device=device, store=store, watch=watch)
+            with store.alone(), progress:
+                name = config.data.name
+                entry, asked = evaluate(model, test, name, plan, device=device, store=store, progress=progress)
         except ConfigError as error:  # of this network: it has learnt NaN, for one
             return TaskResult(task.name, problem=str(error))
         record = record_of(task.folder, jobs=jobs, kept=record)
