@@ -250,7 +250,7 @@ class RunFolder:
 
     def make(self) -> None:
         """Make the folder, where it is not there."""
-        with self._writing("a folder"):
+        with self._writing("the folder"):
             self.path.mkdir(parents=True, exist_ok=True)
 
     def read_json(self, name: str) -> Any:
@@ -317,7 +317,7 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], Metadata]:
             about = json.loads((opened.metadata() or {}).get("bullettrain", "{}"))
             return tensors, conform(about, Metadata)
     except Exception as error:  # safetensors' own error type derives from Exception
-        raise RunError(f"{file} is damaged: {first_line(error)}") from None
+        raise RunError(f"{file} is damaged: {first_line(error)}; copy it again, or take other weights") from None
 
 
 def try_folder(folder: Path) -> None:

@@ -16,12 +16,12 @@ from bullettrain.config.settings import ConfigError
 from bullettrain.data import load
 from bullettrain.evaluation.corruptions import spot_corruptions
 from bullettrain.evaluation.evaluate import Plan, evaluate
-from bullettrain.evaluation.load_model import load_model
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.scores import score_ranks
 from bullettrain.evaluation.specs import Defaults, parse_attack, threat_of
 from bullettrain.loading import load as load_network
+from bullettrain.loading import load_model
 from bullettrain.precision import Precision
 from bullettrain.processes import StoppedError, StopRequest, find_place
 from bullettrain.reproduction.records import WEIGHTS, Record, figure_of, read_record, record_of, run_name
