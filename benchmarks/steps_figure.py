@@ -10,7 +10,7 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bullettrain.evaluation.compared import Difference, difference
+from bullettrain.evaluation.comparison import Difference, difference
 from bullettrain.evaluation.results import Store
 from bullettrain.reporting.plotting import panels_beside
 from bullettrain.reporting.svg import COLOURS, printed

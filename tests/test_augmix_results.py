@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bullettrain.evaluation.compared import difference
+from bullettrain.evaluation.comparison import difference
 from bullettrain.evaluation.results import Store
 from bullettrain.reproduction.records import figure_of
 from bullettrain.run_folder import RunFolder

@@ -15,12 +15,12 @@ from bullettrain.data import load, to_unit
 from bullettrain.evaluation import autoattack
 from bullettrain.evaluation.autoattack import Notes, attack_names, autoattack_rounds, installed
 from bullettrain.evaluation.evaluate import Plan, evaluate
-from bullettrain.evaluation.network import Judged
+from bullettrain.evaluation.evaluated_model import EvaluatedModel
+from bullettrain.evaluation.load_model import LoadedModel, load_model
+from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import FILE, Store
 from bullettrain.evaluation.specs import PGD, AutoAttack, parse_attacks
-from bullettrain.evaluation.subject import Subject, find_subject
 from bullettrain.evaluation.survival import Round, clean_round, survive
-from bullettrain.evaluation.watch import Watch
 from conftest import assert_same, few_queries, snapshot
 
 CPU = torch.device("cpu")
@@ -34,8 +34,8 @@ def digits():
     return load("digits", split="test").subset(torch.arange(24))
 
 
-class Rounding(Judged):
-    """A network that in its own precision gets some images wrong, which its verdict does not."""
+class Rounding(EvaluatedModel):
+    """A network that in its own precision gets some images wrong, which its float32_logits does not."""
 
     def __init__(self, network, images, among):
         super().__init__(network, half=False)
@@ -52,21 +52,21 @@ class Rounding(Judged):
 def test_where_rounding_misleads_the_search_float32_attacks(robust_run, digits, monkeypatch, among):
     """Wrong from the start, an image would be passed over; wrong after any change, it would be left too early."""
     few_queries(monkeypatch)
-    network = find_subject(str(robust_run)).network.requires_grad_(False)
+    network = load_model(str(robust_run)).network.requires_grad_(False)
     x, y = to_unit(digits.images), digits.labels
     right = network(x).argmax(1) == y
     x, y = x[right], y[right]
     model = Rounding(network, x[:3] if among else x, among)
     assert (model(x).argmax(1) != y).sum() == (3 if among else 0)
     rounds, _ = autoattack_rounds(model, attack_names(10), eps=0.9, norm="linf", classes=10, seed=4, device=CPU)
-    assert not rounds[0].withstood(x, y, 0).any()
+    assert not rounds[0].survives(x, y, 0).any()
 
 
 @real
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_rounds_give_what_the_package_gives_in_one_go(robust_run, digits, monkeypatch, norm):
     quick = few_queries(monkeypatch)
-    subject = find_subject(str(robust_run))
+    subject = load_model(str(robust_run))
     network, eps = subject.network.requires_grad_(False), {"linf": 0.1, "l2": 0.6}[norm]
     before, noise = snapshot(network), torch.get_rng_state()
     rounds, notes = autoattack_rounds(network, attack_names(10), eps=eps, norm=norm, classes=10, seed=4, device=CPU)
@@ -90,17 +90,19 @@ def test_rounds_give_what_the_package_gives_in_one_go(robust_run, digits, monkey
 def test_channels_last_as_on_a_gpu(robust_run, digits, monkeypatch, tmp_path, norm):
     """The package views gradients as rows, which channels-last ones cannot be."""
     few_queries(monkeypatch)
-    network = find_subject(str(robust_run)).network
+    network = load_model(str(robust_run)).network
     colour = nn.Sequential(nn.Conv2d(3, 1, 3, padding=1), network)
     images = type(digits)(digits.images.expand(-1, 3, -1, -1).contiguous(), digits.labels, digits.classes)
     found = []
     for last in (False, True):
-        monkeypatch.setattr("bullettrain.evaluation.network.channels_last", lambda device, last=last: last)
+        monkeypatch.setattr("bullettrain.evaluation.evaluated_model.channels_last", lambda device, last=last: last)
         monkeypatch.setattr("bullettrain.evaluation.evaluate.channels_last", lambda device, last=last: last)
-        subject = Subject("colour", copy.deepcopy(colour), "colour")
+        subject = LoadedModel("colour", copy.deepcopy(colour), "colour")
         attacks = [PGD(3, 1, 0.02, "ce", norm, 0.05), AutoAttack(norm, 0.05)]
         folder = tmp_path / str(last)
-        _, asked = evaluate(subject, images, "digits", Plan(attacks), device=CPU, store=Store(folder), watch=Watch())
+        _, asked = evaluate(
+            subject, images, "digits", Plan(attacks), device=CPU, store=Store(folder), watch=EvaluationProgress()
+        )
         found.append([result.accuracy for result in asked])
     assert found[0] == pytest.approx(found[1], abs=1 / 24 + 1e-9)
 
@@ -117,8 +119,8 @@ def test_an_undefended_network_falls_to_nothing_and_autoattack_is_no_weaker_than
         optimizer.step()
     attacks = parse_attacks(["pgd20:eps=0.3,step=0.03", "autoattack:eps=0.3", "autoattack:eps=5,norm=l2"])
     entry, (clean, pgd, linf, l2) = evaluate(
-        Subject("plain", network, "plain"), digits, "digits", Plan(attacks), device=CPU, store=Store(tmp_path),
-        watch=Watch(),
+        LoadedModel("plain", network, "plain"), digits, "digits", Plan(attacks), device=CPU, store=Store(tmp_path),
+        watch=EvaluationProgress(),
     )  # fmt: skip
     assert clean.accuracy == 1
     assert linf.accuracy <= pgd.accuracy
@@ -129,11 +131,13 @@ def test_an_undefended_network_falls_to_nothing_and_autoattack_is_no_weaker_than
 @real
 def test_autoattack_goes_on_after_each_of_its_attacks(robust_run, digits, tmp_path, monkeypatch):
     few_queries(monkeypatch)
-    subject = find_subject(str(robust_run))
+    subject = load_model(str(robust_run))
 
     def judge(folder):
         plan = Plan([AutoAttack("linf", 0.1)], batch_size=8)
-        _, asked = evaluate(subject, digits, "digits", plan, device=CPU, store=Store(folder), watch=Watch())
+        _, asked = evaluate(
+            subject, digits, "digits", plan, device=CPU, store=Store(folder), watch=EvaluationProgress()
+        )
         return asked[-1]
 
     whole = judge(tmp_path / "whole")
@@ -143,14 +147,14 @@ def test_autoattack_goes_on_after_each_of_its_attacks(robust_run, digits, tmp_pa
         rounds, notes = original(*args, **kwargs)
 
         def wrap(part):
-            def withstood(x, y, seed):
+            def survives(x, y, seed):
                 if part.name == stop and part.name not in made:
                     made.append(part.name)
                     raise KeyboardInterrupt
                 made.append(part.name)
-                return part.withstood(x, y, seed)
+                return part.survives(x, y, seed)
 
-            return Round(part.name, withstood)
+            return Round(part.name, survives)
 
         return [wrap(part) for part in rounds], notes
 

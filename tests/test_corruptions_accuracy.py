@@ -13,7 +13,7 @@ from bullettrain.corruptions import AVERAGED, CORRUPTIONS
 from bullettrain.data import DataError
 from bullettrain.data.sets import stratified
 from bullettrain.evaluation.corruptions import CorruptionResult, corruption_accuracy, mean_corruption_error
-from bullettrain.evaluation.network import Judged
+from bullettrain.evaluation.evaluated_model import EvaluatedModel
 from conftest import assert_same, norm_net, snapshot
 
 CPU = torch.device("cpu")
@@ -276,7 +276,7 @@ def test_float32_judges_in_whatever_precision_a_network_attacks(tmp_path):
     net[1].weight.copy_(torch.tensor([1.0, 1.001, 0.0, 0.0])[:, None].expand(4, 3072))  # two of them equal in bf16
     np.save(tmp_path / "labels.npy", np.ones(5 * N, np.uint8))
     np.save(tmp_path / "fog.npy", np.full((5 * N, 32, 32, 3), 200, np.uint8))
-    judged = Judged(net, half=True)
+    judged = EvaluatedModel(net, half=True)
     assert (judged(torch.ones(1, 3, 32, 32)).argmax(1) == 0).all()
     assert corruption_accuracy(judged, tmp_path, device=CPU).accuracy["fog"] == (1.0,) * 5
 

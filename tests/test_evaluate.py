@@ -14,14 +14,14 @@ from bullettrain.config import recipe
 from bullettrain.data import DataError, load
 from bullettrain.evaluation import evaluate as judging
 from bullettrain.evaluation.evaluate import Plan, evaluate
-from bullettrain.evaluation.masking import smells
-from bullettrain.evaluation.paper import paper_figure
+from bullettrain.evaluation.load_model import LoadedModel, load_model
+from bullettrain.evaluation.masking import masking_signs
+from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import FILE, Result, Store, pack, unpack, unpack_counts, worst_cases
 from bullettrain.evaluation.specs import PGD, Clean, Corruptions, Defaults, parse_attacks
-from bullettrain.evaluation.subject import Subject, find_subject
-from bullettrain.evaluation.watch import Watch
 from bullettrain.processes import StoppedError
 from bullettrain.reporting.attack_rows import difference, mean_in_words
+from bullettrain.reporting.paper import paper_figure
 from bullettrain.reproduction.records import figure_of
 from bullettrain.run_folder import RunError
 from conftest import assert_same, snapshot
@@ -35,7 +35,7 @@ def digits():
     return load("digits", split="test")
 
 
-class Eye(Watch):
+class Eye(EvaluationProgress):
     """Looks on, and stops after so many batches."""
 
     def __init__(self, stop_after=None):
@@ -76,7 +76,7 @@ def judge(subject, images, folder, texts, *, eye=None, **plan):
 def test_results_agree_with_the_plain_functions(robust_run, digits, tmp_path):
     from bullettrain.evaluation import clean_accuracy, robust_accuracy
 
-    subject = find_subject(str(robust_run))
+    subject = load_model(str(robust_run))
     before = snapshot(subject.network)
     entry, asked, _ = judge(subject, digits, tmp_path, ["pgd5x2"], seed=3)
     subject.network.requires_grad_(True)  # held for good while it is judged, and only that
@@ -111,9 +111,9 @@ def test_a_terminal_shows_a_bar_that_ends_full(robust_run, digits, tmp_path, mon
 
     monkeypatch.setattr(Progress, "update", update)
     console = Console(force_terminal=True, width=80, file=io.StringIO())
-    with Watch(console) as watch:
+    with EvaluationProgress(console) as watch:
         plan = Plan(parse_attacks(["pgd2x2", "pgd3"], AT), batch_size=100, curves=AT, curve_size=40)
-        evaluate(find_subject(str(robust_run)), digits, "digits", plan, device=CPU, store=Store(tmp_path), watch=watch)
+        evaluate(load_model(str(robust_run)), digits, "digits", plan, device=CPU, store=Store(tmp_path), watch=watch)
     assert shown[3] == (359, 359)  # the clean look
     ends = [index for index in range(4, len(shown)) if shown[index][0] == shown[index][1]]
     assert all(done <= total for done, total in shown)
@@ -125,7 +125,7 @@ def test_a_terminal_shows_a_bar_that_ends_full(robust_run, digits, tmp_path, mon
 
 
 def test_what_is_there_is_not_computed_again(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
+    subject = load_model(str(robust_run))
     _, first, _ = judge(subject, digits, tmp_path, ["pgd3"])
     _, second, eye = judge(subject, digits, tmp_path, ["pgd3", "pgd4"])
     assert eye.seen == [("clean", "attack", True), ("pgd3", "attack", True), ("pgd4", "attack", False)]
@@ -141,7 +141,7 @@ CHANGES = ["weights", "images", "seed", "batch_size", "precision", "eps", "label
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_nothing_stale_is_reused(robust_run, digits, tmp_path, change):
-    subject = find_subject(str(robust_run))
+    subject = load_model(str(robust_run))
     images = digits.subset(torch.arange(60))
     judge(subject, images, tmp_path, ["pgd2"])
     texts, plan = ["pgd2"], {}
@@ -168,7 +168,7 @@ def test_nothing_stale_is_reused(robust_run, digits, tmp_path, change):
 
 @pytest.mark.parametrize("stop", [2, 4, 5, 6, 8])
 def test_an_interrupted_evaluation_goes_on(robust_run, digits, tmp_path, stop):
-    subject = find_subject(str(robust_run))
+    subject = load_model(str(robust_run))
     _, whole, counted = judge(subject, digits, tmp_path / "whole", ["pgd3x2", "pgd4"])
     with pytest.raises(StoppedError):
         judge(subject, digits, tmp_path / "cut", ["pgd3x2", "pgd4"], eye=Eye(stop_after=stop))
@@ -185,7 +185,7 @@ def test_an_interrupted_evaluation_goes_on(robust_run, digits, tmp_path, stop):
 @pytest.mark.parametrize("stop", [1, 6, 17, 45])
 def test_what_is_judged_again_and_interrupted_goes_on_without_results_from_before(robust_run, digits, tmp_path, stop):
     """In the clean look, in attacks, in the second precision, and in a curve."""
-    subject, texts = find_subject(str(robust_run)), ["pgd3x2", "pgd4"]
+    subject, texts = load_model(str(robust_run)), ["pgd3x2", "pgd4"]
     plan = {"precisions": ("float32", "bf16"), "curves": AT, "curve_size": 50}
     entry, whole, counted = judge(subject, digits, tmp_path, texts, **plan)
     was = {(result.name, result.role, result.precision, result.survived) for result in entry.results}
@@ -206,7 +206,7 @@ def test_what_is_judged_again_and_interrupted_goes_on_without_results_from_befor
 
 
 def test_an_unfinished_attack_of_other_weights_is_not_gone_on_with(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
+    subject = load_model(str(robust_run))
     with pytest.raises(StoppedError):
         judge(subject, digits, tmp_path, ["pgd3x2"], eye=Eye(stop_after=6))
     subject.network.conv1.bias[0] += 1e-3
@@ -216,7 +216,7 @@ def test_an_unfinished_attack_of_other_weights_is_not_gone_on_with(robust_run, d
 
 
 def test_parts_of_a_dataset_stand_beside_the_whole(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
+    subject = load_model(str(robust_run))
     judge(subject, digits, tmp_path, ["pgd2"])
     judge(subject, digits.subset(torch.arange(50)), tmp_path, ["pgd2"])
     assert [entry.examples for entry in Store(tmp_path).entries] == [359, 50]
@@ -247,7 +247,7 @@ def test_how_far_it_is_is_written_while_it_runs(robust_run, digits, tmp_path, mo
 
     monkeypatch.setattr(Store, "save", save)
     with pytest.raises(StoppedError):
-        judge(find_subject(str(robust_run)), digits, tmp_path, ["pgd3x2"], eye=Eye(stop_after=7))
+        judge(load_model(str(robust_run)), digits, tmp_path, ["pgd3x2"], eye=Eye(stop_after=7))
     clean, attack = written[: written.index(None)], written[written.index(None) + 1 :]
     assert clean == [1, 2, 3, 4, 0]  # after each batch, and after the round
     assert attack == [1, 2, 3, 3]  # the last again, when it was stopped
@@ -284,7 +284,7 @@ def test_the_worst_case_is_over_attacks_on_one_threat():
 
 
 def test_curves_fall_and_show_no_masking_for_an_honest_network(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
+    subject = load_model(str(robust_run))
     entry, _, _ = judge(subject, digits, tmp_path, ["clean"], curves=AT, curve_size=150)
     curve = [result for result in entry.results if result.role == "curve"]
     assert {result.examples for result in curve} == {150}
@@ -302,7 +302,7 @@ def test_curves_fall_and_show_no_masking_for_an_honest_network(robust_run, digit
 def test_a_point_of_a_curve_is_the_attack_of_that_name(robust_run, digits, tmp_path):
     """Two accuracies under PGD-20 at one ε would make a reader wonder which is right."""
     few = digits.subset(torch.arange(60))
-    entry, asked, eye = judge(find_subject(str(robust_run)), few, tmp_path, ["pgd5", "pgd20", "pgd100"], curves=AT)
+    entry, asked, eye = judge(load_model(str(robust_run)), few, tmp_path, ["pgd5", "pgd20", "pgd100"], curves=AT)
     at = {r.name: r for r in entry.results if r.role == "curve" and r.attack.get("eps", 0.15) == 0.15}
     for result in asked:  # clean too
         assert (at[result.name].attack, at[result.name].survived) == (result.attack, result.survived)
@@ -321,7 +321,7 @@ class Masked(nn.Module):
 
 
 def test_a_network_without_gradients_is_noticed(robust_run, digits, tmp_path):
-    subject = Subject("masked", Masked(find_subject(str(robust_run)).network), "masked")
+    subject = LoadedModel("masked", Masked(load_model(str(robust_run)).network), "masked")
     entry, _, _ = judge(subject, digits, tmp_path, ["clean"], curves=AT, curve_size=150)
     assert any("without bounds leaves" in warning for warning in entry.warnings)
     assert all("masked" in warning for warning in entry.warnings)
@@ -337,7 +337,7 @@ def pgd_result(steps, eps, alive, *, restarts=1, n=1000, loss="ce"):
 
 def test_each_sign_of_masking_has_its_sentence():
     def said(*results):
-        return smells(results, dimensions=64)
+        return masking_signs(results, dimensions=64)
 
     assert said(pgd_result(20, 0.1, 500), pgd_result(100, 0.1, 480), pgd_result(20, 0.2, 300)) == []
     (text,) = said(pgd_result(10, 0.1, 400), pgd_result(20, 0.1, 450), pgd_result(100, 0.1, 470))
@@ -358,7 +358,7 @@ def test_each_sign_of_masking_has_its_sentence():
 
 
 def test_an_attack_that_cannot_reach_the_edge_is_noticed(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
+    subject = load_model(str(robust_run))
     entry, _, _ = judge(subject, digits, tmp_path, ["pgd5:step=0.02", "pgd3:step=0.05"])
     assert entry.warnings == [
         "pgd5 moves by 5 × 0.02 at most, less than ε = 0.15: it is weaker than it sounds; give it a larger step"
@@ -369,17 +369,17 @@ def test_a_search_without_gradients_that_finds_more_is_noticed():
     rounds = [("clean", 0.8), ("apgd-ce", 0.52), ("apgd-t", 0.5), ("fab-t", 0.5), ("square", 0.45)]
     attack = {"attack": "autoattack", "norm": "linf", "eps": 8 / 255}
     result = Result("autoattack", attack, "attack", "float32", "k", 100, 45, 0.45, (0, 1), 1, rounds=rounds)
-    (text,) = smells([result], dimensions=64)
+    (text,) = masking_signs([result], dimensions=64)
     assert text.startswith("Square, which uses no gradients, breaks 5.0 % more")
     quiet = replace(result, rounds=[*rounds[:4], ("square", 0.495)])
-    assert smells([quiet], dimensions=64) == []
+    assert masking_signs([quiet], dimensions=64) == []
 
 
 # ------------------------------------------------------------------------------------------ precision, corruptions
 
 
 def test_both_precisions_and_their_difference(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
+    subject = load_model(str(robust_run))
     _, asked, _ = judge(subject, digits, tmp_path, ["pgd3"], precisions=("float32", "bf16"))
     assert [(result.name, result.precision) for result in asked] == [
         (name, precision) for precision in ("float32", "bf16") for name in ("clean", "pgd3")
@@ -437,7 +437,7 @@ def corruptions(monkeypatch, tmp_path):
 
 def test_corruptions_say_what_is_missing(robust_run, digits, tmp_path, corruptions):
     folder, calls = corruptions
-    subject = find_subject(str(robust_run))
+    subject = load_model(str(robust_run))
     plan = {"corruptions": folder, "mce_baseline": {"fog": [0.8]}}
     entry, asked, _ = judge(subject, digits, tmp_path, ["corruptions"], **plan)
     result = asked[-1]
@@ -466,7 +466,7 @@ def test_autoattack_that_is_not_installed_is_named_before_anything_runs(robust_r
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
     monkeypatch.setitem(sys.modules, "autoattack", None)
     with pytest.raises(ImportError, match=r'AutoAttack needs pyautoattack: pip install "bullettrain\[eval\]"'):
-        judge(find_subject(str(robust_run)), digits, tmp_path, ["autoattack"])
+        judge(load_model(str(robust_run)), digits, tmp_path, ["autoattack"])
     assert not (tmp_path / FILE).exists()
 
 
@@ -501,7 +501,7 @@ def test_only_what_exists_is_attacked():
 
 
 def test_a_part_of_the_images_says_which_of_them_it_is(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
+    subject = load_model(str(robust_run))
     _, whole, _ = judge(subject, digits, tmp_path, ["clean"])
     entry, asked, _ = judge(subject, digits, tmp_path, ["clean"], size=40)
     chosen = unpack(entry.among["chosen"], len(digits))

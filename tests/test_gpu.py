@@ -451,10 +451,10 @@ def test_a_nan_inside_a_captured_step_is_noticed(tmp_path):
 def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
     """Channels last, exact float32: what survives differs by rounding alone. AutoAttack in a short form."""
     from bullettrain.evaluation.evaluate import Plan, evaluate
+    from bullettrain.evaluation.load_model import LoadedModel
+    from bullettrain.evaluation.progress import EvaluationProgress
     from bullettrain.evaluation.results import Store
     from bullettrain.evaluation.specs import parse_attacks
-    from bullettrain.evaluation.subject import Subject
-    from bullettrain.evaluation.watch import Watch
 
     digits = load("digits", split="test").subset(torch.arange(64))
     images = digits.images.expand(-1, 3, -1, -1).contiguous()
@@ -466,7 +466,7 @@ def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
         texts += ["autoattack:eps=0.002"]
     found = {}
     for device in ("cpu", "cuda"):
-        subject = Subject("net", copy.deepcopy(network), "net")
+        subject = LoadedModel("net", copy.deepcopy(network), "net")
         _, asked = evaluate(
             subject,
             data,
@@ -474,7 +474,7 @@ def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
             Plan(parse_attacks(texts), ("float32",) if device == "cpu" else ("float32", "tf32", "bf16")),
             device=torch.device(device),
             store=Store(tmp_path / device),
-            watch=Watch(),
+            watch=EvaluationProgress(),
         )
         found[device] = asked
     expected = {on_cpu.name: on_cpu.accuracy for on_cpu in found["cpu"]}
@@ -487,13 +487,13 @@ def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
 @pytest.mark.parametrize("half", [False, True])
 def test_a_compiled_network_is_judged_as_it_is(half):
     """Logits and gradients of all sizes, of images that lie either way."""
-    from bullettrain.evaluation.network import Judged
+    from bullettrain.evaluation.evaluated_model import EvaluatedModel
     from bullettrain.precision import arithmetic
 
     torch.manual_seed(0)
     network = build("preact-resnet-18", num_classes=10).to(CUDA, memory_format=torch.channels_last)
     network.eval().requires_grad_(False)
-    plain, compiled = Judged(network, half=half), Judged(network, half=half, compiled=True)
+    plain, compiled = EvaluatedModel(network, half=half), EvaluatedModel(network, half=half, compiled=True)
     close = {"rtol": 0.05, "atol": 0.02} if half else {"rtol": 1e-3, "atol": 1e-4}
     with arithmetic("bf16" if half else "float32"):
         for m in (64, 37, 8, 1):

@@ -7,7 +7,7 @@ import torch
 
 import bullettrain as bt
 from bullettrain.config.settings import ConfigError
-from bullettrain.evaluation.subject import find_subject
+from bullettrain.evaluation.load_model import load_model
 from bullettrain.models import build
 from bullettrain.run_folder import RunError
 from bullettrain.training import run as runs
@@ -45,7 +45,7 @@ def test_it_is_trained_resumed_judged_and_loaded(tmp_path, monkeypatch, mine):
     assert runs.train(config, tmp_path / "whole", CPU).finished
     one, other = ((tmp_path / name / "last.safetensors").read_bytes() for name in ("run", "whole"))
     assert one == other
-    subject = find_subject(str(tmp_path / "run"), weights="last", network=mine)
+    subject = load_model(str(tmp_path / "run"), weights="last", network=mine)
     network = bt.load(tmp_path / "run", weights="last", trust=True)
     x = torch.rand(3, 1, 8, 8)
     assert torch.equal(subject.network(x), network(x))

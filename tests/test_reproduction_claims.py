@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from bullettrain.evaluation.paper import paper_figure
 from bullettrain.evaluation.results import pack
 from bullettrain.evaluation.scores import rank_correlation
 from bullettrain.processes import Place
+from bullettrain.reporting.paper import paper_figure
 from bullettrain.reproduction import STUDIES, Check, tables
 from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.results import Results, Verdict

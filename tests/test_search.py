@@ -10,14 +10,14 @@ from torch import nn
 from bullettrain.data import load, to_unit
 from bullettrain.evaluation.autoattack import Notes, attack_names
 from bullettrain.evaluation.evaluate import Plan, evaluate
+from bullettrain.evaluation.evaluated_model import EvaluatedModel
 from bullettrain.evaluation.fast_autoattack import SearchCopy, by_graphs, fast_rounds, make_attack
-from bullettrain.evaluation.network import Judged
+from bullettrain.evaluation.load_model import LoadedModel, load_model
+from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.search import APGD, FAB, NEWTON_STEPS, Square, check_windows, eager, margins, onto_plane
 from bullettrain.evaluation.specs import parse_attacks
-from bullettrain.evaluation.subject import Subject, find_subject
 from bullettrain.evaluation.survival import clean_round, survive
-from bullettrain.evaluation.watch import Watch
 from bullettrain.models import build
 from conftest import few_queries
 from emulated import EmulatedRunner
@@ -36,7 +36,7 @@ def digits():
 
 @pytest.fixture(scope="module")
 def network(robust_run):
-    return find_subject(str(robust_run)).network.requires_grad_(False).eval()
+    return load_model(str(robust_run)).network.requires_grad_(False).eval()
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_bf16_searches_and_float32_decides(network, digits, batch, monkeypatch):
     """The rounds on a frozen copy leave what the package in float32 leaves, but for an image or two."""
     theirs_class = few_queries(monkeypatch)
     eps = 0.1
-    model = Judged(copy.deepcopy(network), half=True)
+    model = EvaluatedModel(copy.deepcopy(network), half=True)
     told = []
     rounds = fast_rounds(
         model, attack_names(10), eps=eps, classes=10, seed=4, images=batch[0], make=quick, tick=told.append
@@ -146,7 +146,7 @@ def test_bf16_searches_and_float32_decides(network, digits, batch, monkeypatch):
 def test_images_that_are_close_in_float32_are_searched_in_float32(network, batch):
     """A copy that never sees an image broken, but comes close, does not have the last word."""
     x, y = batch
-    exact = Judged(copy.deepcopy(network), half=True)
+    exact = EvaluatedModel(copy.deepcopy(network), half=True)
     calls = []
 
     class Blind(FAB):
@@ -161,7 +161,7 @@ def test_images_that_are_close_in_float32_are_searched_in_float32(network, batch
         return Blind(network, like, eps, runner, iterations=20)
 
     (only,) = fast_rounds(exact, ["fab-t"], eps=0.3, classes=2, seed=0, images=x, make=make)
-    alive = only.withstood(x, y, 0)
+    alive = only.survives(x, y, 0)
     assert calls == [len(x), len(x)]
     assert not alive.all()
 
@@ -205,9 +205,9 @@ def test_apgd_by_the_evaluation(network, digits, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("bullettrain.evaluation.fast_autoattack.make_attack", quick)
     attacks = parse_attacks(["apgd:eps=0.1", "autoattack:eps=0.1"])
     plan = Plan(attacks, ("bf16",), batch_size=30)
-    watch = Watch(Console(width=100))
+    watch = EvaluationProgress(Console(width=100))
     entry, (_, apgd, whole) = evaluate(
-        Subject("digits", copy.deepcopy(network), "digits"), digits, "digits", plan, device=CPU,
+        LoadedModel("digits", copy.deepcopy(network), "digits"), digits, "digits", plan, device=CPU,
         store=Store(tmp_path), watch=watch,
     )  # fmt: skip
     assert [name for name, _ in apgd.rounds] == ["clean", "apgd-ce", "apgd-t"]
@@ -224,7 +224,10 @@ def test_the_bar_moves_within_a_batch():
 
     from rich.console import Console
 
-    with Watch(Console(file=StringIO(), force_terminal=True)) as watch, watch.attacking("autoattack", 100) as bar:
+    with (
+        EvaluationProgress(Console(file=StringIO(), force_terminal=True)) as watch,
+        watch.attacking("autoattack", 100) as bar,
+    ):
         (task,) = watch.progress.tasks
         bar.partly(30)
         assert task.completed == 30

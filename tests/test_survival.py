@@ -13,7 +13,7 @@ from torch import nn
 from bullettrain.attacks import pgd
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.evaluation import clean_accuracy, robust_accuracy
-from bullettrain.evaluation.compared import Difference, difference
+from bullettrain.evaluation.comparison import Difference, difference
 from bullettrain.evaluation.results import pack, pack_counts, unpack, unpack_counts
 from bullettrain.evaluation.rounds import pgd_rounds
 from bullettrain.evaluation.statistics import paired_error, rises, share_error, wilson
@@ -48,11 +48,11 @@ def test_later_rounds_see_only_survivors_in_full_batches():
     seen = []
 
     def breaks(numbers):
-        def withstood(x, y, seed):
+        def survives(x, y, seed):
             seen.append((len(x), seed))
             return ~torch.isin(x[:, 0, 0, 0].mul(255).round().long(), torch.tensor(numbers))
 
-        return withstood
+        return survives
 
     data = images(10)
     data.images[:, 0, 0, 0] = torch.arange(10)
@@ -247,11 +247,11 @@ def test_accuracy_in_each_class():
 
 
 def test_a_network_in_half_precision_gives_float32_logits_and_close_ones():
-    from bullettrain.evaluation.network import Judged
+    from bullettrain.evaluation.evaluated_model import EvaluatedModel
 
     net = norm_net().eval()
     x = to_unit(images(8).images)
-    exact, half = Judged(net, half=False)(x), Judged(net, half=True)(x)
+    exact, half = EvaluatedModel(net, half=False)(x), EvaluatedModel(net, half=True)(x)
     assert exact.dtype == half.dtype == torch.float32
     assert torch.equal(exact, net(x))
     assert not torch.equal(exact, half)
@@ -260,19 +260,19 @@ def test_a_network_in_half_precision_gives_float32_logits_and_close_ones():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_whatever_the_precision_float32_gives_the_verdict(monkeypatch, compiled):
-    from bullettrain.evaluation.network import Judged, verdict
+    from bullettrain.evaluation.evaluated_model import EvaluatedModel, float32_logits
 
     net = nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)).eval().requires_grad_(False)
     net[1].weight.copy_(torch.tensor([[1.0], [1.001]]))  # the same in bf16, where the first of equals counts
     monkeypatch.setattr(torch, "compile", lambda network: network)
-    judged, x = Judged(net, half=True, compiled=compiled), torch.ones(3, 1, 1, 1)
+    judged, x = EvaluatedModel(net, half=True, compiled=compiled), torch.ones(3, 1, 1, 1)
     assert judged(x).argmax(dim=1).tolist() == [0, 0, 0]
     assert correct(judged, x, torch.ones(3, dtype=torch.int64)).all()
     assert torch.equal(judged.exact(x), net(x))
     with torch.autocast("cpu", torch.bfloat16):
-        assert verdict(judged, x).argmax(dim=1).tolist() == [1, 1, 1]
-    net.add_module("verdict", nn.Identity())  # a user's network may have parts called anything
-    assert torch.equal(verdict(net, x), net(x))
+        assert float32_logits(judged, x).argmax(dim=1).tolist() == [1, 1, 1]
+    net.add_module("float32_logits", nn.Identity())  # a user's network may have parts called anything
+    assert torch.equal(float32_logits(net, x), net(x))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks at it
@@ -281,14 +281,14 @@ def test_two_programs_are_compiled_however_images_lie_and_gradients_are_asked_fo
     """AutoAttack looks at networks with gradients on that nobody takes, and its images lie row by row."""
     from torch._dynamo.testing import CompileCounter
 
-    from bullettrain.evaluation.network import Judged
+    from bullettrain.evaluation.evaluated_model import EvaluatedModel
 
     torch._dynamo.reset()  # what other tests have compiled counts towards its limit
     counter, compile = CompileCounter(), torch.compile
     monkeypatch.setattr(torch, "compile", lambda network: compile(network, backend=counter))
-    monkeypatch.setattr("bullettrain.evaluation.network.channels_last", lambda device: last)
+    monkeypatch.setattr("bullettrain.evaluation.evaluated_model.channels_last", lambda device: last)
     net = norm_net().eval().requires_grad_(False)
-    plain, judged = Judged(net, half=False), Judged(net, half=False, compiled=True)
+    plain, judged = EvaluatedModel(net, half=False), EvaluatedModel(net, half=False, compiled=True)
     for n in (5, 8, 1, 3):
         rows = to_unit(images(n).images)
         for x in (rows, rows.contiguous(memory_format=torch.channels_last)) if last else (rows,):
@@ -430,11 +430,11 @@ def test_no_figures_have_no_error():
 def test_even_batches_are_of_nearly_one_size_and_go_on_where_they_stopped():
     data, seen = images(23, shaky_net()), []
 
-    def withstood(x, y, seed):
+    def survives(x, y, seed):
         seen.append(len(x))
         return (torch.arange(len(x)) + seed) % 3 > 0
 
-    rounds = [Round("one", withstood, passes=2, even=True), Round("two", withstood, passes=5, even=True)]
+    rounds = [Round("one", survives, passes=2, even=True), Round("two", survives, passes=5, even=True)]
     states, ticks = [], []
     whole = survive(
         rounds, data, device=CPU, batch_size=10, tick=ticks.append, saved=lambda s: states.append(copy.deepcopy(s))

@@ -22,9 +22,9 @@ import bullettrain
 from bullettrain.brief import first_line
 from bullettrain.checkpoint_paths import EXPORTED
 from bullettrain.errors import UserError
+from bullettrain.evaluation.load_model import LoadedModel
 from bullettrain.evaluation.results import Result, Store
 from bullettrain.evaluation.specs import radius, threat_in_words
-from bullettrain.evaluation.subject import Subject
 from bullettrain.extras import extra
 from bullettrain.formatting import attack_name, method_name
 from bullettrain.reporting.run import read_run
@@ -40,7 +40,7 @@ class ExportError(UserError):
     """A network that cannot be exported as asked: one line that says why and what to do."""
 
 
-def export(subject: Subject, form: str, out: Path) -> list[Path]:
+def export(subject: LoadedModel, form: str, out: Path) -> list[Path]:
     """Write ``subject`` in one of :data:`FORMATS` to ``out``; return what was written.
 
     The exported network takes float32 images (m, C, H, W) in [0, 1], for any m, and returns logits (m, K).
@@ -62,7 +62,7 @@ def export(subject: Subject, form: str, out: Path) -> list[Path]:
     return [out]
 
 
-def _shape(subject: Subject) -> NetworkMetadata:
+def _shape(subject: LoadedModel) -> NetworkMetadata:
     """What the network is built from and for; its classes are counted."""
     about = subject.about.network
     assert about is not None
@@ -133,7 +133,7 @@ class Figure:
         return f"{attack_name(self.attack)} ({self.threat})" if self.threat else attack_name(self.attack)
 
 
-def _figures(subject: Subject) -> list[Figure]:
+def _figures(subject: LoadedModel) -> list[Figure]:
     """What is known of these weights: by `bullettrain evaluate`, else what training ended with."""
     found: dict[tuple[str, str], Figure] = {}
     if subject.folder is None:
@@ -153,7 +153,7 @@ def _figures(subject: Subject) -> list[Figure]:
     return list(found.values())
 
 
-def _write_hub(subject: Subject, about: NetworkMetadata, out: Path) -> list[Path]:
+def _write_hub(subject: LoadedModel, about: NetworkMetadata, out: Path) -> list[Path]:
     if out.is_file():
         raise ExportError(f"--out {out} is a file; give a folder")
     if out.is_dir() and any(out.iterdir()) and not (out / EXPORTED).is_file():
@@ -195,7 +195,7 @@ def _json(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def model_info(subject: Subject, about: NetworkMetadata, figures: list[Figure]) -> dict[str, Any]:
+def model_info(subject: LoadedModel, about: NetworkMetadata, figures: list[Figure]) -> dict[str, Any]:
     """The fields of a file in RobustBench's `model_info`; what a person has to fill in is empty."""
     threat = subject.about.threat
     robust = "corruptions" if threat is None else "autoattack"
@@ -230,7 +230,7 @@ def _architecture(name: str) -> str:
     return NETWORKS.get(name, name.replace("wrn-", "WideResNet-") if name.startswith("wrn-") else name)
 
 
-def _card(subject: Subject, about: NetworkMetadata, figures: list[Figure]) -> str:
+def _card(subject: LoadedModel, about: NetworkMetadata, figures: list[Figure]) -> str:
     """The model card: what it is, how robust it was found to be, how to use it, and how it was made."""
     with extra("a model card"):
         import yaml

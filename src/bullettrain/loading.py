@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.models import build
-from bullettrain.models.called import is_foreign
+from bullettrain.models.external import is_external
 
 if TYPE_CHECKING:
     from bullettrain.run_folder import Metadata
@@ -67,11 +67,11 @@ def load_with_metadata(
     arguments = {**asdict(about.network), "name": name}
     try:
         # Without memory first, where the sizes are the file's: they have to be those of its tensors.
-        with nullcontext() if is_foreign(name) else torch.device("meta"):
+        with nullcontext() if is_external(name) else torch.device("meta"):
             made = build(**arguments)
         if wrong := misfit(made, tensors):
             raise RunError(f"{file} does not fit its network: {wrong}")
-        made = made if is_foreign(name) else build(**arguments)
+        made = made if is_external(name) else build(**arguments)
     except RunError:
         raise
     except ValueError as error:
@@ -102,7 +102,7 @@ def permitted(name: str, source: Path, *, network: str | None = None, trust: boo
 
     if network is not None:
         return network
-    if is_foreign(name) and not trust:
+    if is_external(name) and not trust:
         raise RunError(
             f"{source} names the function {name!r}, which is not part of bullettrain and was not imported; to import "
             f"and call it, add {shlex.join(['--network', name])} or --trust (in Python: network=… or trust=True)"

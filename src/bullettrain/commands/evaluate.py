@@ -113,16 +113,16 @@ def evaluate(
     from bullettrain.commands.evaluate_terminal import show
     from bullettrain.config.settings import ConfigError
     from bullettrain.evaluation import evaluate as evaluation
+    from bullettrain.evaluation.load_model import check_form, load_model, run_config
+    from bullettrain.evaluation.progress import EvaluationProgress
     from bullettrain.evaluation.results import FILE, Store
     from bullettrain.evaluation.specs import Clean, parse_attack, parse_attacks
-    from bullettrain.evaluation.subject import check_form, config_of, find_subject
-    from bullettrain.evaluation.watch import Watch
     from bullettrain.processes import StoppedError, StopRequest, find_place
     from bullettrain.reporting import write_report
     from bullettrain.run_folder import RunError, RunFolder
 
     console = terminal()
-    config = config_of(model)
+    config = run_config(model)
     defaults = _defaults(config, eps, norm)
     attacks = parse_attacks(attack, defaults) if attack else [Clean(), parse_attack("pgd20", defaults)]
     _check_corruptions(attacks, corruptions, mce_baseline)
@@ -138,7 +138,7 @@ def evaluate(
     if name is None:
         raise ConfigError("say which images to judge it on, e.g. --data cifar10")
     images = _images(name, config, data_dir, number, image_size)
-    subject = find_subject(
+    subject = load_model(
         model,
         weights=weights,
         network=network,
@@ -168,7 +168,7 @@ def evaluate(
     console.print(f"{said}: {number or len(images)} images of {name} on {place.device}", soft_wrap=True)
     with StopRequest() as stop:
         try:
-            with store.alone(), Watch(console, stop) as watch:
+            with store.alone(), EvaluationProgress(console, stop) as watch:
                 entry, asked = evaluation.evaluate(
                     subject, images, name, plan, device=place.device, store=store, watch=watch
                 )

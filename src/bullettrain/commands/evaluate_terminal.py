@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bullettrain.config.sections import Config
+from bullettrain.evaluation.progress import interval, share
 from bullettrain.evaluation.results import Entry, Result
-from bullettrain.evaluation.watch import interval, share
 from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows, weakest
 from bullettrain.terminal import duration, fitting, say
 

@@ -42,13 +42,13 @@ def export(
     """
     from bullettrain.checks import instead
     from bullettrain.config.settings import ConfigError
-    from bullettrain.evaluation.subject import find_subject
+    from bullettrain.evaluation.load_model import load_model
     from bullettrain.exporting import FORMATS
     from bullettrain.exporting import export as write
 
     if form not in FORMATS:
         raise ConfigError(f"--format is {form!r}{instead(form, FORMATS)}")
-    subject = find_subject(
+    subject = load_model(
         model,
         weights=weights,
         network=network,

@@ -43,13 +43,13 @@ def predict(
 
     from bullettrain.data.augment import to_unit
     from bullettrain.data.files import read_images
+    from bullettrain.evaluation.load_model import load_model
     from bullettrain.evaluation.specs import threat_in_words
-    from bullettrain.evaluation.subject import find_subject
     from bullettrain.processes import find_place
 
     console = terminal()
     place = find_place(device)
-    subject = find_subject(
+    subject = load_model(
         model,
         weights=weights,
         network=network,

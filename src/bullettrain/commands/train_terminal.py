@@ -17,8 +17,8 @@ from bullettrain.config.methods import METHODS
 from bullettrain.config.methods import one_line as method_line
 from bullettrain.config.recipes import RECIPES, one_line
 from bullettrain.config.sections import Config
-from bullettrain.evaluation.paper import paper_boundary
 from bullettrain.processes import Place
+from bullettrain.reporting.paper import paper_boundary
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.terminal import duration, fitting, percent, say, say_rows
 from bullettrain.training.collapse import CollapseError

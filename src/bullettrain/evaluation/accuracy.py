@@ -78,12 +78,12 @@ def view_survival(
     """
     net = bare(model)
 
-    def withstood(x: Tensor, y: Tensor, batch_seed: int) -> Tensor:
+    def survives(x: Tensor, y: Tensor, batch_seed: int) -> Tensor:
         generator = torch.Generator(device).manual_seed(batch_seed)
         draws = views.draw(len(x), 1, generator=generator, device=device)
         return correct(net, views(x, draws)[0], y)
 
-    return survive([Round("views", withstood)], data, device=device, batch_size=batch_size, seed=seed, tick=tick)
+    return survive([Round("views", survives)], data, device=device, batch_size=batch_size, seed=seed, tick=tick)
 
 
 def _accuracy(survival: Callable[P, Survival]) -> Callable[P, float]:

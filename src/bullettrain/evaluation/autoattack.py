@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks import frozen
-from bullettrain.evaluation.network import Judged
+from bullettrain.evaluation.evaluated_model import EvaluatedModel
 from bullettrain.evaluation.survival import Round, correct
 from bullettrain.extras import extra
 from bullettrain.precision import arithmetic
@@ -79,14 +79,14 @@ def autoattack_rounds(
         return run
 
     searching = adversary(model)
-    exact = adversary(model.exact) if isinstance(model, Judged) else searching
+    exact = adversary(model.exact) if isinstance(model, EvaluatedModel) else searching
 
     def taken_for(x: Tensor) -> Tensor:
         with frozen(model), torch.no_grad():
             classes: Tensor = model(x).argmax(dim=1)
         return classes
 
-    def withstood(name: str, x: Tensor, y: Tensor) -> Tensor:
+    def survives(name: str, x: Tensor, y: Tensor) -> Tensor:
         x_adv, right = x.clone(), taken_for(x) == y
         if right.any():
             x_adv[right] = searching(name, x[right], y[right])
@@ -100,7 +100,7 @@ def autoattack_rounds(
         return alive
 
     def as_round(name: str) -> Round:
-        return Round(name, lambda x, y, _: withstood(name, x, y), passes=PASSES[name])
+        return Round(name, lambda x, y, _: survives(name, x, y), passes=PASSES[name])
 
     return [as_round(name) for name in names], notes
 

@@ -23,7 +23,7 @@ from bullettrain.corruptions.table import AVERAGED, CORRUPTIONS, SEVERITIES
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.base import DataError
 from bullettrain.data.sets import sample
-from bullettrain.evaluation.network import verdict
+from bullettrain.evaluation.evaluated_model import float32_logits
 from bullettrain.evaluation.survival import is_right
 from bullettrain.mining import is_correct
 
@@ -194,7 +194,7 @@ def _right(
     for at in range(0, len(rows), batch_size):
         pixels = torch.from_numpy(images[rows[at : at + batch_size].numpy()]).to(device)  # a copy: the map is read-only
         try:
-            logits = verdict(net, to_unit(pixels.permute(0, 3, 1, 2).contiguous()))
+            logits = float32_logits(net, to_unit(pixels.permute(0, 3, 1, 2).contiguous()))
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:

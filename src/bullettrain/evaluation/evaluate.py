@@ -18,16 +18,16 @@ from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.sets import sample
 from bullettrain.evaluation import autoattack
+from bullettrain.evaluation.evaluated_model import EvaluatedModel, channels_last, ready
 from bullettrain.evaluation.fast_autoattack import VERSION, fast_rounds
-from bullettrain.evaluation.masking import smells, too_short, unbounded
-from bullettrain.evaluation.network import Judged, channels_last, ready
+from bullettrain.evaluation.load_model import LoadedModel
+from bullettrain.evaluation.masking import masking_signs, too_short, unbounded
+from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Entry, Result, Store, key_of, pack, pack_counts, result_of, worst_cases
 from bullettrain.evaluation.rounds import pgd_rounds
 from bullettrain.evaluation.specs import APGD, PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict
 from bullettrain.evaluation.statistics import wilson
-from bullettrain.evaluation.subject import Subject
 from bullettrain.evaluation.survival import Round, Survival, clean_round, survive
-from bullettrain.evaluation.watch import Watch
 from bullettrain.precision import Precision, arithmetic
 from bullettrain.progress import EvaluationBar
 from bullettrain.run_folder import environment
@@ -61,14 +61,14 @@ class Plan:
 
 
 def evaluate(
-    subject: Subject,
+    subject: LoadedModel,
     images: ImageSet,
     data: str,
     plan: Plan,
     *,
     device: torch.device,
     store: Store,
-    watch: Watch,
+    watch: EvaluationProgress,
 ) -> tuple[Entry, list[Result]]:
     """Judge ``subject`` on ``images``; each result is in ``store`` before the next attack begins.
 
@@ -96,9 +96,9 @@ def evaluate(
     )
     judges = []
     for precision in plan.precisions:
-        model = Judged(network, half=precision == "bf16", compiled=plan.compiled)
+        model = EvaluatedModel(network, half=precision == "bf16", compiled=plan.compiled)
         model.eval()
-        judges.append(_Judge(model, images, entry, plan, precision, device, store, watch))
+        judges.append(Evaluator(model, images, entry, plan, precision, device, store, watch))
     if plan.overwrite:  # all at once, so that a stopped evaluation can go on with what it has found itself
         store.forget(entry, {key for judge in judges for key in judge.every_key()})
         conclude(entry, images)
@@ -131,25 +131,25 @@ def conclude(entry: Entry, images: ImageSet) -> None:
     entry.worst = worst_cases([result for result in entry.results if result.role == "attack"])
     for precision in dict.fromkeys(result.precision for result in entry.results):
         results = [result for result in entry.results if result.precision == precision]
-        entry.warnings += smells(results, dimensions=images.images[0].numel()) + too_short(results)
+        entry.warnings += masking_signs(results, dimensions=images.images[0].numel()) + too_short(results)
         for result in results:
             entry.warnings += [f"{result.name}: {note}" for note in result.notes]
     entry.warnings = list(dict.fromkeys(entry.warnings))
 
 
-class _Judge:
+class Evaluator:
     """One network in one precision."""
 
     def __init__(
         self,
-        model: Judged,
+        model: EvaluatedModel,
         images: ImageSet,
         entry: Entry,
         plan: Plan,
         precision: Precision,
         device: torch.device,
         store: Store,
-        watch: Watch,
+        watch: EvaluationProgress,
     ) -> None:
         self.model, self.images, self.entry, self.plan = model, images, entry, plan
         self.precision, self.device, self.store, self.watch = precision, device, store, watch

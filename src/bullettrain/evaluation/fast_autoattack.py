@@ -13,7 +13,7 @@ from bullettrain.attacks.state import dynamic, frozen, uncompiled
 from bullettrain.engine.cuda_graphs import CudaGraphRunner
 from bullettrain.engine.frozen_copy import FrozenCopy
 from bullettrain.evaluation.autoattack import PASSES, TARGETS
-from bullettrain.evaluation.network import Judged, verdict
+from bullettrain.evaluation.evaluated_model import EvaluatedModel, float32_logits
 from bullettrain.evaluation.search import APGD, FAB, Attack, MakeRunner, Runner, Square, Tick, eager, margins
 from bullettrain.evaluation.survival import Round, is_right
 from bullettrain.precision import arithmetic
@@ -113,7 +113,7 @@ def make_attack(name: str, network: Callable[[Tensor], Tensor], like: Tensor, ep
 
 
 def fast_rounds(
-    model: Judged,
+    model: EvaluatedModel,
     names: Sequence[str],
     *,
     eps: float,
@@ -126,8 +126,8 @@ def fast_rounds(
 ) -> list[Round]:
     """A round for each of the attacks ``names``.
 
-    A copy of the network in bf16 searches. Whether a candidate counts is said in float32, by :func:`verdict`; where
-    that is close, float32 searches, too.
+    A copy of the network in bf16 searches. Whether a candidate counts is decided in float32, by :func:`float32_logits`;
+    where that is close, float32 searches, too.
 
     Args:
         model: the network; compiled, its copy is, too.
@@ -146,10 +146,10 @@ def fast_rounds(
     exactly = Searcher(model.exact, eps, eager, make)
     checked = False
 
-    def withstood(name: str, x: Tensor, y: Tensor) -> Tensor:
+    def survives(name: str, x: Tensor, y: Tensor) -> Tensor:
         nonlocal checked
         generator = torch.Generator(x.device).manual_seed(seed)
-        logits = verdict(model, x)
+        logits = float32_logits(model, x)
         if not checked:
             for text in _checks(model, x, logits):
                 warn(text)
@@ -169,7 +169,7 @@ def fast_rounds(
                     tick(round(len(x) * PASSES[name] * (number + share) / len(jobs)))
 
             found, guessed = search(name, x[rows], y[rows], target, generator, done)
-            now = verdict(model, found)
+            now = float32_logits(model, found)
             margin = margins(now, y[rows])
             both = guessed.isfinite() & margin.isfinite()  # FAB may not have met the ball
             off = max(off, float((guessed - margin)[both].square().mean().sqrt()) if both.any() else 0.0)
@@ -181,11 +181,11 @@ def fast_rounds(
         if len(close):
             with arithmetic("float32"), frozen(model):
                 found, guessed = exactly(name, x[close], y[close], aim[close], generator, None)
-            alive[close] = torch.where(guessed.isfinite(), is_right(verdict(model, found), y[close]), True)
+            alive[close] = torch.where(guessed.isfinite(), is_right(float32_logits(model, found), y[close]), True)
         return alive
 
     def as_round(name: str) -> Round:
-        return Round(name, lambda x, y, _: withstood(name, x, y), passes=PASSES[name], even=True)
+        return Round(name, lambda x, y, _: survives(name, x, y), passes=PASSES[name], even=True)
 
     return [as_round(name) for name in names]
 
@@ -212,7 +212,7 @@ def by_graphs(graphs: CudaGraphRunner) -> Runner:
 def _checks(model: nn.Module, x: Tensor, logits: Tensor) -> list[str]:
     """What makes AutoAttack's standard version the wrong measure of a network."""
     found = []
-    if not torch.allclose(verdict(model, x), logits, rtol=1e-3, atol=1e-4):
+    if not torch.allclose(float32_logits(model, x), logits, rtol=1e-3, atol=1e-4):
         found.append("the network is random: the same images have other logits each time")
     if logits.min() > -1e-5 and (logits.sum(dim=1) - 1).abs().max() < 1e-5:
         found.append("the network returns probabilities, not logits")

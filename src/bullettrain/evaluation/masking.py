@@ -16,7 +16,7 @@ SQUARE_FINDS = 0.01
 """Share of the images that a search without gradients may break after attacks with gradients."""
 
 
-def smells(results: Sequence[Result], *, dimensions: int) -> list[str]:
+def masking_signs(results: Sequence[Result], *, dimensions: int) -> list[str]:
     """A sentence for each sign among results of one network, on the same images, in one precision.
 
     ``dimensions``: numbers in an image, for the radius beyond which nothing is out of reach.

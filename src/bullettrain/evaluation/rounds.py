@@ -25,7 +25,7 @@ def pgd_rounds(
 ) -> list[Round]:
     """One round a restart; an image survives where the last iterate is classified correctly."""
 
-    def withstood(x: Tensor, y: Tensor, seed: int) -> Tensor:
+    def survives(x: Tensor, y: Tensor, seed: int) -> Tensor:
         target = None
         if loss == "kl":
             with frozen(model), torch.no_grad():
@@ -46,4 +46,4 @@ def pgd_rounds(
         )
         return correct(model, x_adv, y)
 
-    return [Round(f"restart {number + 1}" if restarts > 1 else "pgd", withstood) for number in range(restarts)]
+    return [Round(f"restart {number + 1}" if restarts > 1 else "pgd", survives) for number in range(restarts)]

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.base import derive_seed
-from bullettrain.evaluation.network import verdict
+from bullettrain.evaluation.evaluated_model import float32_logits
 
 Tick = Callable[[int], None]
 """Told after each batch how many passes it took: of the clean round and of PGD, its images."""
 
 Withstood = Callable[[Tensor, Tensor, int], Tensor]
-"""``withstood(x (m, C, H, W), y (m,), seed) -> (m,)`` bool: which of a batch the round does not break."""
+"""``survives(x (m, C, H, W), y (m,), seed) -> (m,)`` bool: which of a batch the round does not break."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Round:
     """One look at the images: as they are, one restart of an attack, or one attack of an ensemble."""
 
     name: str
-    withstood: Withstood
+    survives: Withstood
     passes: int = 1
     """What an image costs, relative to other rounds."""
     even: bool = False
@@ -119,8 +119,8 @@ def survive(
             if index % world == rank:
                 x = to_unit(data.images[part].to(device), channels_last=channels_last)
                 y = data.labels[part].to(device)
-                withstood = rounds[number].withstood(x, y, derive_seed(seed, number, index))
-                state.alive[part] = withstood.to("cpu", torch.bool)
+                survives = rounds[number].survives(x, y, derive_seed(seed, number, index))
+                state.alive[part] = survives.to("cpu", torch.bool)
             state.batches = index + 1
             if saved is not None:
                 saved(state)
@@ -144,7 +144,7 @@ def clean_round(model: nn.Module) -> Round:
 
 def correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """(m,) bool: which of x (m, C, H, W) the network, in eval mode, classifies as y (m,); NaN is no answer."""
-    return is_right(verdict(model, x), y)
+    return is_right(float32_logits(model, x), y)
 
 
 def is_right(logits: Tensor, y: Tensor) -> Tensor:

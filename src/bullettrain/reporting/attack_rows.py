@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bullettrain.config.sections import Config
-from bullettrain.evaluation.paper import paper_figure
 from bullettrain.evaluation.results import Entry, Result, worst_cases
 from bullettrain.evaluation.specs import threat_in_words
 from bullettrain.formatting import attack_name, listed, percent, plain, points
+from bullettrain.reporting.paper import paper_figure
 
 
 @dataclass(frozen=True)

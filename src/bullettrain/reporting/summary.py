@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bullettrain.evaluation.paper import paper_boundary
 from bullettrain.formatting import (
     DASH,
     MOMENT,
@@ -25,6 +24,7 @@ from bullettrain.formatting import (
     times,
     too_close,
 )
+from bullettrain.reporting.paper import paper_boundary
 from bullettrain.reporting.run import SHARES, Comparison, Run
 from bullettrain.run_folder import preferred
 

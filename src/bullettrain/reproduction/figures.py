@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bullettrain.evaluation.compared import Measured
+from bullettrain.evaluation.comparison import Measured
 from bullettrain.mining import Category
 from bullettrain.reporting import figures as report
 from bullettrain.reporting.pictures import SYMBOLS, Kind, PlanePoint, draw_corruptions, draw_plane

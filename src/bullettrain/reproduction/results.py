@@ -10,7 +10,7 @@ from typing import Any
 
 from bullettrain.config.sections import SPEED
 from bullettrain.config.settings import ConfigError
-from bullettrain.evaluation.compared import Measured
+from bullettrain.evaluation.comparison import Measured
 from bullettrain.formatting import CHANCE
 from bullettrain.formatting import attack_name as attack_title
 from bullettrain.reproduction.records import Record, run_name

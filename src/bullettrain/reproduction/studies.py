@@ -10,7 +10,7 @@ from bullettrain.config.methods import with_method
 from bullettrain.config.recipes import recipe
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
-from bullettrain.evaluation.paper import CLAIMS, PAPER, ROBUSTBENCH_TRADES
+from bullettrain.reporting.paper import CLAIMS, PAPER, ROBUSTBENCH_TRADES
 from bullettrain.reproduction.scales import Scale
 
 SHARES = ("boundary", "robust", "outlier")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bullettrain.evaluation.compared import Measured
+from bullettrain.evaluation.comparison import Measured
 from bullettrain.formatting import DASH, number
 from bullettrain.reporting.page import render
 from bullettrain.reproduction.results import RANKS, CheckResult, Results, Verdict, worst

@@ -16,11 +16,11 @@ from bullettrain.config.settings import ConfigError
 from bullettrain.data import load
 from bullettrain.evaluation.corruptions import spot_corruptions
 from bullettrain.evaluation.evaluate import Plan, evaluate
+from bullettrain.evaluation.load_model import load_model
+from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.scores import score_ranks
 from bullettrain.evaluation.specs import Defaults, parse_attack, threat_of
-from bullettrain.evaluation.subject import find_subject
-from bullettrain.evaluation.watch import Watch
 from bullettrain.loading import load as load_network
 from bullettrain.precision import Precision
 from bullettrain.processes import StoppedError, StopRequest, find_place
@@ -159,14 +159,14 @@ def perform(task: Task, console: Console | None = None) -> TaskResult:
             if result.signal is not None:
                 return TaskResult(task.name, signal=result.signal)
         with stop:
-            return _evaluate(task, config, kept, Watch(console, stop))
+            return _evaluate(task, config, kept, EvaluationProgress(console, stop))
     except StoppedError:
         return TaskResult(task.name, signal=stop.signal)
     except (CollapseError, RunError, RuntimeError) as error:
         return TaskResult(task.name, problem=first_line(error))
 
 
-def _evaluate(task: Task, config: Config, kept: Record | None, watch: Watch) -> TaskResult:
+def _evaluate(task: Task, config: Config, kept: Record | None, watch: EvaluationProgress) -> TaskResult:
     """The attacks and measures that training did not end with, and the record."""
     device = find_place(task.device).device
     jobs = kept.jobs if kept is not None and kept.finished else _most_jobs(task)
@@ -183,7 +183,7 @@ def _evaluate(task: Task, config: Config, kept: Record | None, watch: Watch) -> 
         how: dict[str, Any] = {"batch_size": 1000 if cuda else 500, "compiled": config.training.compile and cuda}
         precisions = (task.precision or "float32",)
         plan = Plan(parsed, precisions, corruptions=task.corruptions, size=task.size, **how)
-        subject = find_subject(str(task.folder), weights=WEIGHTS, network=config.network.name)
+        subject = load_model(str(task.folder), weights=WEIGHTS, network=config.network.name)
         store = Store(task.folder)
         try:
             with store.alone(), watch:

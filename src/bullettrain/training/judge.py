@@ -15,7 +15,7 @@ from bullettrain.cost import theoretical_speedup
 from bullettrain.data import ImageSet
 from bullettrain.data.sets import sample
 from bullettrain.evaluation.accuracy import clean_survival, robust_survival, view_survival
-from bullettrain.evaluation.network import Judged
+from bullettrain.evaluation.evaluated_model import EvaluatedModel
 from bullettrain.evaluation.results import pack
 from bullettrain.evaluation.specs import threat_of
 from bullettrain.evaluation.survival import Survival
@@ -67,7 +67,7 @@ class Judge:
     def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, Survival]:
         """What is left clean, and by the attack that the config evaluates with; AugMix: on views of its kind."""
         search = self.config.evaluation.search
-        judged = Judged(model, half=search == "bf16").eval() if search != "float32" else model
+        judged = EvaluatedModel(model, half=search == "bf16").eval() if search != "float32" else model
         with arithmetic(search):
             return self._final(judged, images, name)
 

@@ -20,7 +20,7 @@ from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import ImageSet
 from bullettrain.engine.phases import Batch
-from bullettrain.models.called import is_foreign
+from bullettrain.models.external import is_external
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.processes import Place, StoppedError, StopRequest
 from bullettrain.run_folder import RunFolder, read_weights
@@ -64,7 +64,7 @@ class Trainer:
         torch.manual_seed(training.seed)
         self.shape = Shape.of(self.train_set, config.network.name)
         network = make_network(config.network, self.shape)
-        if is_foreign(config.network.name):
+        if is_external(config.network.name):
             check_fits(network, config.network.name, self.train_set)
         self.network = network.to(place.device)
         if training.channels_last:

@@ -16,8 +16,8 @@ from rich.console import Console
 from bullettrain.config.recipes import RECIPES
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import as_setting
-from bullettrain.evaluation.compared import difference
-from bullettrain.models.called import is_foreign
+from bullettrain.evaluation.comparison import difference
+from bullettrain.models.external import is_external
 from bullettrain.processes import Place
 from bullettrain.reporting import write_report
 from bullettrain.run_folder import RunError, RunFolder, environment, preferred
@@ -150,7 +150,7 @@ def resume_command(config: Config, out: Path, data_dir: Path | None = None, opti
     world = os.environ.get("WORLD_SIZE", "1")
     words = ["bullettrain"] if world == "1" else ["torchrun", "--nproc-per-node", world, "-m", "bullettrain"]
     words += ["train", source]
-    if source not in RECIPES and is_foreign(config.network.name):
+    if source not in RECIPES and is_external(config.network.name):
         words += ["--network", config.network.name]
     for key, (_, value) in changed.items():
         words += ["--set", f"{key}={as_setting(value)}"]

@@ -18,12 +18,12 @@ Normalisation = tuple[Sequence[float] | None, Sequence[float] | None]
 FORMS = "package.module:function or timm:NAME"
 
 
-def is_foreign(name: str) -> bool:
+def is_external(name: str) -> bool:
     """Whether a network of that name is code that is not this package's."""
     return ":" in name
 
 
-def called(
+def build_external(
     text: str, *, pretrained: bool = False, num_classes: int | None = None, channels: int | None = None
 ) -> tuple[nn.Module, Normalisation]:
     """A network from `timm:NAME`, or from `package.module:function`, called without arguments; what it goes with.

@@ -11,8 +11,8 @@ from torch import nn
 import bullettrain as bt
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import load
-from bullettrain.evaluation.network import ready
-from bullettrain.evaluation.subject import Subject, config_of, find_subject, read_state
+from bullettrain.evaluation.evaluated_model import ready
+from bullettrain.evaluation.load_model import LoadedModel, load_model, read_state, run_config
 from bullettrain.models import build
 from bullettrain.run_folder import RunError
 
@@ -26,12 +26,12 @@ def same(a: nn.Module, b: nn.Module, shape=(2, 3, 32, 32)) -> bool:
 
 
 def test_a_run_and_its_checkpoints(robust_run):
-    run = find_subject(str(robust_run))
+    run = load_model(str(robust_run))
     assert (run.name, run.weights, run.folder) == ("robust", "last", robust_run)
-    assert run.config == config_of(str(robust_run))
-    averaged = find_subject(str(robust_run), weights="averaged")
+    assert run.config == run_config(str(robust_run))
+    averaged = load_model(str(robust_run), weights="averaged")
     assert averaged.digest != run.digest
-    file = find_subject(str(robust_run / "averaged.safetensors"))
+    file = load_model(str(robust_run / "averaged.safetensors"))
     assert (file.name, file.weights, file.digest) == ("robust", "averaged", averaged.digest)
     assert file.config == run.config
     assert same(run.network, bt.load(robust_run), (2, 1, 8, 8))
@@ -39,9 +39,9 @@ def test_a_run_and_its_checkpoints(robust_run):
 
 def test_a_checkpoint_away_from_its_run(robust_run, tmp_path):
     (tmp_path / "mine.safetensors").write_bytes((robust_run / "last.safetensors").read_bytes())
-    found = find_subject(str(tmp_path / "mine.safetensors"))
+    found = load_model(str(tmp_path / "mine.safetensors"))
     assert (found.folder, found.config, found.weights) == (None, None, "mine.safetensors")
-    assert found.digest == find_subject(str(robust_run)).digest
+    assert found.digest == load_model(str(robust_run)).digest
 
 
 @pytest.mark.parametrize("wrap", ["bare", "state_dict", "model_state_dict", "module.", "_orig_mod."])
@@ -55,7 +55,7 @@ def test_foreign_state_dicts(tmp_path, wrap, name):
     elif wrap != "bare":
         state = {wrap: state, "epoch": 3, "optimizer": {"lr": 0.1}}
     torch.save(state, tmp_path / "net.pt")
-    found = find_subject(str(tmp_path / "net.pt"), network=name)
+    found = load_model(str(tmp_path / "net.pt"), network=name)
     assert same(found.network, network)
     assert not found.network.training
 
@@ -65,19 +65,19 @@ def test_robustbench_keeps_the_normalisation_beside_the_weights(tmp_path):
     mu, sigma = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.3, 0.4])
     state = {**network.state_dict(), "mu": mu.view(1, 3, 1, 1), "sigma": sigma.view(1, 3, 1, 1)}
     torch.save(state, tmp_path / "net.pt")
-    assert same(find_subject(str(tmp_path / "net.pt"), network="wrn-10-1").network, network)
+    assert same(load_model(str(tmp_path / "net.pt"), network="wrn-10-1").network, network)
 
 
 def test_classes_come_from_the_weights(tmp_path):
     torch.save(build("wrn-10-1", num_classes=100).state_dict(), tmp_path / "net.pt")
-    found = find_subject(str(tmp_path / "net.pt"), network="wrn-10-1", classes=10)
+    found = load_model(str(tmp_path / "net.pt"), network="wrn-10-1", classes=10)
     assert found.network(torch.rand(1, 3, 32, 32)).shape == (1, 100)
 
 
 def test_mean_and_std_are_put_in_front(tmp_path):
     torch.save(build("wrn-10-1").state_dict(), tmp_path / "net.pt")
     given = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
-    found = find_subject(str(tmp_path / "net.pt"), network="wrn-10-1", **given)
+    found = load_model(str(tmp_path / "net.pt"), network="wrn-10-1", **given)
     expected = build("wrn-10-1", **given)
     expected.load_state_dict(build_state(tmp_path / "net.pt"))
     assert same(found.network, expected)
@@ -111,15 +111,15 @@ def module(tmp_path, monkeypatch):
 
 
 def test_a_function_of_the_users(module, tmp_path):
-    found = find_subject(f"{module}:make")
+    found = load_model(f"{module}:make")
     assert isinstance(found.network, nn.Sequential)
     assert found.weights == "their_nets:make"
     # The same function as the network of a state_dict.
     state = {key: value + 1 for key, value in found.network.state_dict().items()}
     torch.save(state, tmp_path / "w.pt")
-    filled = find_subject(str(tmp_path / "w.pt"), network=f"{module}:make")
+    filled = load_model(str(tmp_path / "w.pt"), network=f"{module}:make")
     assert torch.equal(filled.network[1].weight, found.network[1].weight + 1)
-    normalised = find_subject(f"{module}:make", mean=[0.5], std=[0.5]).network
+    normalised = load_model(f"{module}:make", mean=[0.5], std=[0.5]).network
     assert same(normalised, nn.Sequential(bt.models.Normalize([0.5], [0.5]), found.network), (2, 1, 8, 8))
 
 
@@ -136,29 +136,29 @@ def test_timm(monkeypatch, tmp_path):
         return network
 
     monkeypatch.setitem(sys.modules, "timm", types.SimpleNamespace(create_model=create_model))
-    found = find_subject("timm:some_net")
+    found = load_model("timm:some_net")
     assert made == [("some_net", True)]
     assert isinstance(found.network[0], bt.models.Normalize)
     assert found.network(torch.rand(2, 3, 8, 8)).shape == (2, 10)
     torch.save({key: value + 1 for key, value in found.network[1].state_dict().items()}, tmp_path / "w.pt")
-    filled = find_subject(str(tmp_path / "w.pt"), network="timm:some_net").network
+    filled = load_model(str(tmp_path / "w.pt"), network="timm:some_net").network
     assert made[-1] == ("some_net", False)
     assert isinstance(filled[0], bt.models.Normalize)
     assert filled[1][1].weight.shape == (10, 192)
-    given = find_subject("timm:some_net", mean=[0.1, 0.1, 0.1], std=[1.0, 1.0, 1.0]).network  # instead of its own
+    given = load_model("timm:some_net", mean=[0.1, 0.1, 0.1], std=[1.0, 1.0, 1.0]).network  # instead of its own
     assert torch.allclose(given(torch.full((1, 3, 8, 8), 0.1)), given[1][1].bias)
     with pytest.raises(ConfigError, match=r"timm:nothing: Unknown model"):
-        find_subject("timm:nothing")
+        load_model("timm:nothing")
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ConfigError, match="pip install timm"):
-        find_subject("timm:some_net")
+        load_model("timm:some_net")
 
 
 def test_timms_own(tmp_path):
     timm = pytest.importorskip("timm", reason="timm is not installed, or lacks torchvision", exc_type=ImportError)
     network = timm.create_model("resnet10t", pretrained=False)
     torch.save(network.state_dict(), tmp_path / "w.pt")
-    found = find_subject(str(tmp_path / "w.pt"), network="timm:resnet10t")
+    found = load_model(str(tmp_path / "w.pt"), network="timm:resnet10t")
     x, config = torch.rand(1, 3, 64, 64), network.pretrained_cfg
     normalised = bt.models.Normalize(config["mean"], config["std"])(x)
     assert torch.allclose(found.network(x), network.eval()(normalised), atol=1e-5)
@@ -166,7 +166,7 @@ def test_timms_own(tmp_path):
 
 def test_the_digest_changes_with_whatever_the_network_computes():
     def digest(network):
-        return Subject("", network, "").digest
+        return LoadedModel("", network, "").digest
 
     torch.manual_seed(0)
     network = build("wrn-10-1", mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
@@ -239,14 +239,14 @@ def mistakes(tmp_path, robust_run):
 def test_what_a_wrong_one_is_told(tmp_path, module, robust_run):
     for name, (words, options, message) in mistakes(tmp_path, robust_run).items():
         with pytest.raises((ConfigError, RunError)) as error:
-            find_subject(*words, **options)
+            load_model(*words, **options)
         assert message in str(error.value), name
         assert "\n" not in str(error.value)
 
 
 def test_an_error_in_the_users_own_code_is_theirs(module):
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-        find_subject(f"{module}:broken")
+        load_model(f"{module}:broken")
 
 
 def test_a_checkpoint_of_a_run_that_was_tampered_with(robust_run, tmp_path):
@@ -260,7 +260,7 @@ def test_a_checkpoint_of_a_run_that_was_tampered_with(robust_run, tmp_path):
     with safe_open(robust_run / "last.safetensors", "pt") as opened:
         save_file(tensors, file, metadata=opened.metadata())
     with pytest.raises(RunError, match=r"it lacks fc2\.bias; it has besides extra\.weight"):
-        find_subject(str(file))
+        load_model(str(file))
 
 
 def test_read_state_takes_safetensors(robust_run):
@@ -270,8 +270,8 @@ def test_read_state_takes_safetensors(robust_run):
 def test_a_file_is_what_it_holds_whatever_it_is_called(robust_run, tmp_path):
     shutil.copy(robust_run / "last.safetensors", tmp_path / "net.pt")
     torch.save(build("wrn-10-1").state_dict(), tmp_path / "net.safetensors")
-    assert find_subject(str(tmp_path / "net.pt")).weights == "net.pt"
-    assert find_subject(str(tmp_path / "net.safetensors"), network="wrn-10-1").weights == "net.safetensors"
+    assert load_model(str(tmp_path / "net.pt")).weights == "net.pt"
+    assert load_model(str(tmp_path / "net.safetensors"), network="wrn-10-1").weights == "net.safetensors"
 
 
 class Odd(nn.Module):

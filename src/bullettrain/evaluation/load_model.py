@@ -26,7 +26,7 @@ from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
 from bullettrain.loading import load_with_metadata, misfit
 from bullettrain.models import Normalize, build
-from bullettrain.models.called import Normalisation, called, is_foreign
+from bullettrain.models.external import Normalisation, build_external, is_external
 from bullettrain.run_folder import Metadata, NetworkMetadata, RunError, RunFolder, read_weights
 
 FORMS = (
@@ -39,7 +39,7 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 
 
 @dataclass(frozen=True)
-class Subject:
+class LoadedModel:
     """A network in eval mode, on the CPU, and where it comes from."""
 
     name: str
@@ -62,7 +62,7 @@ class Subject:
         return found.hexdigest()
 
 
-def find_subject(
+def load_model(
     model: str,
     *,
     weights: str | None = None,
@@ -73,7 +73,7 @@ def find_subject(
     channels: int = 3,
     image_size: int = 32,
     classes: int = 10,
-) -> Subject:
+) -> LoadedModel:
     """The network that ``model`` names; ConfigError or RunError where there is none.
 
     Args:
@@ -93,28 +93,28 @@ def find_subject(
         folder, chosen = check_run(path), choose_weights(path, weights)
         _unused("a run's folder says itself what it is of", mean=mean, std=std)
         made, about = load_with_metadata(path, weights=chosen, network=network, trust=trust)
-        return Subject(path.resolve().name, made, chosen, path, folder.config(), about)
+        return LoadedModel(path.resolve().name, made, chosen, path, folder.config(), about)
     if path.is_file():
         _unused(f"{model} is a file, not a run's folder with several", weights=weights)
         tensors, about = read_state(path)
         if about.network is not None:
             _unused("the checkpoint says itself what it is of", mean=mean, std=std)
             made, about = load_with_metadata(path, network=network, trust=trust)
-            config, home = config_of(model), path.resolve().parent.name
+            config, home = run_config(model), path.resolve().parent.name
             if config is None:
-                return Subject(home if path.name == EXPORTED else path.name, made, path.name, about=about)
-            return Subject(home, made, path.stem, path.parent, config, about)
+                return LoadedModel(home if path.name == EXPORTED else path.name, made, path.name, about=about)
+            return LoadedModel(home, made, path.stem, path.parent, config, about)
         if network is None:
             raise ConfigError(f"{model} does not say which network it is of; name it, e.g. --network wrn-34-10")
         shape = {"channels": channels, "image_size": image_size, "classes": classes}
         made = _fill(network, tensors, path, mean, std, shape)
-        return Subject(path.name, made, path.name, about=_known(network, made, channels, image_size))
-    if is_foreign(model):
+        return LoadedModel(path.name, made, path.name, about=_known(network, made, channels, image_size))
+    if is_external(model):
         _unused(f"{model} is a network, not weights for one", network=network)
         _unused(f"{model} is no run's folder", weights=weights)
         inside, own = _called(model, pretrained=True)
         made = _normalised(inside, mean, std, own).eval()
-        return Subject(model, made, model, about=_known(model, made, channels, image_size))
+        return LoadedModel(model, made, model, about=_known(model, made, channels, image_size))
     raise _no_network(model)
 
 
@@ -134,7 +134,7 @@ def check_form(model: str) -> None:
         check_run(path)
     elif path.is_file():
         check_kind(path, READABLE, FORMS)
-    elif not is_foreign(model):
+    elif not is_external(model):
         raise _no_network(model)
 
 
@@ -143,7 +143,7 @@ def _no_network(model: str) -> ConfigError:
     return ConfigError(f"{model!r} is no network{hint}; give {FORMS}")
 
 
-def config_of(model: str) -> Config | None:
+def run_config(model: str) -> Config | None:
     """The configuration of the run that ``model`` is, or is a checkpoint of; None where there is no run."""
     path = Path(model).expanduser()
     folder = RunFolder(path if path.is_dir() else path.parent)
@@ -189,7 +189,7 @@ def _fill(
     if {"mu", "sigma"} <= tensors.keys():  # RobustBench keeps the normalisation beside the weights
         kept = [tensors.pop(key).flatten().tolist() for key in ("mu", "sigma")]
         mean, std = (mean, std) if mean is not None else (kept[0], kept[1])
-    if is_foreign(network):
+    if is_external(network):
         inside, own = _called(network, pretrained=False)
         made = _normalised(inside, mean, std, own)
     else:
@@ -219,7 +219,7 @@ def _classes(tensors: Mapping[str, Tensor]) -> int | None:
 
 def _called(text: str, *, pretrained: bool) -> tuple[nn.Module, Normalisation]:
     try:
-        return called(text, pretrained=pretrained)
+        return build_external(text, pretrained=pretrained)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -16,10 +16,10 @@ from bullettrain.data import ImageSet, to_unit
 from bullettrain.precision import arithmetic, wide
 
 
-class Judged(nn.Module):
+class EvaluatedModel(nn.Module):
     """Logits (m, K) in float32 of images (m, C, H, W), whatever precision they are computed in.
 
-    Attacks look for images in that precision; what an image is taken for is said by :func:`verdict`, in float32.
+    Attacks look for images in that precision; what an image is taken for is said by :func:`float32_logits`, in float32.
 
     Gradients go to the images alone. However they are asked for, there are two programs to compile, with a gradient
     and without, each for every m.
@@ -47,12 +47,14 @@ class Judged(nn.Module):
     @property
     def exact(self) -> nn.Module:
         """The same network, not compiled and not in half precision: within ``arithmetic("float32")`` it judges."""
-        return Judged(uncompiled(self.network), half=False)
+        return EvaluatedModel(uncompiled(self.network), half=False)
 
 
-def verdict(model: nn.Module, x: Tensor) -> Tensor:
-    """Logits (m, K) of x (m, C, H, W), eval mode, by which it is judged: of a :class:`Judged` those in real float32."""
-    judge, exactly = (model.exact, arithmetic("float32")) if isinstance(model, Judged) else (model, nullcontext())
+def float32_logits(model: nn.Module, x: Tensor) -> Tensor:
+    """Logits (m, K) of x (m, C, H, W) in eval mode, that decide what x is classified as: in real float32."""
+    judge, exactly = (
+        (model.exact, arithmetic("float32")) if isinstance(model, EvaluatedModel) else (model, nullcontext())
+    )
     with frozen(judge), torch.no_grad(), exactly:
         logits: Tensor = judge(x)
     return logits

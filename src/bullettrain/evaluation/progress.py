@@ -15,14 +15,14 @@ from bullettrain.progress import EvaluationBar, progress_bar
 from bullettrain.terminal import duration
 
 
-class Watch:
+class EvaluationProgress:
     """Progress of an evaluation; without a console it is silent."""
 
     def __init__(self, console: Console | None = None, stop: StopRequest | None = None) -> None:
         self.console, self.stop = console, stop
         self.progress: Progress | None = None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> EvaluationProgress:
         if self.console is not None and self.console.is_terminal:
             self.progress = progress_bar(self.console, transient=True, percent=True)
             self.progress.start()
