@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Literal
 
@@ -127,3 +128,13 @@ def _size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if height < 1 or width < 1:
         raise DataError(f"image size {height}x{width}: give at least one pixel each way.")
     return height, width
+
+
+def fingerprint(sets: tuple[ImageSet, ...], *, most: int = 500) -> str:
+    """A digest that changes with the data: sizes, shapes, classes, labels, and about ``most`` images of each set."""
+    digest = hashlib.blake2b(digest_size=16)
+    for images in sets:
+        digest.update(repr((tuple(images.images.shape), images.classes)).encode())
+        digest.update(images.labels.cpu().numpy().tobytes())
+        digest.update(images.images[:: max(1, len(images) // most)].cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -16,7 +16,7 @@ from bullettrain.config.settings import ConfigError
 from bullettrain.corruptions.files import LABELS
 from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.data import ImageSet, to_unit
-from bullettrain.data.sets import sample
+from bullettrain.data.sets import fingerprint, sample
 from bullettrain.evaluation import autoattack
 from bullettrain.evaluation.evaluated_model import EvaluatedModel, channels_last, ready
 from bullettrain.evaluation.fast_autoattack import VERSION, fast_rounds
@@ -31,7 +31,6 @@ from bullettrain.evaluation.survival import Round, Survival, clean_round, surviv
 from bullettrain.precision import Precision, arithmetic
 from bullettrain.progress import EvaluationBar
 from bullettrain.run_folder import environment
-from bullettrain.training.setup import fingerprint
 
 CURVE_STEPS = (1, 2, 5, 10, 20, 50, 100)
 CURVE_EPS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)

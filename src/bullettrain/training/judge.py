@@ -13,7 +13,7 @@ from bullettrain.allocation import StepBudget
 from bullettrain.config.sections import Config
 from bullettrain.cost import theoretical_speedup
 from bullettrain.data import ImageSet
-from bullettrain.data.sets import sample
+from bullettrain.data.sets import fingerprint, sample
 from bullettrain.evaluation.accuracy import clean_survival, robust_survival, view_survival
 from bullettrain.evaluation.evaluated_model import EvaluatedModel
 from bullettrain.evaluation.results import pack
@@ -22,7 +22,6 @@ from bullettrain.evaluation.survival import Survival
 from bullettrain.objectives import Objective
 from bullettrain.precision import arithmetic
 from bullettrain.training.display import Display
-from bullettrain.training.setup import fingerprint
 
 
 class Judge:

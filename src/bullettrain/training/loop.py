@@ -19,6 +19,7 @@ from bullettrain.checks import DivergedError
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import ImageSet
+from bullettrain.data.sets import fingerprint
 from bullettrain.engine.phases import Batch
 from bullettrain.models.external import is_external
 from bullettrain.objectives import AdversarialObjective, AugMix
@@ -34,7 +35,7 @@ from bullettrain.training.display import Display
 from bullettrain.training.judge import Judge, speedups
 from bullettrain.training.optim import rate
 from bullettrain.training.records import Recorder
-from bullettrain.training.setup import Shape, check_fits, fingerprint, make_loader, make_network
+from bullettrain.training.setup import Shape, check_fits, make_loader, make_network
 from bullettrain.training.starts import Starts
 from bullettrain.training.steppers import Stepper, in_half
 from bullettrain.training.tally import Counts, Tally

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,16 +55,6 @@ def make_loader(config: Config, images: ImageSet, place: Place) -> Loader:
         channels_last=training.channels_last,
         replays=training.replays,
     )
-
-
-def fingerprint(data: tuple[ImageSet, ...], *, most: int = 500) -> str:
-    """Changes with the data: sizes, shapes, classes, labels, and about ``most`` images of each set."""
-    digest = hashlib.blake2b(digest_size=16)
-    for images in data:
-        digest.update(repr((tuple(images.images.shape), images.classes)).encode())
-        digest.update(images.labels.cpu().numpy().tobytes())
-        digest.update(images.images[:: max(1, len(images) // most)].cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _part(images: ImageSet, size: int, name: str) -> ImageSet:
