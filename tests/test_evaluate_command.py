@@ -161,7 +161,7 @@ def test_a_second_ctrl_c_says_how_to_go_on_too(run, monkeypatch, again):
     words = ["evaluate", str(run), "--images", "20", *again]
     monkeypatch.setattr(sys, "argv", ["bullettrain", *words])
 
-    def interrupted(*args, watch, **kwargs):
+    def interrupted(*args, **kwargs):
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
 

@@ -11,7 +11,7 @@ from torch import nn
 import bullettrain as bt
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import load
-from bullettrain.evaluation.evaluated_model import ready
+from bullettrain.evaluation.evaluated_model import prepare
 from bullettrain.evaluation.load_model import LoadedModel, load_model, read_state, run_config
 from bullettrain.models import build
 from bullettrain.run_folder import RunError
@@ -294,5 +294,5 @@ def test_networks_that_do_not_go_with_the_data():
     }
     for message, network in wrong.items():
         with pytest.raises(ConfigError) as error:
-            ready(network, digits, device=CPU, data="digits")
+            prepare(network, digits, device=CPU, data="digits")
         assert message in str(error.value)

@@ -168,9 +168,9 @@ def evaluate(
     console.print(f"{said}: {number or len(images)} images of {name} on {place.device}", soft_wrap=True)
     with StopRequest() as stop:
         try:
-            with store.alone(), EvaluationProgress(console, stop) as watch:
+            with store.alone(), EvaluationProgress(console, stop) as progress:
                 entry, asked = evaluation.evaluate(
-                    subject, images, name, plan, device=place.device, store=store, watch=watch
+                    subject, images, name, plan, device=place.device, store=store, progress=progress
                 )
         except (StoppedError, KeyboardInterrupt):  # a second Ctrl-C ends it at once, with what was saved before
             words = [word for word in sys.argv[1:] if not (store.forgot and word == "--overwrite")]
@@ -199,7 +199,7 @@ def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defau
         defaults = threat_of(config)
     if eps is None:
         return defaults
-    radius = parse_attack(f"pgd:norm={own},eps={eps}", Defaults()).eps  # type: ignore[union-attr]
+    radius = parse_attack(f"autoattack:norm={own},eps={eps}", Defaults()).eps  # type: ignore[attr-defined]
     return defaults if radius == defaults.eps else Defaults(own, radius)
 
 

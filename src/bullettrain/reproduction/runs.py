@@ -226,11 +226,12 @@ def _evaluate(task: Task, config: Config, kept: Record | None, progress: Evaluat
     if attacks:
         cuda, parsed = device.type == "cuda", [parse_attack(attack, threat_of(config)) for attack in attacks]
         how: dict[str, Any] = {"batch_size": 1000 if cuda else 500, "compiled": config.training.compile and cuda}
-        plan = Plan(parsed, (task.precision or "float32",), corruptions=task.corruptions, size=task.images, **how)
+        plan = Plan(parsed, (task.precision or "float32",), corruptions=task.corruptions, images=task.images, **how)
         model, store = load_model(str(folder), weights=WEIGHTS, network=config.network.name), Store(folder)
         try:
             with store.alone(), progress:
-                entry, asked = evaluate(model, test, config.data.name, plan, device=device, store=store, watch=progress)
+                name = config.data.name
+                entry, asked = evaluate(model, test, name, plan, device=device, store=store, progress=progress)
         except ConfigError as error:  # of this network: it has learnt NaN, for one
             return TaskResult(task.name, problem=str(error))
         record = record_of(folder, jobs=jobs, kept=record)

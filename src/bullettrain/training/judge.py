@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,11 @@ from bullettrain.config.sections import Config
 from bullettrain.cost import theoretical_speedup
 from bullettrain.data import ImageSet
 from bullettrain.data.sets import fingerprint, sample
-from bullettrain.evaluation.accuracy import clean_survival, robust_survival, view_survival
+from bullettrain.evaluation.accuracy import clean_round, pgd_rounds, view_round
 from bullettrain.evaluation.evaluated_model import EvaluatedModel
 from bullettrain.evaluation.results import pack
-from bullettrain.evaluation.specs import threat_of
-from bullettrain.evaluation.survival import Survival
+from bullettrain.evaluation.specs import PGD, threat_of
+from bullettrain.evaluation.survival import Round, Survival, survive
 from bullettrain.objectives import Objective
 from bullettrain.precision import arithmetic
 from bullettrain.training.display import Display
@@ -40,8 +40,8 @@ class Judge:
         """The quick look while training: ten steps of eps/5, or AugMix views."""
         if self.config.method.objective == "augmix":
             return self._views(model, images, "AugMix views").share
-        step_size = self.config.method.eps / 5
-        return self._pgd(model, images, steps=10, step_size=step_size, restarts=1, what="PGD-10").share
+        eps, norm = self.config.method.eps, threat_of(self.config).norm
+        return self._pgd(model, images, PGD(10, 1, eps / 5, "ce", norm, eps), "PGD-10").share
 
     def probe(self, model: nn.Module, images: ImageSet) -> float | None:
         """The same on part of the training images, to tell whether the attack there has become too weak."""
@@ -66,7 +66,8 @@ class Judge:
     def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, Survival]:
         """What is left clean, and by the attack that the config evaluates with; AugMix: on views of its kind."""
         search = self.config.evaluation.search
-        judged = EvaluatedModel(model, half=search == "bf16").eval() if search != "float32" else model
+        dtype = torch.bfloat16 if search == "bf16" else torch.float32
+        judged = EvaluatedModel(model, dtype=dtype).eval() if search != "float32" else model
         with arithmetic(search):
             return self._final(judged, images, name)
 
@@ -75,47 +76,25 @@ class Judge:
         if self.config.method.objective == "augmix":
             views = self._views(model, images, f"{name}: AugMix views")
             return {"clean": self._clean(model, images, f"{name}: clean"), "views": views}
-        attack = f"pgd{evaluation.steps}" + (f"x{evaluation.restarts}" if evaluation.restarts > 1 else "")
-        robust = self._pgd(
-            model,
-            images,
-            steps=evaluation.steps,
-            step_size=own.step_size(evaluation.steps, own.norm, self.config.method.eps),
-            restarts=evaluation.restarts,
-            what=f"{name}: {attack}",
-        )
-        return {"clean": self._clean(model, images, f"{name}: clean"), attack: robust}
+        step = own.step_size(evaluation.steps, own.norm, self.config.method.eps)
+        attack = PGD(evaluation.steps, evaluation.restarts, step, "ce", own.norm, self.config.method.eps)
+        robust = self._pgd(model, images, attack, f"{name}: {attack.name}")
+        return {"clean": self._clean(model, images, f"{name}: clean"), attack.name: robust}
 
     def _clean(self, model: nn.Module, images: ImageSet, what: str) -> Survival:
-        with self.display.evaluating(what, len(images)) as bar:
-            return clean_survival(
-                model, images, device=self.device, batch_size=self.config.evaluation.batch_size, tick=bar
-            )
+        return self._survive([clean_round(model)], images, what)
 
     def _views(self, model: nn.Module, images: ImageSet, what: str) -> Survival:
-        with self.display.evaluating(what, len(images)) as bar:
-            return view_survival(
-                model,
-                images,
-                views=self.config.method.view_maker(),
-                device=self.device,
-                batch_size=self.config.evaluation.batch_size,
-                seed=self.config.training.seed,
-                tick=bar,
-            )
+        return self._survive([view_round(model, self.config.method.view_maker())], images, what)
 
-    def _pgd(
-        self, model: nn.Module, images: ImageSet, *, steps: int, step_size: float, restarts: int, what: str
-    ) -> Survival:
-        with self.display.evaluating(what, len(images) * (1 + restarts)) as bar:  # at most: the lost are left alone
-            return robust_survival(
-                model,
+    def _pgd(self, model: nn.Module, images: ImageSet, attack: PGD, what: str) -> Survival:
+        return self._survive([clean_round(model), *pgd_rounds(model, attack)], images, what)
+
+    def _survive(self, rounds: Sequence[Round], images: ImageSet, what: str) -> Survival:
+        with self.display.evaluating(what, len(images) * len(rounds)) as bar:  # at most: the lost are left alone
+            return survive(
+                rounds,
                 images,
-                eps=self.config.method.eps,
-                norm=self.config.method.norm,
-                steps=steps,
-                step_size=step_size,
-                restarts=restarts,
                 device=self.device,
                 batch_size=self.config.evaluation.batch_size,
                 seed=self.config.training.seed,
