@@ -113,6 +113,7 @@ def test_predict_with_weights_of_others(here):
     [
         (["run", "none.png"], "none.png is missing: give image files"),
         (["run", "run"], "run is a folder: give image files"),
+        (["run", "/dev/zero"], "/dev/zero is no regular file: give image files"),
         (["run", "run/config.yaml"], "config.yaml is not an image"),
         (["nothing", "0.png"], "'nothing' is no network"),
     ],
