@@ -11,12 +11,12 @@ from matplotlib.text import Text
 
 from bullettrain.evaluation.results import pack
 from bullettrain.reporting import figures as report
-from bullettrain.reporting.run import read_batch
 from bullettrain.reporting.svg import printed
 from bullettrain.reproduction import STUDIES, figures, tables
 from bullettrain.reproduction.records import read_records
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.scales import SHORT, SMOKE
+from bullettrain.run_folder import read_batch
 from test_reproduction_claims import PAPERS, record
 
 

@@ -25,8 +25,7 @@ from bullettrain.evaluation.specs import radius, threat_in_words
 from bullettrain.extras import extra
 from bullettrain.formatting import attack_name, method_name
 from bullettrain.loading import LoadedModel, with_shape
-from bullettrain.reporting.run import read_run
-from bullettrain.run_folder import NetworkMetadata, RunFolder, pack_weights
+from bullettrain.run_folder import NetworkMetadata, RunFolder, RunLog, pack_weights
 
 FORMATS = {"onnx": "model.onnx", "torch-export": "model.pt2", "hub": "hub"}
 """By format: the name of the file or folder, unless another is given."""
@@ -147,7 +146,7 @@ def _figures(model: LoadedModel) -> list[Figure]:
     found: dict[tuple[str, str], Figure] = {}
     if model.folder is None:
         return []
-    for known in read_run(model.folder).evaluations:
+    for known in RunLog.read(model.folder).evaluations:
         if known.weights == model.weights and math.isfinite(known.accuracy * known.examples):
             threat = "" if known.attack in ("clean", "views") else _threat(model)
             found[known.attack, threat] = Figure(known.attack, threat, known.accuracy, int(known.examples))

@@ -17,9 +17,10 @@ from bullettrain.formatting import DASH, attack_name, duration, number, percent
 from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows
 from bullettrain.reporting.figures import Plate, plate
 from bullettrain.reporting.plotting import Curve, end_labels, line, panels, percent_axis
-from bullettrain.reporting.run import Floats, Run
+from bullettrain.reporting.run import Run
 from bullettrain.reporting.summary import Grid
 from bullettrain.reporting.svg import COLOURS, drawing, inline
+from bullettrain.run_folder import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,8 +14,9 @@ import numpy as np
 from bullettrain.formatting import percent, short
 from bullettrain.mining import Category
 from bullettrain.reporting.plotting import Curve, end_labels, ink, last, line, panels, percent_axis, thin
-from bullettrain.reporting.run import SHARES, Floats, Run, ScoredBatch, Table
+from bullettrain.reporting.run import Run
 from bullettrain.reporting.svg import COLOURS, drawing, inline
+from bullettrain.run_folder import SHARES, Floats, ScoredBatch, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

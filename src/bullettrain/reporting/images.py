@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bullettrain.extras import extra
 from bullettrain.mining import Category
-from bullettrain.reporting.run import Samples
+from bullettrain.run_folder import Samples
 
 PER_CATEGORY = 8
 LARGEST = 64  # pixels a side: larger images are shrunk, to keep the page small

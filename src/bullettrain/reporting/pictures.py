@@ -12,8 +12,8 @@ import numpy as np
 
 from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.reporting.plotting import label_points, legend_above, panels_beside
-from bullettrain.reporting.run import Floats
 from bullettrain.reporting.svg import COLOURS
+from bullettrain.run_folder import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bullettrain.extras import extra
-from bullettrain.reporting.run import Floats
 from bullettrain.reporting.svg import COLOURS, HEIGHT, WIDTH
+from bullettrain.run_folder import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,8 +25,8 @@ from bullettrain.formatting import (
     too_close,
 )
 from bullettrain.reporting.paper import paper_boundary
-from bullettrain.reporting.run import SHARES, Comparison, Run
-from bullettrain.run_folder import preferred
+from bullettrain.reporting.run import Comparison, Run
+from bullettrain.run_folder import SHARES, preferred
 
 ROWS = 400  # the longest table of epochs that is written out
 NAN = math.nan

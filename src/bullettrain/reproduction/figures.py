@@ -19,12 +19,11 @@ from bullettrain.mining import Category
 from bullettrain.reporting import figures as report
 from bullettrain.reporting.pictures import SYMBOLS, Kind, PlanePoint, draw_corruptions, draw_plane
 from bullettrain.reporting.plotting import label_points, legend_above, panels_beside
-from bullettrain.reporting.run import Floats, Table, read_batch
 from bullettrain.reporting.svg import COLOURS, printed
 from bullettrain.reproduction.records import Record
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.studies import ROLES, Row, panel_rows
-from bullettrain.run_folder import RunFolder
+from bullettrain.run_folder import Floats, RunFolder, Table, read_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
