@@ -188,7 +188,7 @@ def test_a_run_counts_its_work_and_shares(both):
     assert 0 <= epoch["validation_robust"] <= 1
     # What is said of the saved weights holds of them.
     test = load_data(small(), None)[2]
-    again = view_accuracy(bt.load(folder / "bullettrain", weights="last"), test, views=ViewMaker(), device=CPU.device)
+    again = view_accuracy(bt.load(folder / "bullettrain", weights="last"), test, ViewMaker(), device=CPU.device)
     assert again == mined.accuracy["last"]["views"]
 
 

@@ -13,14 +13,15 @@ from torch import nn
 
 from bullettrain.data import load, to_unit
 from bullettrain.evaluation import autoattack
+from bullettrain.evaluation.accuracy import clean_round
 from bullettrain.evaluation.autoattack import Notes, attack_names, autoattack_rounds, installed
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.evaluated_model import EvaluatedModel
-from bullettrain.evaluation.load_model import LoadedModel, load_model
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import FILE, Store
 from bullettrain.evaluation.specs import PGD, AutoAttack, parse_attacks
-from bullettrain.evaluation.survival import Round, clean_round, survive
+from bullettrain.evaluation.survival import Round, survive
+from bullettrain.loading import LoadedModel, load_model
 from conftest import assert_same, few_queries, snapshot
 
 CPU = torch.device("cpu")
@@ -34,11 +35,16 @@ def digits():
     return load("digits", split="test").subset(torch.arange(24))
 
 
+def package_rounds(model, attack, classes=10, seed=0, notes=None):
+    names = attack_names(classes)
+    return autoattack_rounds(model, names, attack, classes=classes, seed=seed, notes=notes or Notes(), device=CPU)
+
+
 class Rounding(EvaluatedModel):
     """A network that in its own precision gets some images wrong, which its float32_logits does not."""
 
     def __init__(self, network, images, among):
-        super().__init__(network, half=False)
+        super().__init__(network)
         self.known, self.among = images.flatten(1).sum(1), among
 
     def forward(self, x):
@@ -58,7 +64,7 @@ def test_where_rounding_misleads_the_search_float32_attacks(robust_run, digits, 
     x, y = x[right], y[right]
     model = Rounding(network, x[:3] if among else x, among)
     assert (model(x).argmax(1) != y).sum() == (3 if among else 0)
-    rounds, _ = autoattack_rounds(model, attack_names(10), eps=0.9, norm="linf", classes=10, seed=4, device=CPU)
+    rounds = package_rounds(model, AutoAttack("linf", 0.9), seed=4)
     assert not rounds[0].survives(x, y, 0).any()
 
 
@@ -69,7 +75,7 @@ def test_rounds_give_what_the_package_gives_in_one_go(robust_run, digits, monkey
     subject = load_model(str(robust_run))
     network, eps = subject.network.requires_grad_(False), {"linf": 0.1, "l2": 0.6}[norm]
     before, noise = snapshot(network), torch.get_rng_state()
-    rounds, notes = autoattack_rounds(network, attack_names(10), eps=eps, norm=norm, classes=10, seed=4, device=CPU)
+    rounds = package_rounds(network, AutoAttack(norm, eps), seed=4)
     state = survive([clean_round(network), *rounds], digits, device=CPU, batch_size=10)
     assert_same(before, snapshot(network))
     assert torch.equal(noise, torch.get_rng_state())  # the package seeds the global generator; not ours
@@ -82,7 +88,6 @@ def test_rounds_give_what_the_package_gives_in_one_go(robust_run, digits, monkey
     x, y = to_unit(digits.images), digits.labels
     x_adv, _ = theirs.run_standard_evaluation(x, y, batch_size=10)
     assert torch.equal(network(x_adv).argmax(dim=1) == y, state.alive)
-    assert isinstance(notes.texts, list)
 
 
 @real
@@ -97,11 +102,11 @@ def test_channels_last_as_on_a_gpu(robust_run, digits, monkeypatch, tmp_path, no
     for last in (False, True):
         monkeypatch.setattr("bullettrain.evaluation.evaluated_model.channels_last", lambda device, last=last: last)
         monkeypatch.setattr("bullettrain.evaluation.evaluate.channels_last", lambda device, last=last: last)
-        subject = LoadedModel("colour", copy.deepcopy(colour), "colour")
+        subject = LoadedModel("colour", "colour", network=copy.deepcopy(colour))
         attacks = [PGD(3, 1, 0.02, "ce", norm, 0.05), AutoAttack(norm, 0.05)]
         folder = tmp_path / str(last)
         _, asked = evaluate(
-            subject, images, "digits", Plan(attacks), device=CPU, store=Store(folder), watch=EvaluationProgress()
+            subject, images, "digits", Plan(attacks), device=CPU, store=Store(folder), progress=EvaluationProgress()
         )
         found.append([result.accuracy for result in asked])
     assert found[0] == pytest.approx(found[1], abs=1 / 24 + 1e-9)
@@ -119,8 +124,8 @@ def test_an_undefended_network_falls_to_nothing_and_autoattack_is_no_weaker_than
         optimizer.step()
     attacks = parse_attacks(["pgd20:eps=0.3,step=0.03", "autoattack:eps=0.3", "autoattack:eps=5,norm=l2"])
     entry, (clean, pgd, linf, l2) = evaluate(
-        LoadedModel("plain", network, "plain"), digits, "digits", Plan(attacks), device=CPU, store=Store(tmp_path),
-        watch=EvaluationProgress(),
+        LoadedModel("plain", "plain", network=network), digits, "digits", Plan(attacks), device=CPU,
+        store=Store(tmp_path), progress=EvaluationProgress(),
     )  # fmt: skip
     assert clean.accuracy == 1
     assert linf.accuracy <= pgd.accuracy
@@ -136,7 +141,7 @@ def test_autoattack_goes_on_after_each_of_its_attacks(robust_run, digits, tmp_pa
     def judge(folder):
         plan = Plan([AutoAttack("linf", 0.1)], batch_size=8)
         _, asked = evaluate(
-            subject, digits, "digits", plan, device=CPU, store=Store(folder), watch=EvaluationProgress()
+            subject, digits, "digits", plan, device=CPU, store=Store(folder), progress=EvaluationProgress()
         )
         return asked[-1]
 
@@ -144,8 +149,6 @@ def test_autoattack_goes_on_after_each_of_its_attacks(robust_run, digits, tmp_pa
     made, original = [], autoattack.autoattack_rounds
 
     def stopping(*args, **kwargs):
-        rounds, notes = original(*args, **kwargs)
-
         def wrap(part):
             def survives(x, y, seed):
                 if part.name == stop and part.name not in made:
@@ -156,7 +159,7 @@ def test_autoattack_goes_on_after_each_of_its_attacks(robust_run, digits, tmp_pa
 
             return Round(part.name, survives)
 
-        return [wrap(part) for part in rounds], notes
+        return [wrap(part) for part in original(*args, **kwargs)]
 
     monkeypatch.setattr(autoattack, "autoattack_rounds", stopping)
     for stop in ("apgd-t", "fab-t", "square"):
@@ -222,7 +225,8 @@ def test_the_upstream_module_will_do(monkeypatch, digits):
 
     labels = torch.zeros(24, dtype=torch.int64)
     images = type(digits)(digits.images, labels, digits.classes)
-    rounds, notes = autoattack_rounds(Threshold(), attack_names(5), eps=0.2, norm="l2", classes=5, seed=0, device=CPU)
+    notes = Notes()
+    rounds = package_rounds(Threshold(), AutoAttack("l2", 0.2), classes=5, notes=notes)
     state = survive(rounds, images, device=CPU, batch_size=10)
     assert state.shares == [1.0, 1.0, 0.0, 0.0]
     assert (made[0].norm, made[0].verbose, made[0].apgd_targeted.n_target_classes) == ("L2", False, 4)
@@ -243,9 +247,7 @@ def test_few_classes_really_run(classes, monkeypatch):
     keep = (data.labels < classes).nonzero()[:12, 0]
     data = type(data)(data.images[keep], data.labels[keep], tuple(str(c) for c in range(classes)))
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, classes)).requires_grad_(False)
-    rounds, _ = autoattack_rounds(
-        network, attack_names(classes), eps=0.001, norm="linf", classes=classes, seed=0, device=CPU
-    )
+    rounds = package_rounds(network, AutoAttack("linf", 0.001), classes=classes)
     state = survive([clean_round(network), *rounds], data, device=CPU)
     assert state.shares[0] >= state.share
 

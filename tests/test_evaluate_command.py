@@ -161,7 +161,7 @@ def test_a_second_ctrl_c_says_how_to_go_on_too(run, monkeypatch, again):
     words = ["evaluate", str(run), "--images", "20", *again]
     monkeypatch.setattr(sys, "argv", ["bullettrain", *words])
 
-    def interrupted(*args, watch, **kwargs):
+    def interrupted(*args, **kwargs):
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
 
@@ -193,7 +193,7 @@ MISTAKES = {
         ["runs/robust", "--precision", "fp32"],
         "there are float32, tf32, bf16, both; did you mean 'float32'?",
     ),
-    "no data": (["their.pt", "--network", "wrn-10-1"], "say which images to judge it on"),
+    "no data": (["their.pt", "--network", "wrn-10-1"], "say which images to evaluate it on"),
     "data": (["runs/robust", "--data", "svhn"], "dataset 'svhn' is unknown"),
     "missing data": (["runs/robust", "--data", "cifar10", "--data-dir", "nowhere"], "bullettrain data prepare cifar10"),
     "classes": (["hundred.pt", "--network", "wrn-10-1", "--data", "digits"], "has 100 classes, but digits has 10"),
@@ -211,7 +211,7 @@ MISTAKES = {
         ["runs/robust", "--attack", "corruptions", "--corruptions", "runs", "--mce-baseline", "their.pt"],
         "cannot be read",
     ),
-    "mean": (["runs/robust", "--mean", "0.5"], "--mean was given, but a run's folder says itself"),
+    "mean": (["runs/robust", "--mean", "0.5"], "--mean was given, but the checkpoint says itself"),
     "number": (["runs/robust", "--mean", "grey"], "is no number"),
     "device": (["runs/robust", "--device", "tpu9"], "no device 'tpu9'"),
     "out": (["runs/robust", "--out", "their.pt"], "is a file; give a folder"),

@@ -453,10 +453,10 @@ def test_a_nan_inside_a_captured_step_is_noticed(tmp_path):
 def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
     """Channels last, exact float32: what survives differs by rounding alone. AutoAttack in a short form."""
     from bullettrain.evaluation.evaluate import Plan, evaluate
-    from bullettrain.evaluation.load_model import LoadedModel
     from bullettrain.evaluation.progress import EvaluationProgress
     from bullettrain.evaluation.results import Store
     from bullettrain.evaluation.specs import parse_attacks
+    from bullettrain.loading import LoadedModel
 
     digits = load("digits", split="test").subset(torch.arange(64))
     images = digits.images.expand(-1, 3, -1, -1).contiguous()
@@ -468,7 +468,7 @@ def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
         texts += ["autoattack:eps=0.002"]
     found = {}
     for device in ("cpu", "cuda"):
-        subject = LoadedModel("net", copy.deepcopy(network), "net")
+        subject = LoadedModel("net", "net", network=copy.deepcopy(network))
         _, asked = evaluate(
             subject,
             data,
@@ -476,7 +476,7 @@ def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
             Plan(parse_attacks(texts), ("float32",) if device == "cpu" else ("float32", "tf32", "bf16")),
             device=torch.device(device),
             store=Store(tmp_path / device),
-            watch=EvaluationProgress(),
+            progress=EvaluationProgress(),
         )
         found[device] = asked
     expected = {on_cpu.name: on_cpu.accuracy for on_cpu in found["cpu"]}
@@ -495,7 +495,8 @@ def test_a_compiled_network_is_judged_as_it_is(half):
     torch.manual_seed(0)
     network = build("preact-resnet-18", num_classes=10).to(CUDA, memory_format=torch.channels_last)
     network.eval().requires_grad_(False)
-    plain, compiled = EvaluatedModel(network, half=half), EvaluatedModel(network, half=half, compiled=True)
+    dtype = torch.bfloat16 if half else torch.float32
+    plain, compiled = EvaluatedModel(network, dtype=dtype), EvaluatedModel(network, dtype=dtype, compiled=True)
     close = {"rtol": 0.05, "atol": 0.02} if half else {"rtol": 1e-3, "atol": 1e-4}
     with arithmetic("bf16" if half else "float32"):
         for m in (64, 37, 8, 1):

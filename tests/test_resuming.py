@@ -224,10 +224,10 @@ def test_signals_finish_the_step_and_save(tmp_path, whole, monkeypatch, number, 
 
 
 def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(tmp_path, whole, monkeypatch):
-    from bullettrain.evaluation import rounds, survival
+    from bullettrain.evaluation import accuracy
 
     for at in (3, 14):  # in a validation, and in the final evaluation
-        calls, original = [0], survival.correct
+        calls, original = [0], accuracy.correct
 
         def correct(*args, calls=calls, original=original, at=at):
             calls[0] += 1
@@ -235,8 +235,7 @@ def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(tmp_path, whole, mo
                 signal.raise_signal(signal.SIGTERM)
             return original(*args)
 
-        monkeypatch.setattr(survival, "correct", correct)
-        monkeypatch.setattr(rounds, "correct", correct)
+        monkeypatch.setattr(accuracy, "correct", correct)
         result = runs.train(small(), tmp_path / str(at), CPU)
         assert result.signal == signal.SIGTERM
         assert calls[0] <= at + 1

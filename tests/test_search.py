@@ -8,16 +8,17 @@ import torch
 from torch import nn
 
 from bullettrain.data import load, to_unit
+from bullettrain.evaluation.accuracy import clean_round
 from bullettrain.evaluation.autoattack import Notes, attack_names
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.evaluated_model import EvaluatedModel
 from bullettrain.evaluation.fast_autoattack import SearchCopy, by_graphs, fast_rounds, make_attack
-from bullettrain.evaluation.load_model import LoadedModel, load_model
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.search import APGD, FAB, NEWTON_STEPS, Square, check_windows, eager, margins, onto_plane
 from bullettrain.evaluation.specs import parse_attacks
-from bullettrain.evaluation.survival import clean_round, survive
+from bullettrain.evaluation.survival import survive
+from bullettrain.loading import LoadedModel, load_model
 from bullettrain.models import build
 from conftest import few_queries
 from emulated import EmulatedRunner
@@ -127,10 +128,18 @@ def test_bf16_searches_and_float32_decides(network, digits, batch, monkeypatch):
     """The rounds on a frozen copy leave what the package in float32 leaves, but for an image or two."""
     theirs_class = few_queries(monkeypatch)
     eps = 0.1
-    model = EvaluatedModel(copy.deepcopy(network), half=True)
+    model = EvaluatedModel(copy.deepcopy(network), dtype=torch.bfloat16)
     told = []
     rounds = fast_rounds(
-        model, attack_names(10), eps=eps, classes=10, seed=4, images=batch[0], make=quick, tick=told.append
+        model,
+        attack_names(10),
+        eps=eps,
+        classes=10,
+        seed=4,
+        images=batch[0],
+        notes=Notes(),
+        make=quick,
+        tick=told.append,
     )
     state = survive([clean_round(model), *rounds], digits, device=CPU, batch_size=40)
     theirs = theirs_class(network, eps=eps, seed=4)
@@ -146,7 +155,7 @@ def test_bf16_searches_and_float32_decides(network, digits, batch, monkeypatch):
 def test_images_that_are_close_in_float32_are_searched_in_float32(network, batch):
     """A copy that never sees an image broken, but comes close, does not have the last word."""
     x, y = batch
-    exact = EvaluatedModel(copy.deepcopy(network), half=True)
+    exact = EvaluatedModel(copy.deepcopy(network), dtype=torch.bfloat16)
     calls = []
 
     class Blind(FAB):
@@ -160,7 +169,7 @@ def test_images_that_are_close_in_float32_are_searched_in_float32(network, batch
     def make(name, network, like, eps, runner):
         return Blind(network, like, eps, runner, iterations=20)
 
-    (only,) = fast_rounds(exact, ["fab-t"], eps=0.3, classes=2, seed=0, images=x, make=make)
+    (only,) = fast_rounds(exact, ["fab-t"], eps=0.3, classes=2, seed=0, images=x, notes=Notes(), make=make)
     alive = only.survives(x, y, 0)
     assert calls == [len(x), len(x)]
     assert not alive.all()
@@ -205,10 +214,10 @@ def test_apgd_by_the_evaluation(network, digits, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("bullettrain.evaluation.fast_autoattack.make_attack", quick)
     attacks = parse_attacks(["apgd:eps=0.1", "autoattack:eps=0.1"])
     plan = Plan(attacks, ("bf16",), batch_size=30)
-    watch = EvaluationProgress(Console(width=100))
+    progress = EvaluationProgress(Console(width=100))
     entry, (_, apgd, whole) = evaluate(
-        LoadedModel("digits", copy.deepcopy(network), "digits"), digits, "digits", plan, device=CPU,
-        store=Store(tmp_path), watch=watch,
+        LoadedModel("digits", "digits", network=copy.deepcopy(network)), digits, "digits", plan, device=CPU,
+        store=Store(tmp_path), progress=progress,
     )  # fmt: skip
     assert [name for name, _ in apgd.rounds] == ["clean", "apgd-ce", "apgd-t"]
     assert apgd.rounds == whole.rounds[:3]

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from bullettrain.config.sections import Config
     from bullettrain.processes import Place
     from bullettrain.reproduction.results import Results
+    from bullettrain.reproduction.runs import Task, TaskResult
     from bullettrain.reproduction.scales import Scale
     from bullettrain.reproduction.studies import Row, Study
-    from bullettrain.reproduction.tasks import Task, TaskResult
 
 CORRUPTIONS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
 """Folders beside a dataset where its corruptions are looked for."""
@@ -34,8 +34,12 @@ def reproduce(
         list[str] | None, typer.Argument(metavar="[NAME]...", help="What to reproduce; without any, what there is.")
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="smoke, short, medium, paper: digits in seconds, minutes or hours on a GPU, all of it.")
-    ] = "smoke",
+        str | None,
+        typer.Option(
+            help="smoke, short, medium, paper: digits in seconds, minutes or hours on a GPU, all of it. Default: "
+            "smoke. Without a name, medium and paper train the paper's own network."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of runs, records and tables. Default: runs/reproduce/SCALE.")
     ] = None,
@@ -51,7 +55,7 @@ def reproduce(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every row; again for more."),
     ] = None,
-    size: Annotated[
+    images: Annotated[
         int | None,
         typer.Option(min=0, help="Test images for attacks that training does not end with anyway; 0: all."),
     ] = None,
@@ -107,28 +111,31 @@ def reproduce(
       bullettrain reproduce fig-gamma fig-nr --scale short --jobs 3
     """
     from bullettrain.checks import instead
-    from bullettrain.commands.reproduce_terminal import forecast, show, show_list
+    from bullettrain.commands.reproduce_terminal import on_record, show, show_list, show_plan
     from bullettrain.config.settings import ConfigError
     from bullettrain.data.base import root
     from bullettrain.precision import Precision
     from bullettrain.processes import find_place
     from bullettrain.reproduction.records import read_records
     from bullettrain.reproduction.results import Results
+    from bullettrain.reproduction.runs import RECORDS, Task, merged, perform
     from bullettrain.reproduction.scales import SCALES
-    from bullettrain.reproduction.studies import STUDIES
-    from bullettrain.reproduction.tasks import RECORDS, Task, merged, perform
+    from bullettrain.reproduction.studies import LARGE, STUDIES
     from bullettrain.run_folder import environment
 
     console = terminal()
+    if not names and scale in ("medium", "paper"):
+        names = [LARGE]
     if not names:
         show_list(console)
         return
     for name in names:
         if name not in STUDIES:
             raise ConfigError(f"there is nothing called {name!r} to reproduce{instead(name, STUDIES)}")
+    scale = scale or "smoke"
     if scale not in SCALES:
         raise ConfigError(f"--scale is {scale!r}{instead(scale, SCALES)}")
-    studies, size_of = [STUDIES[name] for name in dict.fromkeys(names)], SCALES[scale]
+    studies, at = [STUDIES[name] for name in dict.fromkeys(names)], SCALES[scale]
     patterns = [part for text in rows or [] for part in text.split(",") if part]
     if rows and not patterns:
         raise ConfigError("--rows names no row; leave it away for all of them")
@@ -143,41 +150,37 @@ def reproduce(
     changed = tuple(settings or ())
     if precision is not None and precision not in typing.get_args(Precision):
         raise ConfigError(f"--precision is {precision!r}{instead(precision, typing.get_args(Precision))}")
-    if train_only and only_tables:
-        raise ConfigError("--train-only trains and --tables does not; give one of them")
-    if timing and (train_only or only_tables or dry_run):
-        raise ConfigError("--timing goes without --train-only, --tables and --dry-run")
+    modes = {"--train-only": train_only, "--tables": only_tables, "--timing": timing, "--dry-run": dry_run}
+    if sum(modes.values()) > 1:
+        given = " and ".join(mode for mode, wanted in modes.items() if wanted)
+        raise ConfigError(f"{given} do not go together; give one of them")
 
     evaluated = not (train_only or only_tables)
 
     def task(study: Study, row: Row, seed: int) -> Task:
-        config = _config(row, size_of, changed, seed, place)
+        config = _config(row, at, changed, seed, place)
+        usual = at.images if row.images is None or not at.like_paper else row.images
+        attacks = (at.attacks.get(attack, attack) for attack in (*study.attacks, *row.attacks))
         return Task(
             config,
             out,
-            attacks=tuple(size_of.attacks.get(attack, attack) for attack in study.attacks) if evaluated else (),
+            attacks=tuple(attacks) if evaluated else (),
             ranks=study.ranks and not row.plain and evaluated,
-            size=size_of.size if size is None else size,
+            images=usual if images is None else images,
             precision=cast(Precision | None, precision),
             corruptions=root(data_dir) / CORRUPTIONS[config.data.name] if config.data.name in CORRUPTIONS else None,
             data_dir=data_dir,
             device=device,
-            report=size_of.like_paper,
+            report=at.like_paper,
             label=row.name if seed == 0 else f"{row.name}, seed {seed}",
         )
 
-    tasks = merged(
-        [
-            task(study, row, seed)
-            for seed in range(seeds)
-            for study in studies
-            for row in study.chosen(size_of, patterns)
-        ]
-    )
+    chosen = [(study, row) for study in studies for row in study.chosen(at, patterns)]
+    tasks = merged([task(study, row, seed) for seed in range(seeds) for study, row in chosen])
     records = read_records(out / RECORDS)  # one that is damaged is better found now than after all is trained
     if dry_run:
         title = f"{', '.join(study.name for study in studies)}, scale {scale}"
-        forecast(console, title, tasks, records, environment(place.device)["device"], jobs)
+        show_plan(console, title, tasks, on_record(at) | records, environment(place.device)["device"], jobs)
         return
     written: list[Path] = []
     with logged(console):
@@ -194,7 +197,7 @@ def reproduce(
             for study in studies:
                 if study is not studies[0]:
                     console.print()
-                results = Results(study, size_of, records, settings=changed)
+                results = Results(study, at, records, settings=changed)
                 written += _write(results, out)
                 show(console, results)
         except KeyboardInterrupt:  # a second Ctrl-C ends it at once, with what was saved before
@@ -229,15 +232,11 @@ def _config(row: Row, scale: Scale, settings: tuple[str, ...], seed: int, place:
 
 def _make_folders(out: Path) -> None:
     """Before anything is trained: what comes of it can be written."""
-    from bullettrain.data.base import unwritable
-    from bullettrain.reproduction.tasks import RECORDS, RUNS
+    from bullettrain.reproduction.runs import RECORDS, RUNS
     from bullettrain.run_folder import try_folder
 
-    try:
-        for folder in (out, out / RECORDS, out / RUNS):
-            try_folder(folder)
-    except OSError as error:
-        raise unwritable(error, out, " with --out") from None
+    for folder in (out, out / RECORDS, out / RUNS):
+        try_folder(folder)
 
 
 def _check(tasks: list[Task]) -> None:
@@ -258,8 +257,7 @@ def _check(tasks: list[Task]) -> None:
 
 def _run(console: Console, tasks: list[Task], jobs: int) -> list[TaskResult]:
     """All runs that are not done."""
-    from bullettrain.reproduction.jobs import run_all
-    from bullettrain.reproduction.tasks import DONE, ON_RECORD, RECORDS, attack_name
+    from bullettrain.reproduction.runs import DONE, ON_RECORD, RECORDS, attack_name, run_all
 
     states = [task.state() for task in tasks]
     left = [task for task, state in zip(tasks, states, strict=True) if state not in (DONE, ON_RECORD)]
@@ -282,8 +280,7 @@ def _run(console: Console, tasks: list[Task], jobs: int) -> list[TaskResult]:
 def _time(tasks: list[Task], device: str | None, data_dir: Path | None) -> list[TaskResult]:
     """The timing of all runs that are finished, into their records."""
     from bullettrain.processes import find_place
-    from bullettrain.reproduction.jobs import is_timed, time_run
-    from bullettrain.reproduction.tasks import RECORDS
+    from bullettrain.reproduction.runs import RECORDS, is_timed, time_run
 
     finished = [record for task in tasks if (record := task.record()) is not None and record.finished]
     left = [record for record in finished if not is_timed(record, find_place(device).device)]
@@ -297,12 +294,11 @@ def _write(results: Results, out: Path) -> list[Path]:
     from bullettrain.reproduction import figures, tables
     from bullettrain.run_folder import RunFolder
 
-    name = results.study.name
     pictures = figures.write(results, out)
-    page = tables.html(results, [(caption, address) for _, caption, address in pictures])
-    RunFolder(out).write(f"{name}.html", page.encode())
-    RunFolder(out).write(
-        f"{name}.md",
-        tables.markdown(results, [(f"{picture}.png", caption) for picture, caption, _ in pictures]).encode(),
-    )
-    return [out / f"{name}.md", out / f"{name}.html", *(out / f"{picture}.png" for picture, _, _ in pictures)]
+    pages = {
+        f"{results.study.name}.md": tables.markdown(results, [(f"{name}.png", text) for name, text, _ in pictures]),
+        f"{results.study.name}.html": tables.html(results, [(text, address) for _, text, address in pictures]),
+    }
+    for name, page in pages.items():
+        RunFolder(out).write(name, page.encode())
+    return [out / name for name in (*pages, *(f"{name}.png" for name, _, _ in pictures))]

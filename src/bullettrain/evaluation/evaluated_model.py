@@ -1,4 +1,4 @@
-"""The network as it is judged: on its device, in the precision that is asked for, weights held."""
+"""The network as it is evaluated: on its device, in the precision that is asked for, weights held."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ from bullettrain.precision import arithmetic, wide
 class EvaluatedModel(nn.Module):
     """Logits (m, K) in float32 of images (m, C, H, W), whatever precision they are computed in.
 
-    Attacks look for images in that precision; what an image is taken for is said by :func:`float32_logits`, in float32.
+    Attacks search in that precision; what an image is classified as is decided by :func:`float32_logits`.
 
     Gradients go to the images alone. However they are asked for, there are two programs to compile, with a gradient
     and without, each for every m.
+
+    Args:
+        network: in eval mode.
+        dtype: float32, or bfloat16 by autocast, as in training.
+        compiled: whether to compile the network.
     """
 
-    def __init__(self, network: nn.Module, *, half: bool, compiled: bool = False) -> None:
+    def __init__(self, network: nn.Module, *, dtype: torch.dtype = torch.float32, compiled: bool = False) -> None:
         super().__init__()
         self.network: nn.Module = torch.compile(network) if compiled else network  # type: ignore[assignment]
-        self.in_half, self.is_compiled = half, compiled
+        self.dtype, self.is_compiled = dtype, compiled
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of ``x``; half precision is autocast, as in training."""
+        """Logits of ``x``."""
         if channels_last(x.device) and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         network = self.network
@@ -39,25 +44,34 @@ class EvaluatedModel(nn.Module):
             network = uncompiled(network)
         elif self.is_compiled:
             torch._dynamo.maybe_mark_dynamic(x, 0)
-        wanted = torch.is_grad_enabled() and x.requires_grad
-        with torch.set_grad_enabled(wanted), torch.autocast(x.device.type, torch.bfloat16, enabled=self.in_half):
+        wanted, half = torch.is_grad_enabled() and x.requires_grad, self.dtype != torch.float32
+        with torch.set_grad_enabled(wanted), torch.autocast(x.device.type, torch.bfloat16, enabled=half):
             logits: Tensor = network(x)
         return wide(logits) if torch.is_tensor(logits) else logits
 
     @property
     def exact(self) -> nn.Module:
-        """The same network, not compiled and not in half precision: within ``arithmetic("float32")`` it judges."""
-        return EvaluatedModel(uncompiled(self.network), half=False)
+        """The same network, not compiled and not in half precision."""
+        return EvaluatedModel(uncompiled(self.network))
 
 
 def float32_logits(model: nn.Module, x: Tensor) -> Tensor:
     """Logits (m, K) of x (m, C, H, W) in eval mode, that decide what x is classified as: in real float32."""
-    judge, exactly = (
-        (model.exact, arithmetic("float32")) if isinstance(model, EvaluatedModel) else (model, nullcontext())
-    )
-    with frozen(judge), torch.no_grad(), exactly:
-        logits: Tensor = judge(x)
+    exactly = arithmetic("float32") if isinstance(model, EvaluatedModel) else nullcontext()
+    model = model.exact if isinstance(model, EvaluatedModel) else model
+    with frozen(model), torch.no_grad(), exactly:
+        logits: Tensor = model(x)
     return logits
+
+
+def is_right(logits: Tensor, y: Tensor) -> Tensor:
+    """(m,) bool: whether logits (m, K) say y (m,)."""
+    return (logits.argmax(dim=1) == y) & logits.isfinite().all(dim=1)  # argmax takes NaN for the largest
+
+
+def correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """(m,) bool: which of x (m, C, H, W) the network, in eval mode, classifies as y (m,); NaN is no answer."""
+    return is_right(float32_logits(model, x), y)
 
 
 def channels_last(device: torch.device) -> bool:
@@ -65,23 +79,16 @@ def channels_last(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def ready(network: nn.Module, images: ImageSet, *, device: torch.device, data: str) -> nn.Module:
-    """``network`` on its device, tried on two images: ConfigError where it does not go with the dataset."""
+def prepare(network: nn.Module, images: ImageSet, *, device: torch.device, data: str) -> nn.Module:
+    """``network`` on its device, in eval mode, without gradients for its weights, tried on two of ``images``.
+
+    Raises:
+        ConfigError: it does not go with the dataset, which is called ``data``.
+    """
     network = network.to(device).eval().requires_grad_(False)
     if channels_last(device):
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x = to_unit(images.images[:2].to(device), channels_last=channels_last(device))
-    shape = "×".join(str(side) for side in x.shape[1:])
-    try:
-        with frozen(network), torch.no_grad():
-            logits = network(x)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        line = first_line(error)
-        raise ConfigError(f"the network does not take the images of {data}, {shape}: {line}") from None
-    try:
-        check_logits_shape(logits, len(x))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from None
+    logits = try_network(network, images, device=device, data=data)
     if logits.shape[1] != len(images.classes):
         raise ConfigError(
             f"the network has {logits.shape[1]} classes, but {data} has {len(images.classes)}; "
@@ -90,3 +97,21 @@ def ready(network: nn.Module, images: ImageSet, *, device: torch.device, data: s
     if not torch.isfinite(logits).all():
         raise ConfigError("the network returns NaN or infinite logits; look at its weights")
     return network
+
+
+def try_network(network: nn.Module, images: ImageSet, *, device: torch.device, data: str) -> Tensor:
+    """Logits (2, K) of two of ``images``; ConfigError where the network does not take them."""
+    x = to_unit(images.images[:2].to(device), channels_last=channels_last(device))
+    try:
+        with frozen(network), torch.no_grad():
+            logits: Tensor = network(x)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shape = "×".join(str(side) for side in x.shape[1:])
+        raise ConfigError(f"the network does not take the images of {data}, {shape}: {first_line(error)}") from None
+    try:
+        check_logits_shape(logits, len(x))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from None
+    return logits

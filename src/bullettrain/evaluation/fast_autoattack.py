@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from bullettrain.attacks.state import dynamic, frozen, uncompiled
 from bullettrain.engine.cuda_graphs import CudaGraphRunner
 from bullettrain.engine.frozen_copy import FrozenCopy
-from bullettrain.evaluation.autoattack import PASSES, TARGETS
-from bullettrain.evaluation.evaluated_model import EvaluatedModel, float32_logits
+from bullettrain.evaluation.autoattack import PASSES, TARGETS, Notes
+from bullettrain.evaluation.evaluated_model import EvaluatedModel, float32_logits, is_right
 from bullettrain.evaluation.search import APGD, FAB, Attack, MakeRunner, Runner, Square, Tick, eager, margins
-from bullettrain.evaluation.survival import Round, is_right
+from bullettrain.evaluation.survival import Round
 from bullettrain.precision import arithmetic
 
 VERSION = "bf16 search 1"
@@ -120,7 +120,7 @@ def fast_rounds(
     classes: int,
     seed: int,
     images: Tensor,
-    warn: Callable[[str], None] = print,
+    notes: Notes,
     tick: Callable[[int], None] | None = None,
     make: Callable[..., Attack] | None = None,
 ) -> list[Round]:
@@ -136,13 +136,13 @@ def fast_rounds(
         classes: K.
         seed: of all noise; every batch draws from it, as in AutoAttack's published use.
         images: two or more, to try the copy on.
-        warn: told in one line what makes a result doubtful.
+        notes: told in one line what makes a result doubtful.
         tick: told how many passes of the batch under way are done.
         make: makes attacks; None: those of the standard version.
     """
     copy = SearchCopy(model.network, images[:2])
     network: nn.Module = torch.compile(copy) if model.is_compiled and images.is_cuda else copy  # type: ignore[assignment]
-    search = Searcher(lambda x: network(dynamic(x)), eps, _captured(warn) if images.is_cuda else eager, make)
+    search = Searcher(lambda x: network(dynamic(x)), eps, _captured(notes.warning) if images.is_cuda else eager, make)
     exactly = Searcher(model.exact, eps, eager, make)
     checked = False
 
@@ -152,7 +152,7 @@ def fast_rounds(
         logits = float32_logits(model, x)
         if not checked:
             for text in _checks(model, x, logits):
-                warn(text)
+                notes.warning(text)
         checked = True
         alive, order = is_right(logits, y), logits.argsort(dim=1)
         jobs = range(2, min(TARGETS, classes - 1) + 2) if name in ("apgd-t", "fab-t") else [1]

@@ -14,9 +14,9 @@ from bullettrain.evaluation.comparison import Measured
 from bullettrain.formatting import CHANCE
 from bullettrain.formatting import attack_name as attack_title
 from bullettrain.reproduction.records import Record, run_name
+from bullettrain.reproduction.runs import attack_name
 from bullettrain.reproduction.scales import Scale
-from bullettrain.reproduction.studies import RATIOS, SHARES, Check, Row, Study
-from bullettrain.reproduction.tasks import attack_name
+from bullettrain.reproduction.studies import LARGE, RATIOS, SHARES, Check, Row, Study
 
 RANKS = ("rank", "rank_correct")
 ALLOWED = {**dict.fromkeys(SHARES, 1.0), **dict.fromkeys(RANKS, 0.02)}
@@ -157,7 +157,10 @@ class Results:
     def status(self, row: Row) -> str:
         """What is to be said of a row beside its figures: that there are none, or that it collapsed."""
         runs = self.runs[row.name]
-        said = (warning.partition(":")[0].partition(";")[0] for run in runs for warning in run.warnings)
+        said = [warning.partition(":")[0].partition(";")[0] for run in runs for warning in run.warnings]
+        for run in runs if self.study.name == LARGE else ():
+            shown = [f"{attack_title(name)} {100 * figure['accuracy']:.2f}" for name, figure in run.averaged.items()]
+            said += [f"averaged weights: {', '.join(shown)}"] if shown else []
         return "; ".join(dict.fromkeys(said)) if runs else NOT_RUN
 
     def notes(self) -> list[str]:

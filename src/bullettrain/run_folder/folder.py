@@ -76,8 +76,7 @@ class RunFolder:
         """Lay out a new run."""
         with extra("a run's folder"):
             import yaml
-        with self._writing("the run's folder"):
-            self.path.mkdir(parents=True, exist_ok=True)
+        self.make()
         values = {"format": FORMAT, **config.to_dict(), "environment": dict(environment)}
         self.write(CONFIG, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
 
@@ -227,7 +226,31 @@ class RunFolder:
                 "made, or train anew with another --out"
             ) from None
 
-    # ---------------------------------------------------------------------------------------------- helpers
+    # ---------------------------------------------------------------------------------------- other files
+
+    def make(self) -> None:
+        """Make the folder, where it is not there."""
+        with self._writing("the folder"):
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    def read_json(self, name: str) -> Any:
+        """What a JSON file of the run holds; None where it is not there.
+
+        Raises:
+            RunError: it is there and cannot be read, or is no JSON.
+        """
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{self.path / name} cannot be read: {first_line(error)}") from None
+
+    def write_json(self, name: str, values: Mapping[str, Any]) -> None:
+        """A JSON file of the run, whole or not at all; the folder is made if need be."""
+        self.make()
+        text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
+        self.write(name, f"{text}\n".encode())
 
     def write(self, name: str, content: bytes | Callable[[BufferedRandom], None]) -> None:
         """A file of the run, whole or not at all: its bytes, or a function that writes them."""

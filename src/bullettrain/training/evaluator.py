@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,11 @@ from torch import nn
 from bullettrain.config import Config
 from bullettrain.data import ImageSet
 from bullettrain.data.sets import fingerprint, sample
-from bullettrain.evaluation.accuracy import clean_survival, robust_survival, view_survival
+from bullettrain.evaluation.accuracy import clean_round, pgd_rounds, view_round
 from bullettrain.evaluation.evaluated_model import EvaluatedModel
 from bullettrain.evaluation.results import pack
-from bullettrain.evaluation.specs import threat_of
-from bullettrain.evaluation.survival import Survival
+from bullettrain.evaluation.specs import PGD, threat_of
+from bullettrain.evaluation.survival import Round, Survival, survive
 from bullettrain.precision import arithmetic
 from bullettrain.progress import EvaluationBar
 
@@ -59,53 +59,39 @@ class Evaluator:
     def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, Survival]:
         """What is left clean, and by the attack that the config evaluates with; AugMix: on views of its kind."""
         evaluation, own = self.config.evaluation, threat_of(self.config)
-        search = evaluation.search
-        model = EvaluatedModel(model, half=search == "bf16").eval() if search != "float32" else model
-        with arithmetic(search):
+        if evaluation.search != "float32":
+            dtype = torch.bfloat16 if evaluation.search == "bf16" else torch.float32
+            model = EvaluatedModel(model, dtype=dtype).eval()
+        with arithmetic(evaluation.search):
             if self.makes_views:
                 attack, left = "views", self._views(model, images, f"{name}: AugMix views")
             else:
-                steps, restarts = evaluation.steps, evaluation.restarts
-                attack = f"pgd{steps}" + (f"x{restarts}" if restarts > 1 else "")
-                step_size = own.step_size(steps, own.norm, self.config.method.eps)
-                left = self._pgd(model, images, steps, step_size, f"{name}: {attack}", restarts)
+                step = own.step_size(evaluation.steps, own.norm, self.config.method.eps)
+                pgd = PGD(evaluation.steps, evaluation.restarts, step, "ce", own.norm, self.config.method.eps)
+                attack, left = pgd.name, self._pgd(model, images, pgd, f"{name}: {pgd.name}")
             return {"clean": self._clean(model, images, f"{name}: clean"), attack: left}
 
     def _quick(self, model: nn.Module, images: ImageSet) -> float:
         """The quick look while training: ten steps of eps/5, or AugMix views."""
         if self.makes_views:
             return self._views(model, images, "AugMix views").share
-        return self._pgd(model, images, 10, self.config.method.eps / 5, "PGD-10").share
+        eps, norm = self.config.method.eps, threat_of(self.config).norm
+        return self._pgd(model, images, PGD(10, 1, eps / 5, "ce", norm, eps), "PGD-10").share
 
     def _clean(self, model: nn.Module, images: ImageSet, what: str) -> Survival:
-        batch_size = self.config.evaluation.batch_size
-        with self.bar(what, len(images)) as bar:
-            return clean_survival(model, images, device=self.device, batch_size=batch_size, tick=bar)
+        return self._survive([clean_round(model)], images, what)
 
     def _views(self, model: nn.Module, images: ImageSet, what: str) -> Survival:
-        with self.bar(what, len(images)) as bar:
-            return view_survival(
-                model,
-                images,
-                views=self.config.method.view_maker(),
-                device=self.device,
-                batch_size=self.config.evaluation.batch_size,
-                seed=self.config.training.seed,
-                tick=bar,
-            )
+        return self._survive([view_round(model, self.config.method.view_maker())], images, what)
 
-    def _pgd(
-        self, model: nn.Module, images: ImageSet, steps: int, step_size: float, what: str, restarts: int = 1
-    ) -> Survival:
-        with self.bar(what, len(images) * (1 + restarts)) as bar:  # at most: the lost are left alone
-            return robust_survival(
-                model,
+    def _pgd(self, model: nn.Module, images: ImageSet, attack: PGD, what: str) -> Survival:
+        return self._survive([clean_round(model), *pgd_rounds(model, attack)], images, what)
+
+    def _survive(self, rounds: Sequence[Round], images: ImageSet, what: str) -> Survival:
+        with self.bar(what, len(images) * len(rounds)) as bar:  # at most: the lost are left alone
+            return survive(
+                rounds,
                 images,
-                eps=self.config.method.eps,
-                norm=self.config.method.norm,
-                steps=steps,
-                step_size=step_size,
-                restarts=restarts,
                 device=self.device,
                 batch_size=self.config.evaluation.batch_size,
                 seed=self.config.training.seed,
