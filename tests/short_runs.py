@@ -10,7 +10,7 @@ import torch
 from bullettrain.config import Config, recipe
 from bullettrain.processes import Place
 from bullettrain.run_folder import RunFolder
-from bullettrain.training.steppers import Stepper
+from bullettrain.training.steps import Stepper
 
 CPU = Place(torch.device("cpu"))
 

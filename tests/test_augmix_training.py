@@ -23,9 +23,9 @@ from bullettrain.data import load
 from bullettrain.evaluation import view_accuracy
 from bullettrain.run_folder import RunFolder
 from bullettrain.training import run as runs
-from bullettrain.training.loop import Trainer
 from bullettrain.training.setup import load_data
-from bullettrain.training.steppers import Stepper
+from bullettrain.training.steps import Stepper
+from bullettrain.training.trainer import Trainer
 from conftest import norm_net
 from short_runs import CPU, kinds, weights_of
 

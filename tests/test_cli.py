@@ -20,7 +20,7 @@ from bullettrain.commands import app
 from bullettrain.config import recipe
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.training import run as run_module
-from bullettrain.training.loop import Trainer
+from bullettrain.training.trainer import Trainer
 
 SMALL = ["--set", "epochs=2", "--set", "data.train_size=200", "--set", "data.validation=40", "--set", "probe=20"]
 
@@ -285,7 +285,7 @@ def test_sigint_prints_the_command_that_goes_on(tmp_path):
 @pytest.mark.parametrize("at", ["in a step", "in the report"])
 def test_a_second_ctrl_c_prints_the_command_that_goes_on(invoke, tmp_path, monkeypatch, at):
     monkeypatch.chdir(tmp_path)
-    take, write = Trainer._take, run_module.write_report
+    take, write = Trainer.take, run_module.write_report
 
     def interrupted(trainer, unit):
         out = take(trainer, unit)
@@ -301,7 +301,7 @@ def test_a_second_ctrl_c_prints_the_command_that_goes_on(invoke, tmp_path, monke
 
     words = ["train", *TINY, "--set", "epochs=2", "--out", "run"]
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_take", interrupted)
+        patched.setattr(Trainer, "take", interrupted)
         if at == "in the report":
             patched.setattr(run_module, "write_report", interrupted_report)
         stopped = invoke(*words)
@@ -321,7 +321,7 @@ def test_ctrl_c_that_ends_a_compiler_too_is_no_error(invoke, tmp_path, monkeypat
         raise RuntimeError("CppCompileError: C++ compile error")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Trainer, "_take", broken)
+    monkeypatch.setattr(Trainer, "take", broken)
     done = invoke("train", *TINY, "--out", "run")
     assert ("interrupted; go on with:" in done.output) == interrupts
     assert (done.exit_code == 130) == interrupts
@@ -331,7 +331,7 @@ def test_ctrl_c_that_ends_a_compiler_too_is_no_error(invoke, tmp_path, monkeypat
 BEFORE = {
     "device": (sys.modules["bullettrain.processes"], "find_place"),
     "data": (run_module, "load_data"),
-    "network": (sys.modules["bullettrain.training.loop"], "make_network"),
+    "network": (sys.modules["bullettrain.training.trainer"], "make_network"),
 }
 
 
@@ -405,7 +405,7 @@ def test_the_printed_command_goes_on_with_a_file(invoke, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     Path(file).write_text(invoke("train", *TINY, "--show").output.replace("recipe: digits", "recipe: mine"))
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(Trainer, "take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         if file == "gone.yaml":
             patched.setattr(run_module, "check_folder", lambda *_, **__: Path(file).unlink() or False)
         stopped = invoke("train", file, "--seed", 3)

@@ -20,10 +20,10 @@ from bullettrain.models import WideResNet, build
 from bullettrain.processes import Place
 from bullettrain.run_folder import read_weights
 from bullettrain.training import run as runs
-from bullettrain.training.average import MovingAverage
 from bullettrain.training.collapse import CollapseError
-from bullettrain.training.steppers import Stepper
-from bullettrain.training.tally import Tally
+from bullettrain.training.metrics import StepMetrics
+from bullettrain.training.optimizer import MovingAverage
+from bullettrain.training.steps import Stepper
 from conftest import batch, few_queries, no_waiting
 from grouped import Trained
 from short_runs import interrupt_at_the_third_group
@@ -267,8 +267,8 @@ def test_a_baselines_captured_step_is_the_plain_one(name, compile):
     said, both = [], []
     for whole in (False, True):
         own = copy.deepcopy(net)
-        mine = config.with_settings(["precision=float32", f"engine={'graphs' if whole else 'plain'}"])
-        parts = config.method.engine(), own, MovingAverage(own, 0.9), Tally(CUDA), mine, Place(CUDA)
+        mine = config.with_settings(["precision=float32", f"engine={'graphs' if whole else 'eager'}"])
+        parts = config.method.build(), own, MovingAverage(own, 0.9), StepMetrics(CUDA), mine, Place(CUDA)
         both.append(Stepper(*parts, say=said.append))
     for step in range(12):
         x, y, start = (t.double() if t.is_floating_point() else t for t in on_gpu(9 if step % 4 == 3 else 24, step % 5))
@@ -428,7 +428,9 @@ def test_mining_does_not_wait_for_the_device():
 
 def small(*settings):
     cuts = ("epochs=2", "data.train_size=400", "data.validation=60", "training.batch_size=50", "log_every=2")
-    return recipe("digits").with_settings([*cuts, "probe=20", "threads=0", "attack_group=2", "bucket=4", *settings])
+    return recipe("digits").with_settings(
+        [*cuts, "probe=20", "threads=0", "attack_group=2", "size_multiple=4", *settings]
+    )
 
 
 def test_a_run_on_the_gpu_resumes_in_the_middle_of_an_epoch(tmp_path, monkeypatch):

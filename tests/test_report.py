@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from bullettrain.commands import app
 from bullettrain.formatting import duration, number, percent, points, setting, times
-from bullettrain.reporting import read_run, write_report
+from bullettrain.reporting import Run, write_report
 from bullettrain.reporting import run as run_module
 from bullettrain.reporting.plotting import POINTS, thin
 from bullettrain.run_folder import RunError
@@ -300,7 +300,7 @@ def test_resumed_run(tmp_path):
     make_run(tmp_path, epochs=2, samples=False)
     again = [{"kind": "step", "step": 400, "epoch": 1.03, "loss": 9.0}]
     write_log(tmp_path, [*read_log(tmp_path), *again])
-    run = read_run(tmp_path)
+    run = Run.read(tmp_path)
     assert run.ended is None, "it went on after that end"
     assert run.steps["step"][-2:].tolist() == [390, 400], "what was logged beyond the checkpoint is gone"
     assert (np.diff(run.steps["step"]) > 0).all()

@@ -135,7 +135,7 @@ def test_a_name_is_printed_as_it_is(tmp_path):
 
 def test_a_record_that_lacks_a_figure_is_judged_not_trained_again(tmp_path, monkeypatch):
     invoke("table-trades", "--rows", "trades", "--out", tmp_path, *FAST)
-    monkeypatch.setattr("bullettrain.training.loop.Trainer.run", lambda self: pytest.fail("trained again"))
+    monkeypatch.setattr("bullettrain.training.trainer.Trainer.run", lambda self: pytest.fail("trained again"))
     text = invoke("strong-attacks", "--rows", "trades", "--out", tmp_path, *FAST)
     assert "1 run: 1 to train or evaluate" in text
     (record,) = read_records(tmp_path / "records").values()
@@ -170,7 +170,7 @@ def test_training_and_judging_apart(tmp_path, monkeypatch):
     assert figures["pgd10x2-margin"]["precision"] == "bf16"
     assert "TRADES λ=1/6 + BT, N_R=2: PGD-10×2 margin searched in bf16." in (tmp_path / "table-trades.md").read_text()
 
-    monkeypatch.setattr("bullettrain.training.loop.Trainer.run", lambda self: pytest.fail("trained again"))
+    monkeypatch.setattr("bullettrain.training.trainer.Trainer.run", lambda self: pytest.fail("trained again"))
     assert "1 to train or evaluate, 1 from before" in invoke(*options, "--precision", "bf16")
     for record in read_records(tmp_path / "records").values():
         assert record.figures["pgd10x2-margin"]["precision"] == "bf16"
@@ -197,7 +197,7 @@ def test_a_record_without_its_run_is_never_trained_over(tmp_path, monkeypatch):
     invoke(*options)
     shutil.rmtree(tmp_path / "runs")
     ((_, before),) = read_records(tmp_path / "records").items()
-    monkeypatch.setattr("bullettrain.training.loop.Trainer.run", lambda self: pytest.fail("trained again"))
+    monkeypatch.setattr("bullettrain.training.trainer.Trainer.run", lambda self: pytest.fail("trained again"))
     assert "0 to train or evaluate, 1 from before" in invoke(*options)
     more = ("strong-attacks", *options[1:])
     assert re.search(r"trades +on record *\n", invoke(*more, "--dry-run"))
@@ -392,7 +392,7 @@ def test_a_damaged_record_is_named(tmp_path, monkeypatch):
 
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "x.json").write_text(json.dumps({"format": 99}))
-    monkeypatch.setattr("bullettrain.training.loop.Trainer.run", lambda self: pytest.fail("trained first"))
+    monkeypatch.setattr("bullettrain.training.trainer.Trainer.run", lambda self: pytest.fail("trained first"))
     with pytest.raises(RunError, match=r"x\.json is no record that this version can read \(format 99\)"):
         invoke("table-trades", "--rows", "trades", "--out", tmp_path, *FAST)
 

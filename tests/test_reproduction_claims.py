@@ -34,7 +34,7 @@ def record(row, scale=SHORT, *, seed=0, jobs=1, seconds=100.0, shares=None, devi
     steps = sum(shares[name] * getattr(budget, name) for name in shares)
     uniform = budget.uniform_steps is not None
     touched = 1.0 if uniform else sum(shares[name] for name in shares if getattr(budget, name))
-    cost = method.make_objective().cost
+    cost = method.build_objective().cost
     work = float(cost.work(steps=budget.boundary if uniform else steps, touched=touched, selects=not uniform).total)
     figures = {name: {"accuracy": value / 100, "examples": 10000} for name, value in accuracy.items()}
     assert method.budget()
@@ -96,7 +96,7 @@ def test_rows_have_names_of_their_own_and_claims_speak_of_rows(scale):
 
 def test_identity_is_what_is_learnt():
     config = ROWS["bt-nr2"].config(SHORT)
-    same = ["seed=3", "training.compile=true", "threads=2", "engine=plain", "log_every=7"]
+    same = ["seed=3", "training.compile=true", "threads=2", "engine=eager", "log_every=7"]
     same += ["evaluation.search=bf16", "evaluation.batch_size=2000"]
     assert config.with_settings(same).identity() == config.identity()
     for other in ("gamma=0.7", "attack_group=4", "epochs=29", "evaluation.steps=10", "score=margin"):
@@ -384,7 +384,7 @@ def test_seconds_are_compared_where_only_the_method_differs():
 
     assert wall().mean == pytest.approx(2)
     assert wall(seed=0, log_every=7).mean == pytest.approx(2)
-    assert wall(compile=True) is wall(engine="plain") is None
+    assert wall(compile=True) is wall(engine="eager") is None
 
 
 def test_seconds_that_were_timed_apart_are_compared_with_such_alone():

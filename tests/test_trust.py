@@ -141,10 +141,10 @@ def test_the_users_network_is_taken_instead_of_what_the_file_names(evil):
 
 
 def test_the_printed_resume_command_names_the_function(evil, monkeypatch):
-    from bullettrain.training.loop import Trainer
+    from bullettrain.training.trainer import Trainer
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(Trainer, "take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         said = invoke("train", *TINY, "--set", "network.name=evil:make", "--out", "mine", code=130)
     command = said.splitlines()[-1].split()
     assert "network.name=evil:make" in command
@@ -153,11 +153,11 @@ def test_the_printed_resume_command_names_the_function(evil, monkeypatch):
 
 @pytest.mark.parametrize("how", [["--trust"], ["--network", "evil:make"], ["--set", "network.name=evil:make"]])
 def test_the_command_that_goes_on_with_a_file_names_the_function(evil, monkeypatch, how):
-    from bullettrain.training.loop import Trainer
+    from bullettrain.training.trainer import Trainer
 
     Path("own.yaml").write_text("network: {name: 'evil:make'}\noptimizer: {lr: 0.01}\n")
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(Trainer, "take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         said = invoke("train", "own.yaml", *TINY, "--out", "mine", *how, code=130)
     command = said.splitlines()[-1].split()
     assert command[:5] == ["bullettrain", "train", "own.yaml", "--network", "evil:make"]

@@ -27,8 +27,7 @@ from bullettrain.evaluation.results import Result, Store
 from bullettrain.evaluation.specs import radius, threat_in_words
 from bullettrain.extras import extra
 from bullettrain.formatting import attack_name, method_name
-from bullettrain.reporting.run import read_run
-from bullettrain.run_folder import NetworkMetadata, RunFolder, pack_weights
+from bullettrain.run_folder import NetworkMetadata, RunFolder, RunLog, pack_weights
 
 FORMATS = {"onnx": "model.onnx", "torch-export": "model.pt2", "hub": "hub"}
 """By format: the name of the file or folder, unless another is given."""
@@ -139,7 +138,7 @@ def _figures(subject: LoadedModel) -> list[Figure]:
     if subject.folder is None:
         return []
     own = "" if subject.about.threat is None else threat_in_words(**vars(subject.about.threat))
-    for known in read_run(subject.folder).evaluations:
+    for known in RunLog.read(subject.folder).evaluations:
         if known.weights == subject.weights and math.isfinite(known.accuracy * known.examples):
             threat = "" if known.attack in ("clean", "views") else own
             found[known.attack, threat] = Figure(known.attack, threat, known.accuracy, int(known.examples))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import threading
@@ -83,6 +84,8 @@ def find_place(device: str | None) -> Place:
         torch.cuda.set_device(found)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if found.type == "cuda" else "gloo", timeout=timedelta(hours=1))
+    if dist.get_rank():
+        logging.getLogger("bullettrain").setLevel(logging.CRITICAL)  # of several processes one speaks
     return Place(found, dist.get_rank(), world)
 
 

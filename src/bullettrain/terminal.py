@@ -31,7 +31,10 @@ class _ConsoleHandler(logging.Handler):
         self.console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(self.console, self.format(record))
+        text: str | Text = self.format(record)
+        if record.levelno >= logging.WARNING:
+            text = Text.assemble(("warning", "bold red"), f" {text}")
+        say(self.console, text)
 
 
 @contextmanager

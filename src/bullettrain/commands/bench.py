@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from bullettrain.terminal import terminal
+from bullettrain.terminal import logged, terminal
 
 
 def bench(
@@ -64,18 +64,18 @@ def bench(
         if len(parts) != 3 or not (min(parts) >= 0 and abs(sum(parts) - 1) <= 0.02):
             raise ConfigError(f"--shares {shares}: give three shares that add up to 1, outlier,boundary,robust")
         fractions = (parts[0], parts[1], parts[2])
-    result = benchmark.bench(
-        config,
-        place,
-        load_data(config, data_dir),
-        engines=names,
-        train_steps=train_steps,
-        steps=steps,
-        repeats=repeats,
-        shares=fractions,
-        checkpoint=checkpoint,
-        say=lambda text: console.print(text, soft_wrap=True),
-    )
+    with logged(console):
+        result = benchmark.bench(
+            config,
+            place,
+            load_data(config, data_dir),
+            engines=names,
+            train_steps=train_steps,
+            steps=steps,
+            repeats=repeats,
+            shares=fractions,
+            checkpoint=checkpoint,
+        )
     table = Table(box=None, pad_edge=False, show_header=False)  # a case a column: it fits a narrow terminal
     for index, values in enumerate(zip(HEADINGS.values(), *(cells(row) for row in result["rows"]), strict=True)):
         table.add_row(*values, style="bold" if index < 2 else None)

@@ -41,7 +41,7 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a
 
 def _problems(contents: Contents) -> list[str]:
     """What of the folder cannot be shown; RunError where that is all of it."""
-    from bullettrain.run_folder import RunError, as_config
+    from bullettrain.run_folder import RunError, RunFolder
 
     problems: list[str] = []
     empty: list[str] = []
@@ -49,7 +49,7 @@ def _problems(contents: Contents) -> list[str]:
     for run, part in runs:
         problems += [*run.notes, *part.damaged]
         try:
-            as_config(run.config, run.folder / "config.yaml")
+            RunFolder(run.folder).config()
         except RunError as error:
             problems.append(f"{error}; it is shown as it is")
         if not run.recorded:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import math
 import types
 import typing
 from typing import Any, Literal
@@ -94,4 +93,4 @@ def _limits(path: str) -> str:
         return ""
     low, high = LIMITS[path]
     least = "above 0" if 0 < low < 1e-9 else f"at least {low:g}"
-    return f" {least}" + (f", at most {high:g}" if math.isfinite(high) and high < 1e4 else "")
+    return f" {least}" + (f", at most {high:g}" if high <= 1e6 else "")

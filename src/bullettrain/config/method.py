@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, cast
 
 import bullettrain as bt
@@ -54,10 +56,10 @@ class MethodConfig:
     """Step size of boundary examples; null: 0.007 at eps 0.031, else 2.25·eps/boundary."""
     scale: float | None = None
     """Step size of boundary examples as scale·eps/boundary instead; null: step_size says it."""
-    clean: float = 0.0
-    """Share of the steps before the first attack: until then everyone is trained on as it is."""
-    ramp: float = 0.0
-    """Share of the steps over which eps, and the step sizes with it, then grow to what they are; 0: at once."""
+    clean_warmup: float = 0.0
+    """Share of the run's steps before the first attack: until then everyone is trained on as it is."""
+    eps_warmup: float = 0.0
+    """Share of the run's steps over which eps, and the step sizes with it, then grow to what they are; 0: at once."""
     gamma: float = 0.8
     """γ in (0, 1]: how far the estimate F_R of the robust share is trusted; smaller attacks more examples."""
     momentum: float = 0.9
@@ -118,59 +120,30 @@ class MethodConfig:
             "--set scale=1.7 makes each 1.7·eps over their number"
         )
 
-    def make_objective(self) -> bt.Objective:
-        """The objective with its settings."""
-        if self.ramp and self.step_size is not None:
-            raise ConfigError("method.ramp lets step sizes grow with eps; give method.scale in the place of step_size")
-        if self.objective == "augmix":
-            return self._make_augmix()
-        self._refuse(("jsd", "severity", "width", "depth", "all_ops"), f"{self.objective} makes no AugMix views")
-        if self.objective == "pgd-at":
-            self._refuse(("beta",), "pgd-at has no beta")
-            return self._make_pgd_at()
-        self._refuse(("align", "carry"), f"that goes with pgd-at, not with {self.objective}")
-        kind = bt.TRADES if self.objective == "trades" else bt.MART
-        beta = 6.0 if self.beta is None else self.beta
-        return kind(eps=self.eps, norm=self.norm, beta=beta, attack=self._attack(), selection=self.selection)
+    @property
+    def kind(self) -> str:
+        """What is built: the objective or, on pgd-at, one of the two baselines that are objectives of their own."""
+        return "free" if self.carry else "grad-align" if self.align else self.objective
 
-    def _make_pgd_at(self) -> bt.Objective:
-        attack = ("start", "start_radius", "project", "first_layer", "selection", "clean")
-        if self.carry:
-            self._refuse((*attack, "align", "ramp"), "method.carry (Free) has no attack of its own")
-            if self.budget().uniform_steps != 1:
-                raise ConfigError("method.carry (Free) is one step for everyone; set boundary=1, robust=1, outlier=1")
-            return Free(eps=self.eps, norm=self.norm)
-        if self.align:
-            self._refuse(attack, "method.align (GradAlign) attacks from x itself, everyone alike")
-            if not self.budget().uniform_steps:
-                raise ConfigError("method.align (GradAlign) wants the same steps for everyone, e.g. one each")
-            return GradAlign(weight=self.align, eps=self.eps, norm=self.norm)
-        return bt.PGDAT(eps=self.eps, norm=self.norm, attack=self._attack(), selection=self.selection)
+    def build_objective(self) -> bt.Objective:
+        """The objective with its settings.
 
-    def _make_augmix(self) -> bt.AugMix:
-        attack = ("start", "start_radius", "project", "first_layer", "align", "carry", "clean", "ramp")
-        self._refuse(attack, "AugMix has no attack")
-        for key in ("boundary", "robust", "outlier"):
-            if getattr(self, key) > 1:
-                raise ConfigError(f"method.{key} is {getattr(self, key)}; AugMix's step is both views, so 1 or 0")
-        if not self.jsd and self.budget().uniform_steps is None:
-            raise ConfigError(
-                "method.jsd is false, which is one view of every example: nothing is mined, "
-                f"so add --set robust={self.boundary} --set outlier={self.boundary}"
-            )
-        if not self.jsd:
-            self._refuse(("selection",), "without the JSD nothing is selected")
-        beta = 12.0 if self.beta is None else self.beta
-        return bt.AugMix(views=self.view_maker(), beta=beta, jsd=self.jsd, selection=self.selection or "train")
-
-    def _refuse(self, keys: tuple[str, ...], why: str) -> None:
-        """Settings that would have no effect are mistakes."""
-        for key in keys:
+        Raises:
+            ConfigError: a setting would have no effect on it.
+        """
+        if self.kind in ("free", "grad-align") and self.objective != "pgd-at":
+            setting = "carry" if self.carry else "align"
+            raise ConfigError(f"method.{setting} goes with pgd-at, not with {self.objective}: --set objective=pgd-at")
+        for key in sorted(set().union(*SETTINGS.values()) - SETTINGS[self.kind]):
             value, default = as_setting(getattr(self, key)), as_setting(getattr(MethodConfig, key))
             if value != default:
-                raise ConfigError(f"method.{key} is {value}, but {why}; it has to be {default}: --set {key}={default}")
+                raise ConfigError(f"method.{key} is {value}, but {self.kind} takes none: --set {key}={default}")
+        if self.eps_warmup and self.step_size is not None:
+            raise ConfigError("method.eps_warmup lets step sizes grow with eps; give method.scale, not step_size")
+        return BUILDERS[self.kind](self)
 
-    def _attack(self) -> Attack:
+    def attack(self) -> Attack:
+        """The attack of pgd-at, trades and mart."""
         plain = Attack(start=self.start, radius=self.start_radius, project=self.project)
         return dataclasses.replace(plain, ascent=FirstLayer(self.first_layer)) if self.first_layer else plain
 
@@ -178,11 +151,11 @@ class MethodConfig:
         """What AugMix views are made of."""
         return ViewMaker(self.severity, self.width, self.depth, self.all_ops)
 
-    def engine(self, examples: int = 1) -> bt.BulletTrain:
+    def build(self, examples: int = 1) -> bt.BulletTrain:
         """The training step, for so many examples, which are remembered where that is asked for."""
         oracle = bt.OracleSeparation(eps=self.eps, norm=self.norm) if self.separation == "oracle" else None
         return bt.BulletTrain(
-            self.make_objective(),
+            self.build_objective(),
             budget=self.budget(),
             gamma=self.gamma,
             momentum=self.momentum,
@@ -190,3 +163,33 @@ class MethodConfig:
             separation=oracle or bt.separate,
             examples=examples if self.selection == "last" else 0,
         )
+
+
+def _adversarial(kind: type[bt.TRADES] | type[bt.MART], method: MethodConfig) -> bt.Objective:
+    beta = 6.0 if method.beta is None else method.beta
+    return kind(eps=method.eps, norm=method.norm, beta=beta, attack=method.attack(), selection=method.selection)
+
+
+def _augmix(method: MethodConfig) -> bt.Objective:
+    beta = 12.0 if method.beta is None else method.beta
+    return bt.AugMix(views=method.view_maker(), beta=beta, jsd=method.jsd, selection=method.selection or "train")
+
+
+ATTACK = frozenset(("start", "start_radius", "project", "first_layer", "selection", "clean_warmup", "eps_warmup"))
+SETTINGS: dict[str, frozenset[str]] = {
+    "pgd-at": ATTACK,
+    "trades": ATTACK | {"beta"},
+    "mart": ATTACK | {"beta"},
+    "augmix": frozenset(("beta", "selection", "jsd", "severity", "width", "depth", "all_ops")),
+    "free": frozenset(("carry",)),
+    "grad-align": frozenset(("align", "eps_warmup")),
+}
+"""The settings that some objectives have and others do not."""
+BUILDERS: dict[str, Callable[[MethodConfig], bt.Objective]] = {
+    "pgd-at": lambda m: bt.PGDAT(eps=m.eps, norm=m.norm, attack=m.attack(), selection=m.selection),
+    "trades": partial(_adversarial, bt.TRADES),
+    "mart": partial(_adversarial, bt.MART),
+    "augmix": _augmix,
+    "free": lambda m: Free(eps=m.eps, norm=m.norm),
+    "grad-align": lambda m: GradAlign(weight=m.align, eps=m.eps, norm=m.norm),
+}

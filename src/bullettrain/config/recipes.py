@@ -52,7 +52,7 @@ def mnist_pgd() -> Config:
         recipe="mnist-pgd",
         data=DataConfig("mnist"),
         network=NetworkConfig("small-cnn"),
-        method=MethodConfig("pgd-at", eps=0.3, boundary=7, robust=7, scale=1.7, separation="oracle", ramp=0.2),
+        method=MethodConfig("pgd-at", eps=0.3, boundary=7, robust=7, scale=1.7, separation="oracle", eps_warmup=0.2),
         optimizer=OptimizerConfig("adam", lr=5e-3),
         training=TrainingConfig(epochs=10),
         evaluation=EvaluationConfig(steps=100, restarts=20, step_size=0.01),

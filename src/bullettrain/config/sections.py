@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any, Literal
 
 from bullettrain.attacks.norms import NORMS, USUAL_EPS
 from bullettrain.checks import MendableError, instead
+from bullettrain.config.format1 import FORMER
 from bullettrain.config.method import MethodConfig
 from bullettrain.config.settings import ConfigError, as_setting, parse
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
@@ -100,17 +100,17 @@ class TrainingConfig:
     """Images in a mini-batch, over all processes together."""
     seed: int = 0
     """Seed of everything random."""
-    engine: Literal["auto", "plain", "graphs"] = "auto"
-    """graphs: captured CUDA graphs. auto: graphs on a GPU, else plain."""
+    engine: Literal["auto", "eager", "graphs"] = "auto"
+    """graphs: captured CUDA graphs. auto: graphs on a GPU, else eager."""
     attack_group: int = 1
     """Mini-batches that are attacked at once, with the same weights; 1 is the paper."""
-    fresh: int = 0
-    """Last steps of each budget that are taken on the mini-batch itself, in a group."""
-    joint: bool = True
+    refresh_steps: int = 0
+    """With attack_group, the last steps of each attack that are taken with the weights of the mini-batch's own turn."""
+    paired_forward: bool = True
     """Compiled with graphs: one forward for the clean and the corrupted examples, each with its own statistics."""
-    bucket: int = 8
+    size_multiple: int = 8
     """With graphs, numbers of attacked examples are rounded up to a multiple of this."""
-    tune_after: float = CUDNN_BENCHMARK_AFTER
+    cudnn_benchmark_after: float = CUDNN_BENCHMARK_AFTER
     """With graphs in bf16, seconds that a size runs before cuDNN tries its convolutions for it; 0: at once."""
     accumulate: int = 1
     """Mini-batches to one update of the weights."""
@@ -152,49 +152,58 @@ class EvaluationConfig:
 
 TINY = 1e-30
 LIMITS: dict[str, tuple[float, float]] = {
-    "data.validation": (0, math.inf),
-    "data.train_size": (0, math.inf),
-    "data.test_size": (0, math.inf),
-    "data.crop": (0, math.inf),
+    "data.validation": (0, 1e9),
+    "data.train_size": (0, 1e9),
+    "data.test_size": (0, 1e9),
+    "data.crop": (0, 1024),
     "data.views": (0, 1),
+    "data.image_size": (1, 4096),
+    "method.boundary": (0, 10_000),
+    "method.robust": (0, 10_000),
+    "method.outlier": (0, 10_000),
     "method.start_radius": (TINY, 1e30),
-    "method.clean": (0, 1),
-    "method.ramp": (0, 1),
-    "method.first_layer": (0, 1e6),
+    "method.clean_warmup": (0, 1),
+    "method.eps_warmup": (0, 1),
+    "method.first_layer": (0, 10_000),
     "method.align": (0, 1e30),
+    "method.width": (1, 100),
+    "method.depth": (-1, 100),
     "optimizer.lr": (TINY, 1e30),
     "optimizer.momentum": (0, 0.999999),
     "optimizer.weight_decay": (0, 1e30),
     "optimizer.clip": (0, 1e30),
+    "schedule.milestones": (1, 1e6),
     "schedule.factor": (TINY, 1e30),
     "schedule.warmup": (0, 1),
     "schedule.final": (0, 1e30),
-    "training.epochs": (1, 1e9),
-    "training.batch_size": (1, 1e9),
+    "training.epochs": (1, 1e6),
+    "training.batch_size": (1, 1e6),
     "training.seed": (0, 2**63 - 1),
-    "training.attack_group": (1, 1e6),
-    "training.fresh": (0, 1e6),
-    "training.bucket": (1, 1e6),
-    "training.tune_after": (0, 1e30),
-    "training.accumulate": (1, 1e6),
-    "training.replays": (1, 1e6),
+    "training.attack_group": (1, 1024),
+    "training.refresh_steps": (0, 10_000),
+    "training.size_multiple": (1, 1e6),
+    "training.cudnn_benchmark_after": (0, 1e30),
+    "training.accumulate": (1, 10_000),
+    "training.replays": (1, 10_000),
     "training.average": (0, 0.9999999),
-    "training.threads": (0, 1e4),
+    "training.threads": (0, 1024),
     "training.log_every": (1, 1e9),
     "training.save_minutes": (0, 1e9),
     "training.probe": (0, 1e9),
-    "evaluation.batch_size": (1, 1e9),
-    "evaluation.steps": (1, 1e6),
+    "evaluation.batch_size": (1, 1e6),
+    "evaluation.steps": (1, 100_000),
     "evaluation.step_size": (TINY, 1e30),
-    "evaluation.restarts": (1, 1e6),
+    "evaluation.restarts": (1, 10_000),
 }
-"""Least and most that a setting may be."""
-SPEED = ("engine", "joint", "bucket", "channels_last", "compile", "threads")
-"""Settings of training that change how long it takes, and nothing else; precision changes both."""
-COMPUTED = {f"training.{key}" for key in (*SPEED, "seed", "average", "log_every", "save_minutes", "probe")} | {
+"""Least and most that a setting may be; of a list, each of its parts."""
+SPEED = ("engine", "paired_forward", "size_multiple", "channels_last", "compile", "threads")
+NOT_LEARNT = {
+    f"training.{key}"
+    for key in (*SPEED, "cudnn_benchmark_after", "seed", "average", "log_every", "save_minutes", "probe")
+} | {
     *("evaluation.batch_size", "evaluation.search"),
 }
-"""Settings that say how a run is computed, recorded and evaluated, not what is learnt."""
+"""Settings that do not change what is learnt: how long it takes (SPEED), and how a run is recorded and evaluated."""
 MINED_ALONE = {"method.gamma", "method.momentum"}
 """Settings that mean nothing where all get the same steps."""
 
@@ -217,9 +226,9 @@ class Config:
         for path, (low, high) in LIMITS.items():
             section, key = path.split(".")
             value = getattr(getattr(self, section), key)
-            if value is not None and not low <= value <= high:  # NaN is neither
-                most = f" and at most {high:g}" if math.isfinite(high) else ""
-                raise ConfigError(f"{path} is {value}; it has to be at least {low:g}{most}")
+            for part in value if isinstance(value, tuple) else (value,):
+                if part is not None and not low <= part <= high:  # NaN is neither
+                    raise ConfigError(f"{path} is {part}; it has to be at least {low:g} and at most {high:g}")
         if self.method.norm not in NORMS:
             raise ConfigError(f"method.norm is {self.method.norm!r}; there are {', '.join(NORMS)}")
         if self.method.norm == "linf" and self.method.eps > 1:
@@ -231,7 +240,7 @@ class Config:
         if self.method.carry and self.training.accumulate > 1:
             raise ConfigError("method.carry (Free) moves with every update; training.accumulate has to be 1")
         try:
-            self.method.engine()
+            self.method.build()
         except ConfigError:
             raise
         except MendableError as error:
@@ -268,7 +277,7 @@ class Config:
             ConfigError: a setting is unknown, of another type, or out of its range.
         """
         if isinstance(values, Mapping):
-            values = {name: value for name, value in values.items() if name != "environment"}
+            values = {name: value for name, value in values.items() if name not in ("format", "environment")}
         try:
             config: Config = conform(values, cls, text=parse)
         except SchemaError as error:
@@ -308,8 +317,12 @@ class Config:
     def identity(self) -> str:
         """Changes with what is learnt and how it is evaluated; not with the seed, nor with settings left alone."""
         usual = flatten(Config().to_dict())
-        idle = COMPUTED if self.method.budget().uniform_steps is None else COMPUTED | MINED_ALONE
-        changed = {key: v for key, v in flatten(self.to_dict()).items() if v != usual[key] and key not in idle}
+        idle = NOT_LEARNT if self.method.budget().uniform_steps is None else NOT_LEARNT | MINED_ALONE
+        changed = {
+            FORMER.get(key, key): value  # so that runs on record are found by the names they have
+            for key, value in flatten(self.to_dict()).items()
+            if value != usual[key] and key not in idle
+        }
         text = json.dumps(changed, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()[:8]
 

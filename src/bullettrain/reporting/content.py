@@ -43,8 +43,8 @@ from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_wor
 from bullettrain.reporting.figures import Plate
 from bullettrain.reporting.paper import paper_boundary
 from bullettrain.reporting.plotting import last
-from bullettrain.reporting.run import SHARES, Comparison, Part, Run, Samples
-from bullettrain.run_folder import preferred
+from bullettrain.reporting.run import Comparison, Part, Run
+from bullettrain.run_folder import SHARES, Samples, preferred
 
 NAN = math.nan
 MOST_EPOCHS = 400

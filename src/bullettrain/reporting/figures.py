@@ -32,7 +32,8 @@ from bullettrain.reporting.plotting import (
     percent_axis,
     thin,
 )
-from bullettrain.reporting.run import SHARES, Floats, Run, ScoredBatch, Table
+from bullettrain.reporting.run import Run
+from bullettrain.run_folder import SHARES, Floats, ScoredBatch, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bullettrain.config.recipes import RECIPES, recipe
-from bullettrain.config.sections import COMPUTED, Config
+from bullettrain.config.sections import NOT_LEARNT, Config
 
 Figures = dict[str, float]
 
@@ -70,7 +70,7 @@ _ROWS = {
     ("mnist-pgd", 7, 7, 7): PAPER["mnist"]["baseline"],
 }
 """By recipe and by steps for boundary, robust and outlier examples."""
-_HARMLESS = COMPUTED | {
+_HARMLESS = NOT_LEARNT | {
     *(
         "training.precision",
         "training.attack_group",

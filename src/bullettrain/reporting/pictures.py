@@ -12,7 +12,7 @@ import numpy as np
 
 from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.reporting.plotting import COLOURS, label_points, legend_above, panels
-from bullettrain.reporting.run import Floats
+from bullettrain.run_folder import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bullettrain.extras import extra
-from bullettrain.reporting.run import Floats
+from bullettrain.run_folder import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,11 +19,10 @@ from bullettrain.mining import Category
 from bullettrain.reporting import figures as report
 from bullettrain.reporting.pictures import SYMBOLS, Kind, PlanePoint, draw_corruptions, draw_plane
 from bullettrain.reporting.plotting import COLOURS, label_points, legend_above, panels, printed
-from bullettrain.reporting.run import Floats, Table, read_batch
 from bullettrain.reproduction.records import Record
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.studies import ROLES, Row, panel_rows
-from bullettrain.run_folder import RunFolder
+from bullettrain.run_folder import Floats, RunFolder, Table, read_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from bullettrain.config.format1 import translate
 from bullettrain.config.sections import Config
 from bullettrain.corruptions.table import AVERAGED
 from bullettrain.evaluation.results import Entry, Result, Store
 from bullettrain.reporting.plotting import thin
-from bullettrain.reporting.run import SHARES, Table, read_run
 from bullettrain.reproduction.scales import Scale
 from bullettrain.reproduction.studies import Row
-from bullettrain.run_folder import RunError, RunFolder
+from bullettrain.run_folder import SHARES, RunError, RunFolder, RunLog, Table
 from bullettrain.schema import conform
 
 FORMAT = 1
@@ -165,7 +165,7 @@ class Record:
 def record_of(path: Path, *, jobs: int = 1, kept: Record | None = None) -> Record:
     """What is to be kept of the run in ``path``: its records, what `bullettrain evaluate` has found since, and what is
     on record of it already (``kept``) and not in the folder."""
-    run, config = read_run(path), RunFolder(path).config()
+    run, config = RunLog.read(path), RunFolder(path).config()
     figures: dict[str, dict[str, Figure]] = {WEIGHTS: {}}
     for found in run.evaluations:
         images = {"fingerprint": found.fingerprint, "survived": found.survived} if found.survived else {}
@@ -230,7 +230,7 @@ def read_record(file: Path) -> Record | None:
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}")
         timing = content.pop("pace", {})  # what it was called in the first records
-        record: Record = conform({"timing": timing, **content}, Record)
+        record: Record = conform({"timing": timing, **content, "config": translate(content["config"])}, Record)
         return record
     except (FileNotFoundError, NotADirectoryError):
         return None

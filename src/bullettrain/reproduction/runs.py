@@ -36,13 +36,14 @@ from bullettrain.loading import load as load_network
 from bullettrain.lock import end_with_parent
 from bullettrain.precision import Precision
 from bullettrain.processes import StoppedError, StopRequest, find_place
+from bullettrain.reporting import write_report
 from bullettrain.reproduction.records import WEIGHTS, Record, figure_of, read_record, record_of, run_name
 from bullettrain.run_folder import RunError, RunFolder, environment
 from bullettrain.training.bench import Timed
 from bullettrain.training.collapse import CollapseError
-from bullettrain.training.loop import Trainer
 from bullettrain.training.run import train
 from bullettrain.training.setup import load_data
+from bullettrain.training.trainer import Trainer
 
 Found = TypeVar("Found")
 RECORDS, RUNS = "records", "runs"
@@ -198,9 +199,13 @@ def perform(task: Task, console: Console | None = None) -> TaskResult:
         if kept is None or not kept.finished:
             _most_jobs(task)
             # A collapse is a result: it is recorded and shown.
-            how: dict[str, Any] = {"resume": task.folder.exists, "keep_going": True, "report": task.report}
+            how: dict[str, Any] = {"resume": task.folder.exists, "keep_going": True}
             place = find_place(task.device)
-            result = train(config, task.folder.path, place, data_dir=task.data_dir, console=console, **how)
+            try:
+                result = train(config, task.folder.path, place, data_dir=task.data_dir, console=console, **how)
+            finally:
+                if task.report and task.folder.exists:
+                    write_report(task.folder.path)
             if result.signal is not None:
                 return TaskResult(task.name, signal=result.signal)
         with stop:
@@ -341,7 +346,7 @@ def time_run(record: Record, folder: Path, data_dir: Path | None = None, device:
 def _time(record: Record, data_dir: Path | None, device: str | None) -> dict[str, Any]:
     """In a process of its own. Weights are as they are drawn: what was learnt does not change how fast it is."""
     # Tuned at once: what a long training comes to is what is timed.
-    config = Config.from_dict(record.config).replace_section("training", tune_after=0.0)
+    config = Config.from_dict(record.config).replace_section("training", cudnn_benchmark_after=0.0)
     place, data = find_place(device), load_data(config, data_dir)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, RunFolder(Path(folder)), place, data)
@@ -351,5 +356,6 @@ def _time(record: Record, data_dir: Path | None, device: str | None) -> dict[str
             timed.time()
     return {
         **{"epoch_seconds": timed.epoch_seconds, "step_ms": timed.step_ms, "spread_ms": timed.spread_ms},
-        **{"steps": STEPS, "repeats": REPEATS, "notes": trainer.notes, "environment": environment(place.device)},
+        **{"steps": STEPS, "repeats": REPEATS, "notes": trainer.recorder.notes},
+        "environment": environment(place.device),
     }

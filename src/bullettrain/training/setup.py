@@ -1,8 +1,9 @@
-"""What a run stands on: device, processes, data, network."""
+"""What a run stands on: its data and its network."""
 
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,12 @@ def load_data(config: Config, root: Path | None) -> tuple[ImageSet, ImageSet, Im
     data = config.data
     train = load(data.name, split="train", root=root, image_size=data.image_size)
     test = load(data.name, split="test", root=root, image_size=data.image_size)
+    shapes = ["×".join(map(str, images.images.shape[1:])) for images in (train, test)]
+    if shapes[0] != shapes[1]:
+        raise ConfigError(
+            f"data.name is {data.name}, whose training images are {shapes[0]} (channels, height, width) and test "
+            f"images {shapes[1]}; make them alike, or set data.image_size where only the size differs"
+        )
     train, test = _part(train, data.train_size, "train_size"), _part(test, data.test_size, "test_size")
     if data.validation >= len(train):
         raise ConfigError(
@@ -111,3 +118,11 @@ def check_fits(network: nn.Module, name: str, images: ImageSet) -> None:
         raise ConfigError(f"network: {name} cannot take images {shape}: {str(error).splitlines()[0]}") from None
     if logits.shape[1] < len(images.classes):
         raise ConfigError(f"network: {name} tells {logits.shape[1]} classes apart, but there are {len(images.classes)}")
+
+
+def set_threads(threads: int) -> None:
+    """Have torch use so many CPU threads; ConfigError where there are far fewer cores."""
+    cores = os.cpu_count() or 1
+    if threads > 2 * cores:
+        raise ConfigError(f"training.threads is {threads}, but this machine has {cores} cores; at most {2 * cores}")
+    torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""How a run takes its training steps: `Captured`, with the run's optimiser and average as a phase of their own."""
+"""How a run takes its training steps: `Captured`, with the run's optimiser and average as a phase, and its clock."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from bullettrain.engine.cuda_graphs import CudaGraphRunner, materialize, optimiz
 from bullettrain.engine.phases import Batch
 from bullettrain.processes import Place
 from bullettrain.step import BulletTrain, StepOutput
-from bullettrain.training.average import MovingAverage
-from bullettrain.training.optim import make_optimizer, set_rate
-from bullettrain.training.tally import Tally
+from bullettrain.training.metrics import StepMetrics
+from bullettrain.training.optimizer import MovingAverage, make_optimizer, set_rate
 
 
 class Stepper:
@@ -28,7 +27,7 @@ class Stepper:
         engine: objective, budget, F_R.
         network: what is trained.
         average: its moving average, if any.
-        tally: what steps are counted in.
+        metrics: what steps are counted in.
         config, place: of the run.
         say: told in one line what cannot be had.
     """
@@ -38,7 +37,7 @@ class Stepper:
         engine: BulletTrain,
         network: nn.Module,
         average: MovingAverage | None,
-        tally: Tally,
+        metrics: StepMetrics,
         config: Config,
         place: Place,
         *,
@@ -46,7 +45,7 @@ class Stepper:
     ) -> None:
         training = config.training
         self.engine, self.network, self.average = engine, network, average
-        self.tally, self.config, self.place = tally, config, place
+        self.metrics, self.config, self.place = metrics, config, place
         wanted = training.engine == "graphs" or (training.engine == "auto" and place.device.type == "cuda")
         self.captured = wanted and place.device.type == "cuda"
         if wanted and not self.captured:
@@ -57,23 +56,21 @@ class Stepper:
             say(f"mini-batches are attacked one by one: {alone}")
         self.unit = training.accumulate if alone else training.attack_group
         """Mini-batches that belong together; a run stops and saves between units."""
-        try:
-            self._check_refresh_steps(alone is None)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        if alone is None:
+            self._check_refresh_steps(training.refresh_steps)
         self.fast = Captured(
             engine,
             network,
-            dtype=torch.bfloat16 if in_half(training, place.device) else None,
+            dtype=autocast_dtype(training, place.device),
             compile=training.compile,
             attack_group=training.attack_group,
-            refresh_steps=training.fresh,
-            size_multiple=training.bucket,
-            pair=training.joint,
-            cudnn_benchmark_after=training.tune_after,
+            refresh_steps=training.refresh_steps,
+            size_multiple=training.size_multiple,
+            pair=training.paired_forward,
+            cudnn_benchmark_after=training.cudnn_benchmark_after,
             capture=self.captured,
             say=say,
-            record=tally.add,
+            record=metrics.add,
         )
         self.fast.more_state = self._state
         self.optimizer = make_optimizer(network, config.optimizer, capturable=self.captured)
@@ -81,15 +78,13 @@ class Stepper:
             materialize(self.optimizer)
         self._warm_up_seconds = 0.0
 
-    def _check_refresh_steps(self, grouped: bool) -> None:
-        fresh, method = self.config.training.fresh, self.config.method
-        if not fresh or not grouped:
-            return
-        if not self.engine.objective.needs_network:
-            raise ValueError(f"fresh is {fresh}, but AugMix has no such steps")
+    def _check_refresh_steps(self, count: int) -> None:
+        method = self.config.method
         least = next((n for n in (method.outlier, method.robust) if n), method.boundary)
-        if fresh > least:
-            raise ValueError(f"fresh is {fresh}, but some examples get {least} steps in all; give at most that")
+        if count and not self.engine.objective.needs_network:
+            raise ConfigError(f"training.refresh_steps is {count}, but AugMix has no such steps; it has to be 0")
+        if count > least:
+            raise ConfigError(f"training.refresh_steps is {count}, but some examples get {least} steps in all")
 
     @property
     def capture_seconds(self) -> float:
@@ -110,7 +105,7 @@ class Stepper:
             return
         devices = [self.place.device] if self.place.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            network, engine = copy.deepcopy(self.network), self.config.method.engine(self.engine.history.examples)
+            network, engine = copy.deepcopy(self.network), self.config.method.build(self.engine.history.examples)
             engine.check_every = self.engine.check_every
             if self.config.training.compile:
                 torch.compiler.reset()  # so that of two runs in a row both pay, and neither on the clock
@@ -132,14 +127,14 @@ class Stepper:
         if self.config.training.accumulate > 1:  # one update of the weights from all of them
             for i, batch in enumerate(batches):
                 (out,) = self.fast.updates([batch], (i > 0, 1 / len(batches)))
-                self.tally.passes += out.work.total
+                self.metrics.passes += out.work.total
             self._update(rate(len(batches) - 1))
             return out
         parts = [batches] if self.unit > 1 else [[batch] for batch in batches]
         i = 0
         for part in parts:
             for out in self.fast.updates(part):
-                self.tally.passes += out.work.total
+                self.metrics.passes += out.work.total
                 self._update(rate(i))
                 i += 1
         return out
@@ -158,11 +153,40 @@ class Stepper:
 
     def _state(self) -> list[Tensor]:
         average = [] if self.average is None else [*self.average.parameters(), *self.average.buffers()]
-        return [*optimizer_tensors(self.optimizer), self.tally.sums, *average]
+        return [*optimizer_tensors(self.optimizer), self.metrics.sums, *average]
 
 
-def in_half(training: TrainingConfig, device: torch.device) -> bool:
-    """Whether steps run in bfloat16."""
+class Clock:
+    """Seconds of training, without compilation and captures; it stands while a run evaluates and saves."""
+
+    def __init__(self, device: torch.device, stepper: Stepper) -> None:
+        self.device, self.stepper = device, stepper
+        self._began: float | None = None
+        self._captured_before, self._counted = 0.0, 0.0
+
+    def start(self) -> None:
+        """Count from now."""
+        self._began, self._captured_before = time.perf_counter(), self.stepper.capture_seconds
+
+    def running(self) -> float:
+        """Seconds since it was started, captures among them; the device may still be at work."""
+        return 0.0 if self._began is None else time.perf_counter() - self._began
+
+    def stop(self) -> tuple[float, float]:
+        """Wait for the device; seconds since the start and, since the last stop, those of compiling and capturing."""
+        if self._began is None:
+            return 0.0, 0.0
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        captured = self.stepper.capture_seconds
+        spent = self.running() - (captured - self._captured_before)
+        more = captured - self._counted  # also what was spent while the clock stood
+        self._began, self._counted = None, captured
+        return spent, more
+
+
+def autocast_dtype(training: TrainingConfig, device: torch.device) -> torch.dtype | None:
+    """What steps compute in; None: float32."""
     if training.precision == "auto":
-        return device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return training.precision == "bf16"
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
+    return torch.bfloat16 if training.precision == "bf16" else None

@@ -1,4 +1,4 @@
-"""What the corruption of a mini-batch starts from: by seed, epoch and place in the joint batch alone."""
+"""The initial perturbation of a mini-batch: by seed, epoch and place in the joint batch alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bullettrain.processes import Place
 from bullettrain.step import BulletTrain
 
 
-class Growing:
+class WarmedUpBudget:
     """A budget whose attacks begin later, or grow: until they begin nobody gets a step.
 
     Mini-batches that are attacked together have the radius of the last of them.
@@ -53,10 +53,10 @@ class Growing:
         return self.budget.step_sizes(category, steps, eps)
 
 
-class Starts:
+class InitialPerturbation:
     """Starting points of attacks, or the draws that decide views.
 
-    With ``method.ramp`` also how large eps is by then, and with ``method.clean`` whether there are attacks yet.
+    With ``method.eps_warmup`` also how large eps is by then, and with ``clean_warmup`` whether there are attacks yet.
 
     Args:
         batches: mini-batches an epoch.
@@ -66,8 +66,8 @@ class Starts:
         self.config, self.objective, self.batches = config, engine.objective, batches
         self.loader, self.place = loader, place
         method, self.growing = config.method, None
-        if method.clean or method.ramp:
-            self.growing = Growing(engine.budget, method.eps if method.ramp else None, place.device)
+        if method.clean_warmup or method.eps_warmup:
+            self.growing = WarmedUpBudget(engine.budget, method.eps if method.eps_warmup else None, place.device)
             engine.budget = self.growing
         self.chance = torch.Generator(place.device)
 
@@ -95,8 +95,8 @@ class Starts:
     def part_of_eps(self, epoch: int, index: int = 0) -> float:
         """How much of its eps the attack has at a mini-batch; 0: there is none yet."""
         method, whole = self.config.method, self.batches * self.config.training.epochs
-        done = epoch * self.batches + index + 1 - round(method.clean * whole)
+        done = epoch * self.batches + index + 1 - round(method.clean_warmup * whole)
         if done <= 0:
             return 0.0
-        steps = method.ramp * whole
+        steps = method.eps_warmup * whole
         return min(1.0, done / steps) if steps else 1.0
