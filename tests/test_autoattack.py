@@ -17,11 +17,11 @@ from bullettrain.evaluation.accuracy import clean_round
 from bullettrain.evaluation.autoattack import Notes, attack_names, autoattack_rounds, installed
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.evaluated_model import EvaluatedModel
-from bullettrain.evaluation.load_model import LoadedModel, load_model
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import FILE, Store
 from bullettrain.evaluation.specs import PGD, AutoAttack, parse_attacks
 from bullettrain.evaluation.survival import Round, survive
+from bullettrain.loading import LoadedModel, load_model
 from conftest import assert_same, few_queries, snapshot
 
 CPU = torch.device("cpu")
@@ -102,7 +102,7 @@ def test_channels_last_as_on_a_gpu(robust_run, digits, monkeypatch, tmp_path, no
     for last in (False, True):
         monkeypatch.setattr("bullettrain.evaluation.evaluated_model.channels_last", lambda device, last=last: last)
         monkeypatch.setattr("bullettrain.evaluation.evaluate.channels_last", lambda device, last=last: last)
-        subject = LoadedModel("colour", copy.deepcopy(colour), "colour")
+        subject = LoadedModel("colour", "colour", network=copy.deepcopy(colour))
         attacks = [PGD(3, 1, 0.02, "ce", norm, 0.05), AutoAttack(norm, 0.05)]
         folder = tmp_path / str(last)
         _, asked = evaluate(
@@ -124,8 +124,8 @@ def test_an_undefended_network_falls_to_nothing_and_autoattack_is_no_weaker_than
         optimizer.step()
     attacks = parse_attacks(["pgd20:eps=0.3,step=0.03", "autoattack:eps=0.3", "autoattack:eps=5,norm=l2"])
     entry, (clean, pgd, linf, l2) = evaluate(
-        LoadedModel("plain", network, "plain"), digits, "digits", Plan(attacks), device=CPU, store=Store(tmp_path),
-        progress=EvaluationProgress(),
+        LoadedModel("plain", "plain", network=network), digits, "digits", Plan(attacks), device=CPU,
+        store=Store(tmp_path), progress=EvaluationProgress(),
     )  # fmt: skip
     assert clean.accuracy == 1
     assert linf.accuracy <= pgd.accuracy

@@ -13,7 +13,6 @@ from bullettrain.config import recipe
 from bullettrain.data import load
 from bullettrain.evaluation import evaluate as judging
 from bullettrain.evaluation.evaluate import Plan, evaluate
-from bullettrain.evaluation.load_model import LoadedModel, load_model
 from bullettrain.evaluation.masking import masking_signs
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import (
@@ -28,6 +27,7 @@ from bullettrain.evaluation.results import (
     worst_cases,
 )
 from bullettrain.evaluation.specs import PGD, Clean, Corruptions, Defaults, parse_attacks
+from bullettrain.loading import LoadedModel, load_model
 from bullettrain.processes import StoppedError
 from bullettrain.reporting.attack_rows import difference, mean_in_words
 from bullettrain.reporting.paper import paper_figure
@@ -331,7 +331,7 @@ class Masked(nn.Module):
 
 
 def test_a_network_without_gradients_is_noticed(robust_run, digits, tmp_path):
-    subject = LoadedModel("masked", Masked(load_model(str(robust_run)).network), "masked")
+    subject = LoadedModel("masked", "masked", network=Masked(load_model(str(robust_run)).network))
     entry, _, _ = judge(subject, digits, tmp_path, ["clean"], curves=AT, curve_size=150)
     assert any("without bounds leaves" in warning for warning in entry.warnings)
     assert all("masked" in warning for warning in entry.warnings)

@@ -453,10 +453,10 @@ def test_a_nan_inside_a_captured_step_is_noticed(tmp_path):
 def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
     """Channels last, exact float32: what survives differs by rounding alone. AutoAttack in a short form."""
     from bullettrain.evaluation.evaluate import Plan, evaluate
-    from bullettrain.evaluation.load_model import LoadedModel
     from bullettrain.evaluation.progress import EvaluationProgress
     from bullettrain.evaluation.results import Store
     from bullettrain.evaluation.specs import parse_attacks
+    from bullettrain.loading import LoadedModel
 
     digits = load("digits", split="test").subset(torch.arange(64))
     images = digits.images.expand(-1, 3, -1, -1).contiguous()
@@ -468,7 +468,7 @@ def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
         texts += ["autoattack:eps=0.002"]
     found = {}
     for device in ("cpu", "cuda"):
-        subject = LoadedModel("net", copy.deepcopy(network), "net")
+        subject = LoadedModel("net", "net", network=copy.deepcopy(network))
         _, asked = evaluate(
             subject,
             data,

@@ -7,7 +7,7 @@ import torch
 
 import bullettrain as bt
 from bullettrain.config.settings import ConfigError
-from bullettrain.evaluation.load_model import load_model
+from bullettrain.loading import load_model
 from bullettrain.models import build
 from bullettrain.run_folder import RunError
 from bullettrain.training import run as runs

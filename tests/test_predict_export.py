@@ -113,6 +113,7 @@ def test_predict_with_weights_of_others(here):
     [
         (["run", "none.png"], "none.png is missing: give image files"),
         (["run", "run"], "run is a folder: give image files"),
+        (["run", "/dev/zero"], "/dev/zero is no regular file: give image files"),
         (["run", "run/config.yaml"], "config.yaml is not an image"),
         (["nothing", "0.png"], "'nothing' is no network"),
     ],
@@ -217,7 +218,7 @@ def odd():
         (["run", "--format", "onx"], "--format is 'onx'; there are onnx, torch-export, hub; did you mean 'onnx'?"),
         (["run", "--format", "hub", "--out", "."], "--out . holds other files; give a new folder"),
         (["run", "--format", "hub", "--out", "0.png"], "--out 0.png is a file; give a folder"),
-        (["run", "--format", "torch-export", "--out", "0.png/x.pt2"], "0.png/x.pt2 could not be written"),
+        (["run", "--format", "torch-export", "--out", "0.png/x.pt2"], "could not be written to 0.png"),
         (["net.pt", "--network", "wrn-10-1", "--channels", "1"], "net.pt does not fit wrn-10-1"),
         (["test_predict_export:odd", "--format", "torch-export"], "torch.export cannot trace this network"),
     ],

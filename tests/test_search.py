@@ -13,12 +13,12 @@ from bullettrain.evaluation.autoattack import Notes, attack_names
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.evaluated_model import EvaluatedModel
 from bullettrain.evaluation.fast_autoattack import SearchCopy, by_graphs, fast_rounds, make_attack
-from bullettrain.evaluation.load_model import LoadedModel, load_model
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.search import APGD, FAB, NEWTON_STEPS, Square, check_windows, eager, margins, onto_plane
 from bullettrain.evaluation.specs import parse_attacks
 from bullettrain.evaluation.survival import survive
+from bullettrain.loading import LoadedModel, load_model
 from bullettrain.models import build
 from conftest import few_queries
 from emulated import EmulatedRunner
@@ -216,7 +216,7 @@ def test_apgd_by_the_evaluation(network, digits, tmp_path, monkeypatch, capsys):
     plan = Plan(attacks, ("bf16",), batch_size=30)
     progress = EvaluationProgress(Console(width=100))
     entry, (_, apgd, whole) = evaluate(
-        LoadedModel("digits", copy.deepcopy(network), "digits"), digits, "digits", plan, device=CPU,
+        LoadedModel("digits", "digits", network=copy.deepcopy(network)), digits, "digits", plan, device=CPU,
         store=Store(tmp_path), progress=progress,
     )  # fmt: skip
     assert [name for name, _ in apgd.rounds] == ["clean", "apgd-ce", "apgd-t"]

@@ -176,7 +176,7 @@ def test_reproduce_runs_no_code_that_a_file_names(evil, where):
         assert "is of the network 'evil:make', not of 'small-cnn'" in invoke("reproduce", *ROW, "--timing", code=1)
     elif where == "weights":
         rewrite(run / "last.safetensors", name="evil:make")
-        assert "written" in invoke("reproduce", *ROW, "--size", "50")
+        assert "written" in invoke("reproduce", *ROW, "--images", "50")
     else:
         tamper(run)
         if "unfinished" in where:
@@ -187,7 +187,7 @@ def test_reproduce_runs_no_code_that_a_file_names(evil, where):
 
 
 def test_reproduce_runs_what_the_command_line_names(evil):
-    words = ["reproduce", *ROW, "--set", "network.name=evil:make", "--size", "50"]
+    words = ["reproduce", *ROW, "--set", "network.name=evil:make", "--images", "50"]
     assert "written" in invoke(*words, "--train-only")
     assert ran()
     assert "written" in invoke(*words)  # judged by the same name
@@ -217,7 +217,7 @@ def test_metadata_of_other_types_is_refused(evil, changes, said):
 )
 def test_sizes_that_are_not_those_of_the_tensors_allocate_nothing(evil, changes):
     rewrite(Path("w.safetensors"), **{"name": "small-cnn", **changes})
-    with pytest.raises(RunError, match=r"does not fit its network|no network is called"):
+    with pytest.raises(RunError, match=r"w.safetensors does not fit|no network is called"):
         bt.load("w.safetensors")
 
 

@@ -42,13 +42,13 @@ def export(
     """
     from bullettrain.checks import instead
     from bullettrain.config.settings import ConfigError
-    from bullettrain.evaluation.load_model import load_model
     from bullettrain.exporting import FORMATS
     from bullettrain.exporting import export as write
+    from bullettrain.loading import load_model
 
     if form not in FORMATS:
         raise ConfigError(f"--format is {form!r}{instead(form, FORMATS)}")
-    subject = load_model(
+    loaded = load_model(
         model,
         weights=weights,
         network=network,
@@ -58,5 +58,5 @@ def export(
         image_size=image_size or 32,
         channels=channels or 3,
     )
-    for path in write(subject, form, out or (subject.folder or Path()) / FORMATS[form]):
+    for path in write(loaded, form, out or (loaded.folder or Path()) / FORMATS[form]):
         terminal().print(f"written  {path}", soft_wrap=True)

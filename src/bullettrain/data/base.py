@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bullettrain.errors import UserError
+from bullettrain.errors import UserError, user_path
 
 ENVIRONMENT = "BULLETTRAIN_DATA"
 FOLDERS = {
@@ -83,9 +83,9 @@ class ImageSet:
 def root(data_dir: str | Path | None = None) -> Path:
     """The folder datasets are looked for in: `data_dir`, else $BULLETTRAIN_DATA, else the user's cache."""
     if data_dir is not None:
-        return Path(data_dir).expanduser()
+        return user_path(data_dir)
     if os.environ.get(ENVIRONMENT):
-        return Path(os.environ[ENVIRONMENT]).expanduser()
+        return user_path(os.environ[ENVIRONMENT])
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "bullettrain"
 

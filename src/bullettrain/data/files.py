@@ -71,7 +71,8 @@ def read_images(files: Sequence[Path], *, channels: int, image_size: int) -> Ten
     rows = []
     for file in files:
         if not file.is_file():
-            raise DataError(f"{file} is {'a folder' if file.is_dir() else 'missing'}: give image files.")
+            what = "a folder" if file.is_dir() else "no regular file" if file.exists() else "missing"
+            raise DataError(f"{file} is {what}: give image files.")
         image = _open(Image, file).convert("L" if channels == 1 else "RGB")
         if image.size != (image_size, image_size):
             image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
@@ -98,6 +99,8 @@ def _files(folder: Path) -> list[Path]:
 
 def _open(opener: Any, path: Path) -> Any:
     """The decoded image, or a DataError: Pillow meets damaged files with many kinds of exception."""
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for, for ever
+        raise DataError(f"{path} is no regular file: replace it or remove it.")
     try:
         with opener.open(path) as image:
             image.load()

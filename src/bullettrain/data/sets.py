@@ -13,6 +13,7 @@ from bullettrain.data.base import DataError, ImageSet, derive_seed
 from bullettrain.data.base import root as find_root
 from bullettrain.data.files import class_names, read_folder, read_npz
 from bullettrain.data.readers import image_set, read_cifar10, read_cifar100, read_digits, read_mnist
+from bullettrain.errors import user_path
 
 NAMES = ("digits", "mnist", "cifar10", "cifar100")
 TEST_SHARE, TEST_SEED = 0.2, 0  # where a dataset comes without a test set of its own
@@ -39,7 +40,7 @@ def load(
     if image_size is not None and kind != "folder":
         raise DataError(f"an image size was given for {name_or_path}: only folders of images are resized.")
     if colon and kind in ("folder", "npz") and where:
-        path = Path(where).expanduser()
+        path = user_path(where)
         return _load_npz(path, split) if kind == "npz" else _load_folder(path, split, _size(image_size))
     if name_or_path == "digits":
         return _part(read_digits(), split)

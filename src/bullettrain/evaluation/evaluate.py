@@ -22,12 +22,12 @@ from bullettrain.evaluation import autoattack, corruptions
 from bullettrain.evaluation.accuracy import clean_round, pgd_rounds
 from bullettrain.evaluation.evaluated_model import EvaluatedModel, channels_last, prepare
 from bullettrain.evaluation.fast_autoattack import VERSION, fast_rounds
-from bullettrain.evaluation.load_model import LoadedModel
 from bullettrain.evaluation.masking import masking_signs, too_short, unbounded
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Entry, Result, Store, class_shares, key_of, new_result, pack, worst_cases
 from bullettrain.evaluation.specs import APGD, PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict
 from bullettrain.evaluation.survival import Round, Survival, survive
+from bullettrain.loading import LoadedModel
 from bullettrain.precision import Precision, arithmetic
 from bullettrain.progress import EvaluationBar
 from bullettrain.run_folder import environment

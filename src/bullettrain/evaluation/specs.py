@@ -158,11 +158,19 @@ def parse_attack(text: str, defaults: Defaults) -> Attack:
     for key, value in given.items():
         if key in ("steps", "restarts") and value < 1:
             raise ConfigError(f"--attack {text}: {key} is {value}; it has to be at least 1")
-        if key in ("eps", "step") and not 0 < value < float("inf"):
-            raise ConfigError(f"--attack {text}: {key} is {value:g}; it has to be a number above 0")
-    if norm == "linf" and eps > 1:
-        raise ConfigError(f"--attack {text}: eps is {eps:g}, but pixels are in [0, 1]; did you mean {eps:g}/255?")
+        if key == "step" and not 0 < value < float("inf"):
+            raise ConfigError(f"--attack {text}: step is {value:g}; it has to be a number above 0")
+    check_eps(eps, norm, f"--attack {text}: ")
     return kind(**given)
+
+
+def check_eps(eps: float, norm: str, where: str) -> float:
+    """``eps``, if it is a radius in ``norm``; ``where`` it stands, for the message."""
+    if not 0 < eps < float("inf"):
+        raise ConfigError(f"{where}eps is {eps:g}; it has to be a number above 0")
+    if norm == "linf" and eps > 1:
+        raise ConfigError(f"{where}eps is {eps:g}, but pixels are in [0, 1]; did you mean {eps:g}/255?")
+    return eps
 
 
 def _parameters(text: str, rest: str, kind: type[Attack]) -> dict[str, Any]:

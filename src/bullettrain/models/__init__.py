@@ -34,9 +34,7 @@ def build(
     ``image_size``; the others take images of any size.
     """
     if is_external(name):
-        network, own = build_external(name, num_classes=num_classes, channels=channels)
-        mean, std = (mean, std) if mean is not None or std is not None else own
-        return network if mean is None or std is None else nn.Sequential(Normalize(mean, std), network)
+        return build_external(name, num_classes=num_classes, channels=channels, mean=mean, std=std)
     if name == "small-cnn":
         return SmallCNN(num_classes=num_classes, channels=channels, image_size=image_size, mean=mean, std=std)
     if name == "preact-resnet-18":

@@ -12,8 +12,7 @@ from typing import Any
 
 from torch import nn
 
-Normalisation = tuple[Sequence[float] | None, Sequence[float] | None]
-"""Mean and standard deviation, one value a channel."""
+from bullettrain.models.normalize import Normalize
 
 FORMS = "package.module:function or timm:NAME"
 
@@ -24,16 +23,42 @@ def is_external(name: str) -> bool:
 
 
 def build_external(
-    text: str, *, pretrained: bool = False, num_classes: int | None = None, channels: int | None = None
-) -> tuple[nn.Module, Normalisation]:
-    """A network from `timm:NAME`, or from `package.module:function`, called without arguments; what it goes with.
+    text: str,
+    *,
+    pretrained: bool = False,
+    num_classes: int | None = None,
+    channels: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> nn.Module:
+    """A network from `timm:NAME`, or from `package.module:function`, which is called without arguments.
 
-    ``num_classes``, ``channels``: what timm is to make it for. ValueError where there is no such network.
+    Args:
+        text: which.
+        pretrained: whether timm loads its weights.
+        num_classes: what timm is to make it for; None: as timm has it.
+        channels: likewise.
+        mean: normalisation in front of it, one value a channel; None: timm's own, if it has one.
+        std: with ``mean``.
+
+    Raises:
+        ValueError: there is no such network.
     """
     where, _, name = text.partition(":")
     if where == "timm":
         shape = {"num_classes": num_classes, "in_chans": channels}
-        return _of_timm(name, pretrained, {key: value for key, value in shape.items() if value is not None})
+        network = _of_timm(name, pretrained, {key: value for key, value in shape.items() if value is not None})
+        own: Mapping[str, Any] = getattr(network, "pretrained_cfg", None) or {}
+        mean, std = (own.get("mean"), own.get("std")) if mean is None and std is None else (mean, std)
+    else:
+        network = _from_function(text)
+    if (mean is None) != (std is None):
+        raise ValueError("mean and std go together: give both or neither")
+    return network if mean is None or std is None else nn.Sequential(Normalize(mean, std), network)
+
+
+def _from_function(text: str) -> nn.Module:
+    where, _, name = text.partition(":")
     if not where or not name.isidentifier() or not all(part.isidentifier() for part in where.split(".")):
         raise ValueError(f"{text!r} is no network; give {FORMS}")
     if os.getcwd() not in sys.path:
@@ -53,10 +78,10 @@ def build_external(
         raise ValueError(f"{text} is called without arguments, but: {error}") from None
     except ValueError:  # of a builtin: nobody knows before
         pass
-    made = function()
+    made: object = function()
     if not isinstance(made, nn.Module):
         raise ValueError(f"{text} returned {type(made).__name__}; it has to return a torch.nn.Module")
-    return made, (None, None)
+    return made
 
 
 def _functions(module: types.ModuleType) -> list[str]:
@@ -70,7 +95,7 @@ def _offered(names: Iterable[str]) -> str:
     return f"; it has {', '.join(shown[:8])}" if shown else ""
 
 
-def _of_timm(name: str, pretrained: bool, shape: Mapping[str, int]) -> tuple[nn.Module, Normalisation]:
+def _of_timm(name: str, pretrained: bool, shape: Mapping[str, int]) -> nn.Module:
     try:
         import timm
     except ImportError as error:  # it needs torchvision, which no extra of ours brings
@@ -79,5 +104,4 @@ def _of_timm(name: str, pretrained: bool, shape: Mapping[str, int]) -> tuple[nn.
         network: nn.Module = timm.create_model(name, pretrained=pretrained, **shape)
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"timm:{name}: {(str(error) or 'unknown').splitlines()[0]}") from None
-    about: Mapping[str, Any] = getattr(network, "pretrained_cfg", None) or {}
-    return network, (about.get("mean"), about.get("std"))
+    return network

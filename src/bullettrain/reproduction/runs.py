@@ -27,12 +27,12 @@ from bullettrain.config.settings import ConfigError
 from bullettrain.data import DataError, load
 from bullettrain.evaluation.corruptions import spot_corruptions
 from bullettrain.evaluation.evaluate import Plan, evaluate
-from bullettrain.evaluation.load_model import load_model
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.scores import score_ranks
 from bullettrain.evaluation.specs import Defaults, parse_attack, threat_of
 from bullettrain.loading import load as load_network
+from bullettrain.loading import load_model
 from bullettrain.lock import end_with_parent
 from bullettrain.precision import Precision
 from bullettrain.processes import StoppedError, StopRequest, find_place

@@ -13,6 +13,7 @@ from bullettrain.checks import instead
 from bullettrain.config.recipes import RECIPES, recipe
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
+from bullettrain.errors import user_path
 from bullettrain.extras import extra
 from bullettrain.loading import permitted
 
@@ -36,7 +37,7 @@ def find_recipe(name: str, *, network: str | None = None, trust: bool = False) -
 
 def read_recipe(name: str) -> Config:
     """What :func:`find_recipe` reads, as it is; a network that it names is not to be built."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if name in RECIPES or not path.exists():
         if path.suffix in (".yaml", ".yml"):
             raise ConfigError(f"{name} is missing; give a recipe, a YAML file or a run's folder")
