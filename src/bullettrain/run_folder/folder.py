@@ -252,6 +252,30 @@ class RunFolder:
         text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
         self.write(name, f"{text}\n".encode())
 
+    def make(self) -> None:
+        """Make the folder, where it is not there."""
+        with self._writing("the run's folder"):
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    def read_json(self, name: str) -> Any:
+        """What a JSON file of the run holds; None where it is not there.
+
+        Raises:
+            RunError: it is there and cannot be read, or is no JSON.
+        """
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{self.path / name} cannot be read: {first_line(error)}") from None
+
+    def write_json(self, name: str, values: Mapping[str, Any]) -> None:
+        """A JSON file of the run, whole or not at all; the folder is made if need be."""
+        self.make()
+        text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
+        self.write(name, f"{text}\n".encode())
+
     def write(self, name: str, content: bytes | Callable[[BufferedRandom], None]) -> None:
         """A file of the run, whole or not at all: its bytes, or a function that writes them."""
         beside = self.path / f".{name}.new"
