@@ -41,7 +41,9 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a
 
 def _problems(contents: Contents) -> list[str]:
     """What of the folder cannot be shown; RunError where that is all of it."""
-    from bullettrain.run_folder import RunError, RunFolder
+    from bullettrain.brief import first_line
+    from bullettrain.config import Config, ConfigError
+    from bullettrain.run_folder import RunError
 
     problems: list[str] = []
     empty: list[str] = []
@@ -49,9 +51,9 @@ def _problems(contents: Contents) -> list[str]:
     for run, part in runs:
         problems += [*run.notes, *part.damaged]
         try:
-            RunFolder(run.folder).config()
-        except RunError as error:
-            problems.append(f"{error}; it is shown as it is")
+            Config.from_dict(run.config)
+        except ConfigError as error:
+            problems.append(f"{run.folder / 'config.yaml'} cannot be read: {first_line(error)}; it is shown as it is")
         if not run.recorded:
             metrics = run.folder / "metrics.jsonl"
             empty.append(f"{metrics} " + ("holds no record that can be read" if metrics.is_file() else "is missing"))

@@ -183,7 +183,7 @@ def reproduce(
         show_plan(console, title, tasks, on_record(at) | records, environment(place.device)["device"], jobs)
         return
     written: list[Path] = []
-    with logged(console):
+    with logged(console, "bullettrain.reproduction"):
         try:
             if timing or only_tables:
                 _make_folders(out)
