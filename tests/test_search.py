@@ -12,7 +12,7 @@ from bullettrain.evaluation.accuracy import clean_round
 from bullettrain.evaluation.autoattack import Notes, attack_names
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.evaluated_model import EvaluatedModel
-from bullettrain.evaluation.fast_autoattack import SearchCopy, by_graphs, fast_rounds, make_attack
+from bullettrain.evaluation.fast_autoattack import SearchCopy, fast_rounds, make_attack
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.search import APGD, FAB, NEWTON_STEPS, Square, check_windows, eager, margins, onto_plane
@@ -108,7 +108,7 @@ def test_captured_it_does_the_same(network, batch, name):
     x, y = batch
     target = (y + 1) % 10
     results = []
-    for runner in (eager, lambda state: by_graphs(EmulatedRunner(state))):
+    for runner in (eager, EmulatedRunner):
         attack = quick(name, network, x.new_zeros(len(x) + 5, *x.shape[1:]), 0.1, runner)
         for seed in (1, 2):  # the second time every buffer has been used
             rows = slice(None, len(x) - 3 * (seed - 1))
