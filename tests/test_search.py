@@ -70,12 +70,11 @@ def test_the_projection_is_the_packages(scale):
 
 
 @real
-@pytest.mark.parametrize("eps", [0.06, 0.12])
 @pytest.mark.parametrize("name", ["apgd-ce", "apgd-t", "fab-t", "square"])
-def test_each_attack_breaks_what_the_packages_breaks(network, batch, name, eps):
+def test_each_attack_breaks_what_the_packages_breaks(network, batch, name):
     from pyautoattack import AutoAttack
 
-    x, y = batch
+    (x, y), eps = (part[:40] for part in batch), 0.08
     theirs = AutoAttack(network, eps=eps, seed=3, version="standard")
     theirs.verbose, theirs.attacks_to_run, theirs.logger = False, [name], Notes()
     theirs.apgd_targeted.logger = Notes()
@@ -215,6 +214,7 @@ def test_apgd_by_the_evaluation(network, digits, tmp_path, monkeypatch, capsys):
     attacks = parse_attacks(["apgd:eps=0.1", "autoattack:eps=0.1"])
     plan = Plan(attacks, ("bf16",), batch_size=30)
     progress = EvaluationProgress(Console(width=100))
+    digits = digits.subset(torch.arange(40))
     entry, (_, apgd, whole) = evaluate(
         LoadedModel("digits", "digits", network=copy.deepcopy(network)), digits, "digits", plan, device=CPU,
         store=Store(tmp_path), progress=progress,
