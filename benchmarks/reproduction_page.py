@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from bullettrain.reporting.svg import printed
+from bullettrain.reporting.plotting import printed
 from bullettrain.reproduction import SCALES, STUDIES, figures, tables
 from bullettrain.reproduction.records import Record, read_csv, read_records
 from bullettrain.reproduction.results import NOT_RUN, Results, Verdict

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bullettrain.evaluation.comparison import Difference, difference
 from bullettrain.evaluation.results import Store
-from bullettrain.reporting.plotting import panels_beside
-from bullettrain.reporting.svg import COLOURS, printed
+from bullettrain.reporting.plotting import COLOURS, panels, printed
 from bullettrain.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 FIRST = "3-3-3"
 """What the others are compared with."""
+LIMITS = {"apgd": (-3.1, 1.4), "clean": (-1.4, 6.9)}
+"""Points that the panels show."""
 
 
 def main() -> None:
@@ -67,7 +68,7 @@ def judged(name: str, attack: str) -> dict[str, Any]:
 
 def drawn(runs: list[dict[str, str]]) -> Figure:
     """Differences from three steps for all: under APGD, and clean."""
-    figure, (left, right) = panels_beside(2.3, 1.15, columns=2)
+    figure, (left, right) = panels(columns=2, width=2.3, height=1.7)
     places = range(len(runs))[::-1]
     for place, row in zip(places, runs, strict=True):
         colour = {"": "soft", "svar": "accent", "random": "boundary"}[row["score"]]
@@ -75,10 +76,13 @@ def drawn(runs: list[dict[str, str]]) -> Figure:
             apart = compared(folder(row), attack)
             value, error = 100 * apart.value, 200 * apart.error if folder(row) != FIRST else 0.0
             look: dict[str, Any] = {"color": COLOURS[colour], "markersize": 7, "capsize": 4, "elinewidth": 1.8}
-            axes.errorbar(value, place, xerr=error, fmt="o", **look)
+            low, high = LIMITS[attack]
+            shown = min(max(value, low + 0.25), high - 0.25)  # far off: an arrow at the edge
+            inside = shown == value
+            axes.errorbar(shown, place, xerr=error if inside else None, fmt="o" if inside else "<", **look)
             axes.annotate(
                 f"{float(row[attack]):.1f} %",
-                (value, place),
+                (shown, place),
                 xytext=(0, 7),
                 textcoords="offset points",
                 ha="center",
@@ -87,8 +91,8 @@ def drawn(runs: list[dict[str, str]]) -> Figure:
             )
     left.set_yticks(list(places), [label(row) for row in runs])
     right.set_yticks(list(places), [])
-    left.set(xlabel="points under APGD, L∞ 8/255", xlim=(-3.1, 1.4))
-    right.set(xlabel="points of clean accuracy", xlim=(-1.4, 5.9))
+    left.set(xlabel="points under APGD, L∞ 8/255", xlim=LIMITS["apgd"])
+    right.set(xlabel="points of clean accuracy", xlim=LIMITS["clean"])
     for axes in (left, right):
         axes.set_ylim(-0.6, len(runs) - 0.3)
         axes.axvline(0, color=COLOURS["soft"], linewidth=0.9, zorder=0)

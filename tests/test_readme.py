@@ -1,6 +1,7 @@
 """The README says what the project does: its commands are there to be run, its figures are recorded."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -93,3 +94,20 @@ def test_the_example_runs():
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 3
     assert "TRADES + BulletTrain" in done.stdout
+
+
+def test_the_table_of_both_engines_is_what_was_recorded():
+    """docs/speed.md: the present engine beside the one before it."""
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    lines = page.split("<!-- one engine -->\n")[1].split("<!-- /one engine -->")[0].splitlines()[2:]
+    files = sorted((ROOT / "results" / "bench" / "one-engine").glob("*-d202aa7.json"))
+    assert len(files) == len(lines)
+    for file, line in zip(files, lines, strict=True):
+        both = [file, file.with_name(file.name.replace("d202aa7", "f70dca3"))]
+        now, before = ({row["method"]: row for row in json.loads(f.read_text(encoding="utf-8"))["rows"]} for f in both)
+        mined = now["bullettrain"]
+        parts = " / ".join(f"{mined[name]:.1f}" for name in ("select_ms", "attack_ms", "update_ms"))
+        cells = [f"{now[m]['step_ms']:.2f} / {before[m]['step_ms']:.2f}" for m in ("baseline", "bullettrain")]
+        memory = f"{mined['memory_gib']:.1f} / {before['bullettrain']['memory_gib']:.1f}"
+        assert line.endswith(f"| {cells[0]} | {cells[1]} | {parts} | {memory} |")
+        assert all(abs(now[m]["step_ms"] / before[m]["step_ms"] - 1) < 0.02 for m in now)

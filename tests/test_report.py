@@ -158,6 +158,8 @@ def test_headline_and_figures(pages):
         "14.5 passes an example, 27.0 without",
     ):
         assert words in page.text
+    assert "<h1>run</h1>" in page.source, "a report is called by its folder, as --out names it"
+    assert "recipe trades-short TRADES with BulletTrain L∞, ε = 8/255 preact-resnet18 cifar10" in page.text
     for words in ("24 % outlier 0 steps each", "33 % boundary 10 steps each", "43 % robust 2 steps each"):
         assert words in page.text
     assert "last 81.46 % 51.21 % best 81.02 % 51.48 % averaged 81.71 % 51.63 %" in page.text
@@ -272,7 +274,7 @@ def test_text_of_the_run_is_text(tmp_path):
     page = report(tmp_path)
     assert "script" not in {tag for tag, _ in page.elements}
     assert "img" not in {tag for tag, _ in page.elements}
-    assert page.text.count('<script>alert("1")</script>') == 5  # title, heading, warning, configuration, command
+    assert page.text.count('<script>alert("1")</script>') == 4  # facts, warning, configuration, command
 
 
 def test_unfinished(tmp_path):
@@ -407,13 +409,13 @@ def test_samples(tmp_path):
 
 
 def test_what_is_not_amplified_is_not_called_so(tmp_path):
-    make_run(tmp_path, epochs=1)
-    path = tmp_path / "samples.safetensors"
+    folder = make_run(tmp_path / "run", epochs=1)
+    path = folder / "samples.safetensors"
     tensors = load_file(path)
     save_file({**tensors, "adversarial": 255 - tensors["clean"]}, path)
-    page = report(tmp_path)
+    page = report(folder)
     assert "and the difference around grey." in page.text
-    assert "amplified" not in page.source.replace(str(tmp_path), "")
+    assert "amplified" not in page.source.replace(str(folder), "")
     assert "×1<" not in page.source
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +9,10 @@ import torch
 from matplotlib.text import Text
 
 from bullettrain.evaluation.results import pack
-from bullettrain.reporting import figures as report
-from bullettrain.reporting.svg import printed
+from bullettrain.reporting.plotting import printed
 from bullettrain.reproduction import STUDIES, figures, tables
-from bullettrain.reproduction.records import read_records
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.scales import SHORT, SMOKE
-from bullettrain.run_folder import read_batch
 from test_reproduction_claims import PAPERS, record
 
 
@@ -119,37 +115,6 @@ def test_the_plane_is_over_minutes_where_all_have_them():
     alone = Results(STUDIES["plane"], SHORT, {run.name: run for run in shared[:1]})
     with printed():
         assert figures.draw(alone) == []
-
-
-def test_names_in_the_histogram_keep_off_each_other():
-    records = read_records(Path(__file__).parents[1] / "results" / "reproduce" / "short" / "records")
-    batches = {name: batch for name, one in records.items() if (batch := read_batch(one.batch or {})) is not None}
-    if not batches:
-        pytest.skip("results/ is not here")
-    few = [name for name in batches if not name.startswith("mnist")] + [name for name in batches if "mnist" in name][
-        ::8
-    ]
-    for name in few:
-        batch = batches[name]
-        with printed():
-            figure = report.draw_histogram(batch)
-            figure.draw_without_rendering()
-        boxes = [Text.get_window_extent(word) for word in figure.axes[0].texts]
-        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2)), name
-        if "trades" in name and "r2" in name:  # outliers whose sizes were rounded up have the robust ones' steps
-            (line,) = figure.axes[0].lines
-            off_the_line(figure.axes[0], line, boxes)
-
-
-def off_the_line(axes, line, boxes):
-    """No name on the line, which goes up and down half way between two examples."""
-    x, y = line.get_data()
-    corners = [(x[0], y[0])]
-    for (a, low), (b, high) in itertools.pairwise(zip(x, y, strict=True)):
-        corners += [((a + b) / 2, low), ((a + b) / 2, high)]
-    path = axes.transData.transform([*corners, (x[-1], y[-1])])
-    for dot in np.concatenate([np.linspace(a, b, 50) for a, b in itertools.pairwise(path)]):
-        assert not any(box.contains(*dot) for box in boxes)
 
 
 def corrupted(name, by, seed=0, **accuracy):

@@ -63,6 +63,7 @@ def test_rows_of_the_csv_are_the_runs(figure, page):
     ("one", "other", "text"),
     [
         ("3-1-0", "3-3-0", "(3/1/0 against 3/3/0) it is 0.73 ± 0.34"),
+        ("2-1-1", "2-2-2", "(2/1/1 against 2/2/2) costs 1.65 ± 0.33"),
         ("3-1-1", "3-1-1-chance", "cannot be told apart (0.23 ± 0.33)"),
     ],
 )

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from bullettrain.corruptions.table import SEVERITIES
-from bullettrain.reporting.plotting import label_points, legend_above, panels_beside
-from bullettrain.reporting.svg import COLOURS
+from bullettrain.reporting.plotting import COLOURS, label_points, legend_above, panels
 from bullettrain.run_folder import Floats
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def draw_plane(points: Sequence[PlanePoint], xlabel: str, ylabel: str) -> Figure
     heights = sorted((point.accuracy for point in points), reverse=True)
     least = heights[0] - FAR if heights[1] >= heights[0] - FAR else heights[-1]
     edge = min(point.accuracy - point.bar for point in points if point.accuracy >= least) - 3.0
-    figure, (axes,) = panels_beside(1.45, 1.25)
+    figure, (axes,) = panels(width=1.45, height=1.25)
     drawn: dict[str, Any] = {}
     words = []
     for kind, far in itertools.product(KINDS, (False, True)):
@@ -92,7 +91,7 @@ def draw_corruptions(names: Sequence[str], rows: Mapping[str, tuple[float | None
     Args:
         rows: by title: clean accuracy, if it is known, and that under each of ``names`` at each severity, in percent.
     """
-    figure, (left, right) = panels_beside(2.0, 1.25, columns=2)
+    figure, (left, right) = panels(columns=2, width=2.0, height=1.25)
     kinds = itertools.cycle((("s", "soft"), ("^", "boundary"), ("o", "accent"), ("D", "robust")))
     drawn: dict[str, Any] = {}
     at, means = np.arange(len(names)), np.array([shares.mean(axis=1) for _, shares in rows.values()])

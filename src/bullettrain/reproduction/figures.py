@@ -18,8 +18,7 @@ from bullettrain.evaluation.comparison import Measured
 from bullettrain.mining import Category
 from bullettrain.reporting import figures as report
 from bullettrain.reporting.pictures import SYMBOLS, Kind, PlanePoint, draw_corruptions, draw_plane
-from bullettrain.reporting.plotting import label_points, legend_above, panels_beside
-from bullettrain.reporting.svg import COLOURS, printed
+from bullettrain.reporting.plotting import COLOURS, label_points, legend_above, panels, printed
 from bullettrain.reproduction.records import Record
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.studies import ROLES, Row, panel_rows
@@ -111,7 +110,7 @@ def _sweep(results: Results, symbol: str, stem: str) -> Iterator[Picture]:
     if len(found) < 2:
         return
     found = dict(sorted(found.items(), key=lambda point: point[1][0].mean))
-    figure, (axes,) = panels_beside()
+    figure, (axes,) = panels()
     x = [speed.mean for speed, *_ in found.values()]
     drawn: dict[str, Any] = {}
     words = []
@@ -147,8 +146,8 @@ def oracle(results: Results) -> Iterator[Picture]:
         maps[zero] = np.array(means).reshape(len(grid), len(grid))
     if not any(np.isfinite(cells).any() for cells in maps.values()):
         return
-    figure, panels = panels_beside(2.0, 0.95, columns=3)
-    for axes, (zero, cells) in zip(panels, maps.items(), strict=True):
+    figure, beside = panels(columns=3, width=2.0, height=0.95)
+    for axes, (zero, cells) in zip(beside, maps.items(), strict=True):
         first, second = (SYMBOLS[role] for role in ROLES if role != zero)
         image = axes.imshow(cells, origin="lower", cmap="viridis", vmin=0, vmax=100)
         axes.set(title=f"{SYMBOLS[zero]} = 0", xlabel=second, ylabel=first)
@@ -159,7 +158,7 @@ def oracle(results: Results) -> Iterator[Picture]:
             place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
             text, colour = ("–", "ink") if np.isnan(value) else (f"{value:.1f}", "card" if value < 50 else "ink")
             axes.text(column, row, text, color=COLOURS[colour], **place)
-    bar = figure.colorbar(image, ax=panels, shrink=0.85, pad=0.02)
+    bar = figure.colorbar(image, ax=beside, shrink=0.85, pad=0.02)
     bar.set_label(f"{results.title('pgd100x20')} accuracy, %")
     bar.outline.set_visible(False)
     base = results.value("baseline", "pgd100x20")

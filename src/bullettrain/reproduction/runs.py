@@ -356,10 +356,6 @@ def _time(record: Record, data_dir: Path | None, device: str | None) -> dict[str
             timed.time()
     return {
         **{"epoch_seconds": timed.epoch_seconds, "step_ms": timed.step_ms, "spread_ms": timed.spread_ms},
-        **{
-            "steps": STEPS,
-            "repeats": REPEATS,
-            "notes": trainer.recorder.notes,
-            "environment": environment(place.device),
-        },
+        **{"steps": STEPS, "repeats": REPEATS, "notes": trainer.recorder.notes},
+        "environment": environment(place.device),
     }

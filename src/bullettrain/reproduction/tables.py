@@ -9,7 +9,7 @@ from typing import Literal
 
 from bullettrain.evaluation.comparison import Measured
 from bullettrain.formatting import DASH, number
-from bullettrain.reporting.page import render
+from bullettrain.reporting.report import render
 from bullettrain.reproduction.results import RANKS, CheckResult, Results, Verdict, worst
 from bullettrain.reproduction.studies import RATIOS, SHARES, Row
 
