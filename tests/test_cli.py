@@ -2,7 +2,9 @@
 
 import ast
 import dataclasses
+import io
 import json
+import logging
 import os
 import re
 import shlex
@@ -13,10 +15,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 import bullettrain
 from bullettrain.commands import app
+from bullettrain.commands import train_terminal as told
 from bullettrain.config import recipe
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.training import run as run_module
@@ -121,7 +125,7 @@ def test_train_from_nothing_to_a_report(tmp_path, monkeypatch, invoke):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert lines[0] == "digits on cpu: runs/digits"
+    assert lines[0] == "runs/digits: digits on cpu"
     assert [re.match(rf"epoch {n}/2  step \d+  loss ", line) is not None for n, line in enumerate(lines[1:3], 1)] == [
         True,
         True,
@@ -131,7 +135,7 @@ def test_train_from_nothing_to_a_report(tmp_path, monkeypatch, invoke):
     assert (tmp_path / "runs/digits/report.html").stat().st_size > 10_000
     # Again: the finished run is left alone.
     monkeypatch.chdir(tmp_path)
-    assert plain(invoke("train", *TINY).output).splitlines()[0] == "digits on cpu: runs/digits-2"
+    assert plain(invoke("train", *TINY).output).splitlines()[0] == "runs/digits-2: digits on cpu"
     # The report can be made again from the folder alone.
     (tmp_path / "runs/digits/report.html").unlink()
     assert invoke("report", "runs/digits").exit_code == 0
@@ -196,7 +200,7 @@ def test_a_name_is_printed_as_it_is(invoke, tmp_path, monkeypatch, name):
     done = invoke("train", *TINY, "--out", f"y/{name}")
     assert done.exit_code == 0, done.output
     lines = [line.rstrip() for line in done.output.splitlines()]
-    assert lines[0] == f"digits on cpu: y/{name}"
+    assert lines[0] == f"y/{name}: digits on cpu"
     assert f"y/{name}" in lines  # above the table
     assert lines[-1] == f"report  y/{name}/report.html"
     assert Path("y", name, "report.html").is_file()
@@ -204,16 +208,27 @@ def test_a_name_is_printed_as_it_is(invoke, tmp_path, monkeypatch, name):
     assert f"{name}/MNIST/raw/" in invoke("data", "verify", "mnist", "--data-dir", name).output
 
 
-def test_a_warning_is_printed_as_it_is(capsys):
-    from rich.text import Text
+def test_a_message_is_printed_as_it_is(capsys):
+    from bullettrain.terminal import logged, terminal
 
-    from bullettrain.terminal import terminal
+    with logged(terminal()):
+        logging.getLogger("bullettrain.training").info("".join(ODD_NAMES))
+        logging.getLogger("bullettrain.training").warning("".join(ODD_NAMES))
+    assert capsys.readouterr().out.splitlines() == ["".join(ODD_NAMES), "warning " + "".join(ODD_NAMES)]
+
+
+def test_the_live_line_shows_the_last_validation():
     from bullettrain.training.display import Display
 
-    display = Display(terminal(), epochs=1, steps_per_epoch=1, done=0, selects=True)
-    display.message("".join(ODD_NAMES))
-    display.message(Text.assemble(("warning", "bold red"), *ODD_NAMES))
-    assert capsys.readouterr().out.splitlines() == ["".join(ODD_NAMES), "warning" + "".join(ODD_NAMES)]
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    figures = {"loss": 1.5, "lr": 0.1, "examples_per_second": 10.0, "robust_fraction": 0.5, "epoch": 1, "step": 3}
+    figures |= {"outlier": 0.2, "boundary": 0.3, "robust": 0.5, "seconds": 1.0, "evaluation_seconds": 1.0}
+    with Display(console, 2, 3, selects=True, corruption="under PGD") as display:
+        display.epoch(figures | {"validation_clean": 0.814, "validation_robust": 0.5})
+        assert display.detail.plain.endswith("F_R 0.50  validation 81.4 %, under PGD 50.0 %")
+        display.interval(figures | {"loss": 0.25})
+        assert display.detail.plain.startswith("loss 0.250")
+        assert display.detail.plain.endswith("validation 81.4 %, under PGD 50.0 %")
 
 
 MISTAKES = {
@@ -285,7 +300,7 @@ def test_sigint_prints_the_command_that_goes_on(tmp_path):
 @pytest.mark.parametrize("at", ["in a step", "in the report"])
 def test_a_second_ctrl_c_prints_the_command_that_goes_on(invoke, tmp_path, monkeypatch, at):
     monkeypatch.chdir(tmp_path)
-    take, write = Trainer.take, run_module.write_report
+    take, write = Trainer.take, told.write_report
 
     def interrupted(trainer, unit):
         out = take(trainer, unit)
@@ -303,14 +318,14 @@ def test_a_second_ctrl_c_prints_the_command_that_goes_on(invoke, tmp_path, monke
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "take", interrupted)
         if at == "in the report":
-            patched.setattr(run_module, "write_report", interrupted_report)
+            patched.setattr(told, "write_report", interrupted_report)
         stopped = invoke(*words)
     assert stopped.exit_code == 130
     said, printed = stopped.output.splitlines()[-2:]
     assert said == "interrupted; go on with:"
     gone_on = invoke(*shlex.split(printed)[1:])
     assert gone_on.exit_code == 0, gone_on.output
-    assert f"digits on cpu: run, from step {2 if at == 'in a step' else 3}" in gone_on.output.splitlines()
+    assert f"run: digits on cpu, from step {2 if at == 'in a step' else 3}" in gone_on.output.splitlines()
 
 
 @pytest.mark.parametrize("interrupts", [True, False])
@@ -344,8 +359,7 @@ def test_ctrl_c_before_there_is_a_run_says_that_nothing_was_saved(invoke, tmp_pa
         patched.setattr(*BEFORE[at], lambda *_: signal.raise_signal(signal.SIGINT))
         stopped = invoke(*words)
     assert stopped.exit_code == 130
-    said = [line for line in stopped.output.splitlines() if line != "baseline"]
-    assert said == ["interrupted before the first step; nothing was saved"]
+    assert stopped.output.splitlines() == ["interrupted before the first step; nothing was saved"]
     assert not Path("run").exists()
     config = recipe("digits")
     RunFolder(Path("run", "baseline" if both else "")).create(config.baseline() if both else config, {})
@@ -377,10 +391,11 @@ def test_a_run_is_a_recipe(invoke, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert invoke("train", *TINY, "--out", "runs/x").exit_code == 0
     again = invoke("train", "runs/x")
-    assert again.output.splitlines()[0] == "digits on cpu: runs/x-2"
+    assert again.output.splitlines()[0] == "runs/x-2: digits on cpu"
     one, other = (Path(folder, "last.safetensors").read_bytes() for folder in ("runs/x", "runs/x-2"))
     assert one == other
-    Path("runs/x/metrics.jsonl").write_text("")
+    log = Path("runs/x/metrics.jsonl")
+    log.write_text("".join(line for line in log.read_text().splitlines(True) if '"end"' not in line))
     assert invoke("train", "runs/x", "--resume").output.splitlines()[-1] == "report  runs/x/report.html"
     assert RunFolder(Path("runs/x")).finished
 
@@ -397,7 +412,7 @@ def test_a_file_is_a_recipe(invoke, tmp_path, monkeypatch):
     assert (part["optimizer"]["name"], part["training"]["epochs"]) == ("adam", 40)  # of the recipe
     assert yaml.safe_load(invoke("train", "own.yaml", "--show").output)["recipe"] == "own.yaml"
     done = invoke("train", "mine.yaml")
-    assert done.output.splitlines()[0] == "digits on cpu: runs/mine"
+    assert done.output.splitlines()[0] == "runs/mine: digits on cpu"
 
 
 @pytest.mark.parametrize("file", ["own.yaml", "gone.yaml"])

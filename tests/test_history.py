@@ -11,7 +11,7 @@ import bullettrain as bt
 from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.engine import captured
 from bullettrain.engine.cuda_graphs import materialize
-from bullettrain.history import History, margin_of, unseen_on_boundary
+from bullettrain.history import History, HistorySampler, margin_of, unseen_on_boundary
 from conftest import batch, counting, norm_net, tiny_net
 from emulated import EmulatedRunner
 from grouped import Fast
@@ -441,3 +441,22 @@ def test_a_budget_by_history_is_the_plain_steps_when_it_is_fast(emulated):
         assert torch.allclose(mine, other, atol=1e-6)
     with pytest.raises(ValueError, match="HistoryBudget needs to know the examples"):
         BulletTrain(bt.PGDAT(), budget=bt.HistoryBudget(3)).step(net, x, y)
+
+
+def test_a_sampler_reads_the_history_when_an_epoch_begins():
+    """An epoch of the examples with the lowest margins on x', by torch's own loader."""
+    x, y = batch(12, seed=0)
+    data = torch.utils.data.TensorDataset(x, y, torch.arange(12))
+    train = BulletTrain(bt.MART(eps=0.05), budget=StepBudget(2, 1), examples=12)
+    sampler = HistorySampler(train.history, lambda history: history.margin.argsort(stable=True)[:6])
+    loader, net = torch.utils.data.DataLoader(data, batch_size=3, sampler=sampler), norm_net()
+    train.step(net, x, y, index=torch.arange(12))
+    hard = set(train.history.margin.argsort(stable=True)[:6].tolist())
+    seen = [index for _, _, index in loader]
+    assert set(torch.cat(seen).tolist()) == hard
+    assert len(sampler) == 6
+    for x_, y_, index in loader:
+        train.step(net, x_, y_, index=index)
+    assert train.history.visits.sum() == 18
+    with pytest.raises(TypeError, match="choose returned bool of shape"):
+        list(HistorySampler(train.history, lambda history: history.margin > 0))

@@ -1,6 +1,7 @@
 """Two gloo processes against one: the joint batch's step, with a module wrapped in DistributedDataParallel."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -229,3 +230,28 @@ def test_batch_norm_and_uneven_attacks_do_not_deadlock_or_break_the_graph(two):
     for a, b in zip(two[0]["norm"], two[1]["norm"], strict=True):
         assert torch.equal(a, b)
         assert torch.isfinite(a).all()
+
+
+def one_that_dies(rank, port, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    train, net, (x, y, start) = make("trades", StepBudget(3, 1)), tiny_net(), joint_batches()[0]
+    train.step(net, x, y, start=start)
+    if rank == 1:
+        os._exit(9)
+    try:
+        train.step(net, x, y, start=start)
+    except RuntimeError as error:
+        Path(folder, "said").write_text(str(error), encoding="utf-8")
+    os._exit(0)
+
+
+def test_a_worker_that_dies_ends_the_others_with_a_message(tmp_path):
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("this torch build has no gloo")
+    context = mp.spawn(one_that_dies, args=(free_port(), str(tmp_path)), nprocs=2, join=False)
+    for process in context.processes:
+        process.join(60)
+    assert [process.exitcode for process in context.processes] == [0, 9]
+    assert "another process of the group has ended" in (tmp_path / "said").read_text(encoding="utf-8")

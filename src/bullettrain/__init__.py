@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from bullettrain.attacks import Normalized
     from bullettrain.cost import theoretical_speedup
     from bullettrain.engine.captured import Captured
+    from bullettrain.history import History, HistorySampler
     from bullettrain.loading import load
     from bullettrain.mining import (
         Category,
@@ -37,7 +38,9 @@ __all__ = [
     "Captured",
     "Category",
     "GaussianBudget",
+    "History",
     "HistoryBudget",
+    "HistorySampler",
     "Normalized",
     "Objective",
     "OracleSeparation",
@@ -66,6 +69,7 @@ _NAMES = {
     "attacks": ("Normalized",),
     "cost": ("theoretical_speedup",),
     "engine.captured": ("Captured",),
+    "history": ("History", "HistorySampler"),
     "loading": ("load",),
     "mining": (
         *("Category", "RobustFraction", "random_score", "separate", "signed_cross_entropy", "signed_gradient_norm"),

@@ -127,6 +127,37 @@ def check_selection(svar: Tensor, category: Tensor, known: Sequence[int]) -> Non
         )
 
 
+def check_parts(objective: Any, budget: Any, score: object, separation: object) -> None:
+    """TypeError, with what to give instead, where a part of a step is no such thing."""
+    if isinstance(objective, type) or not hasattr(objective, "corrupt"):
+        name = getattr(objective, "__name__", type(objective).__name__)
+        raise TypeError(f"the objective is {name}; give an instance, e.g. TRADES()")
+    if not hasattr(objective, "selection"):
+        raise TypeError(f"{type(objective).__name__} was not set up; call super().__init__() in its __init__")
+    if isinstance(budget, type) or not hasattr(budget, "allocate"):
+        raise TypeError(f"the budget is {shown(budget)}; give StepBudget(boundary, robust) or StepBudget.uniform(n)")
+    if missing := [name for name in ("uniform_steps", "step_sizes") if not hasattr(budget, name)]:
+        raise TypeError(f"the budget has no {missing[0]}; bullettrain.allocation.Allocation says what one has")
+    for name, function in (("score", score), ("separation", separation)):
+        if isinstance(function, type):
+            raise TypeError(f"the {name} is {function.__name__}; give an instance, e.g. {function.__name__}()")
+        if not (callable(function) or hasattr(function, "bind")):
+            raise TypeError(f"the {name} is {shown(function)}; give a function")
+
+
+def check_last(objective: Any, budget: Any, separation: object, examples: int) -> None:
+    """ValueError where examples are to be selected by their last logits, and that cannot be."""
+    if objective.selection != "last" or budget.uniform_steps is not None:
+        return
+    if not objective.has_clean_term:
+        name = type(objective).__name__
+        raise ValueError(f"selection is 'last', but the loss of {name} has no clean logits; give selection='eval'")
+    if hasattr(separation, "bind"):
+        raise ValueError("selection is 'last', but the separation looks at what logits are now; give 'eval' or 'train'")
+    if not examples:
+        raise ValueError("selection is 'last'; give examples=, how many there are, and every step index=, which it has")
+
+
 def check_module(model: object) -> None:
     """A network has weights to hold, a mode and statistics, which a function does not show."""
     if not isinstance(model, nn.Module):

@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
+from bullettrain.allocation import StepBudget
 from bullettrain.checks import check_count
 
 
-class Budget(Protocol):
-    """Steps for each class, as :class:`~bullettrain.allocation.StepBudget` has them."""
-
-    @property
-    def boundary(self) -> int:
-        """N_B."""
-        ...
-
-    @property
-    def robust(self) -> int:
-        """N_R."""
-        ...
-
-    @property
-    def outlier(self) -> int:
-        """N_O."""
-        ...
-
-    @property
-    def uniform_steps(self) -> int | None:
-        """The number of steps that everybody gets, or None."""
-        ...
-
-
 def theoretical_speedup(
-    budget: Budget,
+    budget: StepBudget,
     *,
     boundary: float,
     robust: float,
@@ -118,7 +94,7 @@ class Cost:
         )
 
     def speedup(
-        self, budget: Budget, *, boundary: float, robust: float, outlier: float, steps: int | None = None
+        self, budget: StepBudget, *, boundary: float, robust: float, outlier: float, steps: int | None = None
     ) -> float:
         """Plain work, with ``steps`` (N_B unless given) for everyone, over that of ``budget`` at these fractions."""
         full = budget.boundary if steps is None else check_count(steps, "steps")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import Sampler
 
+from bullettrain.checks import described
 from bullettrain.mining import Category, Separation
 from bullettrain.precision import wide
 
@@ -64,6 +66,11 @@ class History:
                 mine.index_copy_(0, index, new.to(mine.dtype).nan_to_num(nan=0.0) if mine.is_floating_point() else new)
         self.visits.index_add_(0, index, torch.ones_like(index))
 
+    def clear(self) -> None:
+        """Forget everything."""
+        for tensor in self.tensors():
+            tensor.zero_()
+
     def state_dict(self) -> dict[str, Tensor]:
         """A copy, on the host."""
         names = ("score", "margin", "steps", "visits")
@@ -89,6 +96,37 @@ class History:
         self.check_state(state)
         for mine, name in zip(self.tensors(), ("score", "margin", "steps", "visits"), strict=True):
             mine.copy_(state[name])
+
+
+class HistorySampler(Sampler[int]):
+    """An order of each epoch that may look at what is remembered, for a ``DataLoader`` that also returns indices.
+
+        def hard_half(history: History) -> Tensor:  # the half with the lowest margins, in random order
+            hard = history.margin.argsort()[: history.examples // 2]
+            return hard[torch.randperm(len(hard))]
+
+        loader = DataLoader(dataset, batch_size=128, sampler=HistorySampler(train.history, hard_half))
+
+    Args:
+        history: of `BulletTrain`.
+        choose: the examples of the next epoch, (n,) indices, in their order; called when an epoch begins. To weigh
+            those that are left, an allocation returns ``Allocated(…, weight=…)``.
+    """
+
+    def __init__(self, history: History, choose: Callable[[History], Tensor]) -> None:
+        self.history, self.choose = history, choose
+        self._length = history.examples
+
+    def __iter__(self) -> Iterator[int]:
+        chosen = self.choose(self.history)
+        if not torch.is_tensor(chosen) or chosen.ndim != 1 or chosen.is_floating_point() or chosen.dtype == torch.bool:
+            raise TypeError(f"choose returned {described(chosen)}; it has to return (n,) indices of examples")
+        self._length = len(chosen)
+        return iter(chosen.tolist())
+
+    def __len__(self) -> int:
+        """Examples of the epoch that has begun; all there are before the first."""
+        return self._length
 
 
 def margin_of(z_prime: Tensor, y: Tensor) -> Tensor:

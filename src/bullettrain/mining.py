@@ -199,7 +199,7 @@ class RobustFraction:
         return {"value": float(self._value), "gamma": self.gamma, "momentum": self.momentum}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue from :meth:`state_dict`."""
+        """Continue from :meth:`state_dict`, with its γ and p."""
         gamma = check_fraction(state["gamma"], "gamma", low_open=True)
         momentum = check_fraction(state["momentum"], "momentum", high_open=True)
         value = check_fraction(state["value"], "value")

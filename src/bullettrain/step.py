@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,35 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bullettrain import checks
 from bullettrain.allocation import Allocation
 from bullettrain.attacks.pgd import AttackState
 from bullettrain.attacks.state import bare
 from bullettrain.brief import brief
-from bullettrain.checks import (
-    buffers_restored_on_error,
-    check_batch,
-    check_count,
-    check_index,
-    check_labels,
-    check_logits,
-    check_logits_shape,
-    check_module,
-    check_network,
-    check_no_nan,
-    check_selection,
-    check_unnormalised,
-)
 from bullettrain.cost import Work
 from bullettrain.engine.attack import attack, last_steps
 from bullettrain.engine.distributed import Workers, find_group
 from bullettrain.engine.forwards import Forwards
-from bullettrain.engine.parts import (
-    check_last,
-    check_parts,
-    restore_fraction,
-    restore_generators,
-    restore_history,
-)
 from bullettrain.engine.phases import EAGER, Batch, Learnt, Phases, Runner, joined, part_of, slices
 from bullettrain.history import History
 from bullettrain.mining import (
@@ -65,9 +46,8 @@ def algorithm(
     x, y, start, index, m = joined(train.objective, batches, run)
     workers = Workers(train.process_group(), m, x.device)  # several processes may share each mini-batch
     svar, s = run(phases.select, x, y, index, m) if train.selects else (None, None)  # SVar of the clean logits h(x)
-    joint = None if svar is None else workers.gather(svar)  # the quantile is over the examples of all processes
-    shares = workers.joint_sizes, workers.own_places
-    category, steps, weight, *state = run(phases.allocate, svar, joint, x, y, s, start, index, *shares)
+    joint = workers.gather(svar), *workers.shares  # the quantile is over the examples of all processes
+    category, steps, weight, *state = run(phases.allocate, svar, *joint, x, y, s, start, index)
     counts = train.on_host(s, svar, category, steps)  # the one thing that the host has to know: how the batch shrinks
     target = run(phases.target, x, train.shared(s)) if train.objective.needs_target and any(counts) else None
     attacked = AttackState(*state[:3], target, *state[3:])  # type: ignore[call-arg]
@@ -75,18 +55,15 @@ def algorithm(
     for i, rows in enumerate(slices(m)):
         x_prime, late = last_steps(phases, run, attacked, steps, counts, rows, len(m))
         train.look_at_attack(x[rows], x_prime, part_of(attacked.eps, rows))
-        t = phases.touched(counts[rows])
+        own = y[rows], steps[rows], part_of(weight, rows), part_of(start, rows)
         z = s if phases.keeps_logits(len(m)) else None  # the loss's own logits selected: they are there already
-        parts = (part_of(v, rows) for v in (y, steps, weight))
-        loss_weight = workers.loss_weight(i)
-        more = z, part_of(start, rows), t, loss_weight, phases.accumulation
-        learnt = run(phases.learn, x[rows], x_prime, *parts, *more)  # L(z, z')
+        t, loss_weight = phases.touched(counts[rows]), workers.loss_weight(i)
+        learnt = run(phases.learn, x[rows], x_prime, *own, z, t, loss_weight, phases.accumulation)  # L(z, z')
         remembered = train.remembered(workers, i, part_of(index, rows), learnt, steps[rows])
         given = category[rows], steps[rows], part_of(svar, rows)
         run(phases.update, workers.sum_(learnt.counts), remembered, learnt[:3], y[rows], *given, loss_weight)  # F_R
         train.steps_taken += 1
-        forwarded = sum(n > 0 for n in counts[rows]) if t is None else t
-        work = train.work(m[i], taken * m[i] / len(y) + late, forwarded, phases, len(m), late)
+        work = train.work(counts[rows], t, taken * m[i] / len(y), phases, len(m), late)
         yield StepOutput(learnt.loss, *given, work, x_prime.detach(), learnt.z, learnt.z_prime)
 
 
@@ -166,23 +143,21 @@ class BulletTrain:
         group: dist.ProcessGroup | None = None,
         joint: bool = True,
     ) -> None:
-        check_parts(objective, budget, score, separation)
-        check_last(objective, budget, separation, check_count(examples, "examples"))
-        objective.check_budget(budget)
+        checks.check_parts(objective, budget, score, separation)
         self.objective = objective
         self.budget = budget
         self.robust_fraction = RobustFraction(gamma, momentum)
-        self.history = History(examples)
+        self.history = History(checks.check_count(examples, "examples"))
         self.score = score
         self.separation = separation
-        self.separation_for_objective()  # refuses one that does not go with the objective
+        self.check_settings()
         self.group, self.joint = group, joint
-        self.check_every = check_count(check_every, "check_every")
+        self.check_every = checks.check_count(check_every, "check_every")
         self.steps_taken = 0
-        self._checked = False  # in this process
-        self._seen = False  # a network whose parts all go with the method
         self.looking = False
         """Whether this step's values are looked at."""
+        self._checked = False  # any step in this process
+        self._seen = False  # a network whose parts all go with the method
 
     def __repr__(self) -> str:
         fraction = self.robust_fraction
@@ -214,11 +189,10 @@ class BulletTrain:
         A compiled model is best compiled in the default mode: "reduce-overhead" keeps outputs in buffers that
         the attack's forwards overwrite. With several workers compile first, then wrap.
         """
-        check_module(model)
-        check_batch(x, y)
-        self.check_step(y, index)
-        with self._watching(model, x, y):
-            (out,) = algorithm(self, Phases(self, Forwards(model)), [Batch(x, y, start, index)])
+        batch = Batch(x, y, start, index)
+        checks.check_module(model)
+        with self.validated(model, [batch]), self._forwards_watched(model, y):
+            (out,) = algorithm(self, Phases(self, Forwards(model)), [batch])
         return out
 
     def updates(self, phases: Phases, batches: Sequence[Batch], run: Runner = EAGER) -> Iterator[StepOutput]:
@@ -253,12 +227,12 @@ class BulletTrain:
     def on_host(self, s: Tensor | None, svar: Tensor | None, category: Tensor, steps: Tensor) -> list[int]:
         """Steps of each example on the host: waits for the device, unless everybody gets the same number anyway."""
         if self.looking and s is not None:
-            check_logits(s.detach(), self.steps_taken + 1)
+            checks.check_logits(s.detach(), self.steps_taken + 1)
         if self.looking and svar is not None:
-            check_selection(svar, category, list(Category))
+            checks.check_selection(svar, category, list(Category))
         same = self.budget.uniform_steps
         counts: list[int] = steps.tolist() if same is None else [same] * len(steps)
-        check_count(min(counts), "steps")
+        checks.check_count(min(counts), "steps")
         most = self.objective.max_steps
         if most is not None and max(counts) > most:
             raise ValueError(f"the budget allocated {max(counts)} steps; {type(self.objective).__name__} has {most}")
@@ -276,13 +250,13 @@ class BulletTrain:
         if index is None or not self.history.examples:
             return ()
         if self.looking and learnt.score is not None:
-            check_no_nan(learnt.score)
-        known = (index, learnt.score, learnt.margin, steps)
-        return tuple(None if values is None else workers.gather_batch(values, batch) for values in known)
+            checks.check_no_nan(learnt.score)
+        return tuple(workers.gather_batch(known, batch) for known in (index, learnt.score, learnt.margin, steps))
 
-    def work(self, m: int, steps: float, touched: int, phases: Phases, batches: int, late: int) -> Work:
-        """Passes of one mini-batch: its own update, and its share of the attack."""
-        work = self.objective.cost.work(examples=m, steps=steps, touched=touched, selects=self.selects)
+    def work(self, counts: Sequence[int], t: int | None, steps: float, phases: Phases, batches: int, late: int) -> Work:
+        """Passes of one mini-batch: its update, with ``t`` rows forwarded corrupted, and its share of the attack."""
+        m, touched = len(counts), sum(n > 0 for n in counts) if t is None else t
+        work = self.objective.cost.work(examples=m, steps=steps + late, touched=touched, selects=self.selects)
         selection, attacking = work.selection, work.attack
         if self.selects and isinstance(self.separation, SeparationWithModel):
             selection += m * self.separation.passes_per_example
@@ -292,15 +266,13 @@ class BulletTrain:
             attacking += m
         return Work(m, selection, attacking, work.update)
 
-    # ------------------------------------------------------------------------------------------------ checks
+    # ------------------------------------------------------------------------- validation: once a step, here alone
 
-    def check_step(self, y: Tensor, index: Tensor | None) -> None:
-        """ValueError where its parts do not go together, or the examples have to be known, and are not."""
+    def check_settings(self) -> None:
+        """ValueError where its parts do not go together."""
         self.objective.check_budget(self.budget)
-        check_last(self.objective, self.budget, self.separation, self.history.examples)
-        if self.selects_by_last or (index is not None and self.history.examples):
-            check_index(index, y, self.history.examples, look=self.is_due())
-            self.history.to(y.device)
+        checks.check_last(self.objective, self.budget, self.separation, self.history.examples)
+        self.separation_for_objective()  # refuses one that does not go with the objective
 
     def is_due(self, steps: int = 1) -> bool:
         """Whether one of the next ``steps`` is one whose values are looked at, which waits for the device."""
@@ -308,33 +280,46 @@ class BulletTrain:
         return bool(every) and (not self._checked or -self.steps_taken % every < steps)
 
     @contextmanager
-    def _watching(self, model: nn.Module, x: Tensor, y: Tensor) -> Iterator[None]:
-        """On a step that is checked: look at x, y and the logits of every forward; undo on an error."""
-        due = self.is_due()
+    def validated(self, network: nn.Module, batches: Sequence[Batch]) -> Iterator[None]:
+        """Check settings and shapes; on a step that is due, values too, here and (:attr:`looking`) in the block."""
+        due = self.is_due(len(batches))
+        self.check_settings()
+        for batch in batches:
+            checks.check_batch(batch.x, batch.y)
+            if self.selects_by_last or (batch.indices is not None and self.history.examples):
+                checks.check_index(batch.indices, batch.y, self.history.examples, look=due)
+                self.history.to(batch.y.device)
+            if due:
+                self.objective.check_inputs(batch.x)
         if due or not self._seen:
-            check_network(model)
+            checks.check_network(network)
             self._seen = True
-        if not due:
+        self.looking = due
+        try:
+            yield
+            self._checked = self._checked or due
+        finally:
+            self.looking = False
+
+    @contextmanager
+    def _forwards_watched(self, model: nn.Module, y: Tensor) -> Iterator[None]:
+        """On a step that is due: look at the logits of every forward, and undo what it did to buffers on an error."""
+        if not self.looking:
             yield
             return
-        self.objective.check_inputs(x)
-        number = self.steps_taken + 1
 
         def look(module: nn.Module, args: tuple[Any, ...], logits: Tensor) -> None:
-            check_logits_shape(logits, len(args[0]))
-            check_labels(y, logits.shape[1])
-            check_logits(logits, number)
-            check_unnormalised(logits)
+            checks.check_logits_shape(logits, len(args[0]))
+            checks.check_labels(y, logits.shape[1])
+            checks.check_logits(logits, self.steps_taken + 1)
+            checks.check_unnormalised(logits)
 
         # Not traced where net.compile() has hooks compiled too: it waits for the device, and a graph breaks there.
         hook = bare(model).register_forward_hook(torch.compiler.disable(look))  # type: ignore[no-untyped-call]
-        self.looking = True
         try:
-            with buffers_restored_on_error(bare(model)):
+            with checks.buffers_restored_on_error(bare(model)):
                 yield
-            self._checked = True
         finally:
-            self.looking = False
             hook.remove()
 
     # ----------------------------------------------------------------------------------------------- its state
@@ -359,12 +344,35 @@ class BulletTrain:
             raise ValueError(f"{' and '.join(sorted(missing))} missing; give what state_dict() of BulletTrain returned")
         if self.history.examples and "history" in state:
             self.history.check_state(state["history"])  # before anything is changed
-        restore_generators(self._generators(), state.get("generators", {}))
-        restore_fraction(self.robust_fraction, state["robust_fraction"])
-        self.steps_taken = check_count(state["steps_taken"], "steps_taken")
+        self._restore_generators(state.get("generators", {}))
+        before = brief((self.robust_fraction.gamma, self.robust_fraction.momentum))
+        self.robust_fraction.load_state_dict(state["robust_fraction"])
+        now = brief((self.robust_fraction.gamma, self.robust_fraction.momentum))
+        if now != before:
+            said = f"the state was made with (gamma, momentum) = {now}, used from here on, not {before}"
+            warnings.warn(f"{said}; to change that, set robust_fraction.gamma after loading", stacklevel=2)
+        self.steps_taken = checks.check_count(state["steps_taken"], "steps_taken")
         self.objective.load_state_dict(state.get("objective", {}))
-        if self.history.examples:
-            restore_history(self.history, state, needed=self.selects_by_last)
+        if self.history.examples and "history" in state:
+            self.history.load_state_dict(state["history"])
+        elif self.history.examples:
+            self.history.clear()
+            if self.selects_by_last:
+                lost = "the state has no last scores: until they are trained on again all are on the boundary"
+                warnings.warn(lost, stacklevel=2)
+
+    def _restore_generators(self, states: Mapping[str, Any]) -> None:
+        own = self._generators()
+        for name, kept in states.items():
+            if name not in own:
+                lost = f"the state holds a generator of the {name}, which has none here: noise differs"
+                warnings.warn(lost, stacklevel=3)
+                continue
+            try:
+                own[name].set_state(kept.cpu())
+            except RuntimeError:  # that of a GPU has another size
+                where = own[name].device
+                raise ValueError(f"the {name}'s generator is on {where}, that of the state was elsewhere") from None
 
     def _generators(self) -> dict[str, torch.Generator]:
         """Sources of noise that are not torch's own."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -83,7 +82,7 @@ def bench(
         column.justify = "right"
     console.print(table)
     if out is not None:
-        RunFolder(out.parent).write(out.name, (json.dumps(result, indent=2) + "\n").encode())
+        RunFolder(out.parent).write_json(out.name, result)
         RunFolder(out.parent).write(out.with_suffix(".md").name, (markdown(result) + "\n").encode())
         console.print(f"written  {out}", soft_wrap=True)
 

@@ -68,6 +68,7 @@ def run(
             results = [run_training(config, folder, place, console=shown, **options)]
     except CollapseError as error:
         if place.first:
+            _write_reports(console, parts)
             kept = [path for path in parts if RunFolder(path).has_checkpoint()]
             where = f"What was saved before is in {kept[-1]}; evaluate it before you use it." if kept else ""
             command = resume_command(config, folder, options["data_dir"], [*again, "--keep-going"])
@@ -75,11 +76,9 @@ def run(
             say(console, Text.assemble(("stopped:", "bold red"), f" {error}"))
             console.print(f"{where or 'No epoch was finished before.'}{advice}", soft_wrap=True)
         sys.exit(1)
-    finally:
-        if place.first:
-            _write_reports(console, parts)
     if not place.first:
         return
+    _write_reports(console, parts)
     if (signal := results[-1].signal) is not None:
         say_how_to_go_on(console, resume_command(config, folder, options["data_dir"], again))
         sys.exit(128 + signal)

@@ -171,6 +171,9 @@ def _adversarial(kind: type[bt.TRADES] | type[bt.MART], method: MethodConfig) ->
 
 
 def _augmix(method: MethodConfig) -> bt.Objective:
+    if not method.jsd and method.budget().uniform_steps is None:
+        same = f"--set robust={method.boundary} --set outlier={method.boundary}"
+        raise ConfigError(f"method.jsd is false, which is one view of every example: nothing is mined, so add {same}")
     beta = 12.0 if method.beta is None else method.beta
     return bt.AugMix(views=method.view_maker(), beta=beta, jsd=method.jsd, selection=method.selection or "train")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks.state import bare
-from bullettrain.checks import check_batch, check_count, check_labels, check_logits, check_module, check_network
+from bullettrain.checks import check_count, check_labels, check_logits, check_module
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER, CudaGraphRunner
 from bullettrain.engine.distributed import average_gradients, share_buffers
 from bullettrain.engine.forwards import FastForwards, Forwards, in_any_size
@@ -172,31 +172,25 @@ class Captured:
 
         ``accumulation``: whether gradients are added to those that are there, and their scale.
         """
-        train = self.train
-        for batch in batches:
-            self._check(batch)
-        looks, draw = train.is_due(len(batches)), train.objective.initial_perturbation
+        train, draw = self.train, self.train.objective.initial_perturbation
+        self._check_surroundings(batches)
         if not batches:
             return
-        batches = [b if b.start is not None else b._replace(start=draw(b.x)) for b in batches]
-        phases = self._find(batches[0].x)
-        self._turn += 1
-        mine = self._turn
-        if looks:
-            for batch in batches:
-                train.objective.check_inputs(batch.x)
-            if isinstance(self.runner, CudaGraphRunner):
+        with train.validated(self.model, batches):
+            batches = [b if b.start is not None else b._replace(start=draw(b.x)) for b in batches]
+            phases = self._find(batches[0].x)
+            phases.accumulation = accumulation
+            self._turn += 1
+            mine = self._turn
+            if train.looking and isinstance(self.runner, CudaGraphRunner):
                 self.runner.check_next()
-        share_buffers(self.model, train.process_group())
-        phases.accumulation = accumulation
-        train.looking = looks
-        try:
+            share_buffers(self.model, train.process_group())
             if train.objective.whole_step:
                 outs: Iterator[StepOutput] = (self._whole(phases, batch) for batch in batches)
             else:
                 outs = train.updates(phases, batches, self.runner)
             for batch, out in zip(batches, outs, strict=True):
-                if looks:
+                if train.looking:
                     check_logits(out.z_prime, train.steps_taken)
                     check_labels(batch.y, out.z_prime.shape[-1])
                 self.gradients.show()
@@ -204,9 +198,6 @@ class Captured:
                 yield out
                 if mine != self._turn:
                     raise RuntimeError("another step was taken before these were; finish a group before the next")
-        finally:
-            train.looking = False
-            train._checked = True
 
     def _whole(self, phases: Phases, batch: Batch) -> StepOutput:
         """A step as one phase, where corruption and update share what they leave in Python."""
@@ -228,16 +219,14 @@ class Captured:
         train.look_at_attack(batch.x, out.x_prime, None)
         return out
 
-    def _check(self, batch: Batch) -> None:
-        """What `BulletTrain.step` refuses, before anything is drawn or captured."""
-        check_batch(batch.x, batch.y)
-        if torch.is_autocast_enabled(batch.x.device.type):
+    def _check_surroundings(self, batches: Sequence[Batch]) -> None:
+        """What a captured step cannot have around it."""
+        if any(torch.is_tensor(b.x) and torch.is_autocast_enabled(b.x.device.type) for b in batches):
             raise ValueError(
                 "autocast is on around a captured step; leave it off, and give dtype=torch.bfloat16 instead"
             )
         if not torch.is_grad_enabled():
             raise ValueError("gradients are off around a step (no_grad or inference_mode); a step is to make them")
-        self.train.check_step(batch.y, batch.indices)
         if self.refresh_steps and hasattr(self.train.budget, "revise"):
             raise ValueError("refresh_steps are not for a budget that revises steps")
 
@@ -257,7 +246,6 @@ class Captured:
         return self._phases
 
     def _make(self, x: Tensor) -> Phases:
-        check_network(self.model)
         reason = self._why_not_captured(x)
         grouped, whole = self.attack_group > 1, self.train.objective.whole_step
         if reason is not None and reason != self.reason and self.capture:

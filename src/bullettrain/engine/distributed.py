@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from bullettrain.brief import first_line
 
 
 def find_group(group: dist.ProcessGroup | None, joint: bool) -> dist.ProcessGroup | None:
@@ -33,7 +37,8 @@ class Workers:
         if group is not None:
             mine = torch.tensor(sizes, device=device)
             parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(parts, mine, group=group)
+            with collective():
+                dist.all_gather(parts, mine, group=group)
             self.sizes = [part.tolist() for part in parts]
 
     @property
@@ -55,31 +60,48 @@ class Workers:
             at += total
         return tuple(where)
 
-    def gather(self, values: Tensor) -> Tensor:
+    @property
+    def shares(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """:attr:`joint_sizes`, and this process's own places among them."""
+        return self.joint_sizes, self.own_places
+
+    def gather(self, values: Tensor | None) -> Tensor | None:
         """``values`` (R,) of mini-batches one after the other, as those of the joint ones."""
-        if self.group is None:
+        if self.group is None or values is None:
             return values
         own = self.sizes[self.rank]
         padded = values.new_zeros(max(sum(sizes) for sizes in self.sizes))
         padded[: len(values)] = values
         parts = [torch.empty_like(padded) for _ in self.sizes]
-        dist.all_gather(parts, padded, group=self.group)
+        with collective():
+            dist.all_gather(parts, padded, group=self.group)
         split = [torch.split(part[: sum(n)], n) for part, n in zip(parts, self.sizes, strict=True)]
         return torch.cat([split[rank][i] for i in range(len(own)) for rank in range(len(split))])
 
-    def gather_batch(self, values: Tensor, batch: int) -> Tensor:
+    def gather_batch(self, values: Tensor | None, batch: int) -> Tensor | None:
         """``values`` (m,) of one mini-batch, as those of the joint one."""
-        if self.group is None:
-            return values
-        one = Workers.__new__(Workers)
-        one.group, one.rank, one.sizes = self.group, self.rank, [[sizes[batch]] for sizes in self.sizes]
+        one = copy.copy(self)
+        one.sizes = [[sizes[batch]] for sizes in self.sizes]
         return one.gather(values)
 
     def sum_(self, values: Tensor) -> Tensor:
         """``values`` summed over the processes, in place."""
         if self.group is not None:
-            dist.all_reduce(values, group=self.group)
+            with collective():
+                dist.all_reduce(values, group=self.group)
         return values
+
+
+@contextmanager
+def collective() -> Iterator[None]:
+    """Around a collective: another process that has ended is an error that says so."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            "another process of the group has ended, or cannot be reached, so this one ends too; the first error is in "
+            f"that process's output ({first_line(error)})"
+        ) from error
 
 
 def average_gradients(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
@@ -87,10 +109,9 @@ def average_gradients(gradients: Sequence[Tensor], group: dist.ProcessGroup | No
     if group is None or not gradients:
         return
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat, group=group)
-    flat /= dist.get_world_size(group)
-    parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-    torch._foreach_copy_(list(gradients), [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])
+    with collective():
+        dist.all_reduce(flat, group=group)
+    _unflatten(flat / dist.get_world_size(group), gradients)
 
 
 @torch.no_grad()
@@ -100,6 +121,11 @@ def share_buffers(model: torch.nn.Module, group: dist.ProcessGroup | None) -> No
     if group is None or not buffers:
         return
     flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
-    dist.broadcast(flat, dist.get_global_rank(group, 0), group=group)
-    parts = torch.split(flat, [buffer.numel() for buffer in buffers])
-    torch._foreach_copy_(buffers, [p.view_as(b) for p, b in zip(parts, buffers, strict=True)])
+    with collective():
+        dist.broadcast(flat, dist.get_global_rank(group, 0), group=group)
+    _unflatten(flat, buffers)
+
+
+def _unflatten(flat: Tensor, into: Sequence[Tensor]) -> None:
+    parts = torch.split(flat, [tensor.numel() for tensor in into])
+    torch._foreach_copy_(list(into), [part.view_as(tensor) for part, tensor in zip(parts, into, strict=True)])

@@ -171,13 +171,13 @@ class Phases:
         self,
         svar: Tensor | None,
         joint: Tensor | None,
+        joint_sizes: Sequence[int],
+        where: Sequence[tuple[int, int]],
         x: Tensor,
         y: Tensor,
         s: Tensor | None,
         start: Tensor | None,
         index: Tensor | None,
-        joint_sizes: Sequence[int],
-        where: Sequence[tuple[int, int]],
     ) -> tuple[Tensor | None, ...]:
         """Categories, steps and all that an attack begins with.
 
@@ -295,8 +295,8 @@ class Phases:
         y: Tensor,
         steps: Tensor,
         weight: Tensor | None,
-        z: Tensor | None,
         start: Tensor | None,
+        z: Tensor | None,
         t: int | None,
         loss_weight: float,
         accumulation: tuple[bool, float],

@@ -164,6 +164,7 @@ class AdversarialObjective(Objective):
     """An objective whose corruption is a PGD attack.
 
     Args:
+        beta: weight of the robust term, where the loss has one; None: the objective's own (:attr:`usual_beta`).
         eps: radius of the ball; None: 0.031, which is of L∞ alone. In L∞ also a tensor that broadcasts to one example,
             (C, 1, 1) or (D,), in units of which step sizes then are.
         norm: "linf", "l2" or :class:`Normalized`.
@@ -178,10 +179,14 @@ class AdversarialObjective(Objective):
     attack_loss: str | AttackLoss = "ce"
     random_start: RandomStart = "normal"
     own_selection: Selection = "eval"
+    usual_beta: float | None = None
+    """β unless given; None: the loss has no such weight."""
+    beta: float
 
     def __init__(
         self,
         *,
+        beta: float | None = None,
         eps: Limit | None = None,
         norm: str | Norm = "linf",
         bounds: Bounds | Literal["auto"] | None = AUTO,
@@ -201,6 +206,10 @@ class AdversarialObjective(Objective):
         low, high = self.bounds
         if linf and bool(torch.as_tensor(self.eps > high - low).any()):
             raise ValueError(f"eps is {eps:g}, but pixels are in [{low:g}, {high:g}]; did you mean {eps:g}/255?")
+        if beta is not None and self.usual_beta is None:
+            raise TypeError(f"{type(self).__name__} has no beta; leave it out")
+        if self.usual_beta is not None:
+            self.beta = check_positive(self.usual_beta if beta is None else beta, "beta")
         self.attack_mode = check_mode(attack_mode, "attack_mode")
         self.generator = generator
         self.attack = attack
@@ -267,38 +276,6 @@ class AdversarialObjective(Objective):
     def check_perturbed(self, x: Tensor, x_prime: Tensor, eps: Tensor | None = None) -> None:
         """x' in the ball and within the bounds."""
         self.ball.check_perturbed(x, x_prime, eps)
-
-
-class RegularizedObjective(AdversarialObjective):
-    """An attack, and a loss with a robust term of weight β.
-
-    Args:
-        beta: weight of the robust term.
-        Others: see :class:`AdversarialObjective`.
-    """
-
-    def __init__(
-        self,
-        *,
-        beta: float = 6.0,
-        eps: Limit | None = None,
-        norm: str | Norm = "linf",
-        bounds: Bounds | Literal["auto"] | None = AUTO,
-        attack_mode: Mode = "eval",
-        selection: Selection | None = None,
-        generator: torch.Generator | None = None,
-        attack: Attack = Attack(),  # noqa: B008 (frozen)
-    ) -> None:
-        super().__init__(
-            eps=eps,
-            norm=norm,
-            bounds=bounds,
-            attack_mode=attack_mode,
-            selection=selection,
-            generator=generator,
-            attack=attack,
-        )
-        self.beta = check_positive(beta, "beta")
 
 
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bullettrain.cost import Cost
-from bullettrain.objectives.base import RegularizedObjective, cross_entropy, mean_over
+from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over
 from bullettrain.precision import wide
 
 
-class MART(RegularizedObjective):
+class MART(AdversarialObjective):
     """Wang et al.: BCE(z', y) + β·KL(softmax z ‖ softmax z')·(1 − p_y(z)), with x' by ascent on the cross-entropy.
 
     BCE = CE(z', y) − log(1 − largest wrong p'). The small constants are those of the authors' code. The
@@ -21,6 +21,7 @@ class MART(RegularizedObjective):
         beta: β, the weight of the KL term; others: see :class:`AdversarialObjective`.
     """
 
+    usual_beta = 6.0
     attack_loss = "ce"
     random_start = "normal"
     own_selection = "train"

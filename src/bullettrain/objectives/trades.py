@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bullettrain.cost import Cost
-from bullettrain.objectives.base import RegularizedObjective, cross_entropy, mean_over
+from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over
 from bullettrain.precision import wide
 
 
-class TRADES(RegularizedObjective):
+class TRADES(AdversarialObjective):
     """Zhang et al.: CE(z, y) + β·KL(softmax z ‖ softmax z'), with x' by ascent on the same KL.
 
     The attack's target, the clean probabilities in eval mode, is computed once; the same logits select.
@@ -19,6 +19,7 @@ class TRADES(RegularizedObjective):
         beta: β = 1/λ, the weight of the robust term; others: see :class:`AdversarialObjective`.
     """
 
+    usual_beta = 6.0
     attack_loss = "kl"
     random_start = "normal"
 

@@ -29,7 +29,7 @@ from bullettrain.config.format1 import translate
 from bullettrain.extras import extra
 from bullettrain.lock import alone
 from bullettrain.run_folder.weights import Metadata, RunError, Weights, pack_weights
-from bullettrain.schema import SchemaError, conform
+from bullettrain.schema import conform
 
 FORMAT = 2
 """Of the folder; 1 had no number, and kept its state in state.pt."""
@@ -115,9 +115,8 @@ class RunFolder:
     def alone(self) -> Iterator[None]:
         """Hold the folder, which is made if need be: a second process that trains in it is refused."""
         metrics = self.path / METRICS  # the one file that is never replaced by a new one
-        with self._writing("the run's folder"):
-            self.path.mkdir(parents=True, exist_ok=True)
-            metrics.touch()
+        self.make()
+        metrics.touch()
         with alone(metrics, RunError(f"{self.path} is in use: another process is training there")):
             yield
 
@@ -220,13 +219,13 @@ class RunFolder:
                 for name, part in content["weights"].items()
             }
             return Checkpoint(weights, content["state"])
-        except (OSError, RuntimeError, ValueError, KeyError, SchemaError, EOFError) as error:
+        except Exception as error:  # whatever a damaged file makes of the unpickler
             raise RunError(
                 f"{file} is damaged and cannot be resumed from: {first_line(error)}; copy it again from where it was "
                 "made, or train anew with another --out"
             ) from None
 
-    # ---------------------------------------------------------------------------------------------- helpers
+    # ---------------------------------------------------------------------------------------- other files
 
     def make(self) -> None:
         """Make the folder, where it is not there."""

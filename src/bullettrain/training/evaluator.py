@@ -58,16 +58,16 @@ class Evaluator:
 
     def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, Survival]:
         """What is left clean, and by the attack that the config evaluates with; AugMix: on views of its kind."""
-        evaluation, own, eps = self.config.evaluation, threat_of(self.config), self.config.method.eps
-        search = evaluation.search
-        dtype = torch.bfloat16 if search == "bf16" else torch.float32
-        model = EvaluatedModel(model, dtype=dtype).eval() if search != "float32" else model
-        with arithmetic(search):
+        evaluation, own = self.config.evaluation, threat_of(self.config)
+        if evaluation.search != "float32":
+            dtype = torch.bfloat16 if evaluation.search == "bf16" else torch.float32
+            model = EvaluatedModel(model, dtype=dtype).eval()
+        with arithmetic(evaluation.search):
             if self.makes_views:
                 attack, left = "views", self._views(model, images, f"{name}: AugMix views")
             else:
-                step_size = own.step_size(evaluation.steps, own.norm, eps)
-                pgd = PGD(evaluation.steps, evaluation.restarts, step_size, "ce", own.norm, eps)
+                step = own.step_size(evaluation.steps, own.norm, self.config.method.eps)
+                pgd = PGD(evaluation.steps, evaluation.restarts, step, "ce", own.norm, self.config.method.eps)
                 attack, left = pgd.name, self._pgd(model, images, pgd, f"{name}: {pgd.name}")
             return {"clean": self._clean(model, images, f"{name}: clean"), attack: left}
 

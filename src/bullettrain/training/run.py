@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shlex
@@ -209,7 +208,7 @@ def compare(
             break
     else:
         if place.first:
-            RunFolder(out).write("comparison.json", json.dumps(comparison(*results), indent=2).encode())
+            RunFolder(out).write_json("comparison.json", comparison(*results))
     return results[0], results[-1]
 
 
