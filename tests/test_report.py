@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from bullettrain.commands import app
 from bullettrain.formatting import duration, number, percent, points, setting, times
 from bullettrain.reporting import Run, write_report
-from bullettrain.reporting import run as run_module
 from bullettrain.reporting.plotting import POINTS, thin
 from bullettrain.run_folder import RunError
+from bullettrain.run_folder import log as log_module
 from made_runs import make_comparison, make_run, read_log, write_config, write_log, write_samples
 
 MINING = ["shares", "svar", "histogram", "allocation"]
@@ -370,9 +370,9 @@ def test_the_command_reads_each_file_once(robust_run, tmp_path, monkeypatch):
         (tmp_path / name / "evaluation.json").write_text('{"format": 1, "evaluations": []}')
     rows = [{"name": name, "clean": 0.5, "pgd5": 0.4, "seconds": 1.0} for name in ("baseline", "bullettrain")]
     (tmp_path / "comparison.json").write_text(json.dumps({"rows": rows}))
-    read, text, samples = [], Path.read_text, run_module._read_samples
+    read, text, samples = [], Path.read_text, log_module._read_samples
     monkeypatch.setattr(Path, "read_text", lambda path, *a, **k: (read.append(path), text(path, *a, **k))[1])
-    monkeypatch.setattr(run_module, "_read_samples", lambda path, notes: (read.append(path), samples(path, notes))[1])
+    monkeypatch.setattr(log_module, "_read_samples", lambda path, notes: (read.append(path), samples(path, notes))[1])
     assert reported(tmp_path) == [f"report  {tmp_path}/report.html"]
     names = ("config.yaml", "metrics.jsonl", "evaluation.json", "samples.safetensors")
     files = [tmp_path / part / name for part in ("baseline", "bullettrain") for name in names]
@@ -387,7 +387,7 @@ def test_the_command_refuses_a_run_that_recorded_nothing(robust_run, tmp_path, c
         if content is not None:
             (tmp_path / name / "metrics.jsonl").write_text(content)
     run = tmp_path / "both" / "bullettrain"
-    (run / "report.html").unlink()
+    (run / "report.html").unlink(missing_ok=True)
     what = "is missing" if content is None else "holds no record that can be read"
     error = reported(run)
     assert isinstance(error, RunError)
@@ -462,10 +462,13 @@ def test_not_a_run(tmp_path):
     with pytest.raises(ValueError, match=r"is not a run: it has no config\.yaml$"):
         write_report(tmp_path / "nowhere")
     (tmp_path / "config.yaml").write_text("- a\n- list\n")
+    with pytest.raises(ValueError, match=r"config\.yaml cannot be read: it holds no settings"):
+        write_report(tmp_path)
+    (tmp_path / "config.yaml").write_text("a: 3\n")
     with pytest.raises(ValueError, match="no section 'method'"):
         write_report(tmp_path)
     (tmp_path / "config.yaml").write_text("a: [")
-    with pytest.raises(ValueError, match="cannot be read as YAML"):
+    with pytest.raises(ValueError, match="cannot be read"):
         write_report(tmp_path)
     (tmp_path / "comparison.json").write_text('{"rows": 3}')
     with pytest.raises(ValueError, match="not a comparison"):

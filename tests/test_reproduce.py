@@ -334,12 +334,12 @@ def test_a_mistake_in_a_process_is_handed_to_the_first(tmp_path):
 
 
 def test_settings_that_only_other_rows_refuse_leave_a_table(tmp_path):
-    invoke("table-augmix", "--rows", "bt-10", "--set", "selection=eval", "--out", tmp_path, *FAST)
+    invoke("table-augmix", "--rows", "no-jsd-10", "--set", "jsd=false", "--out", tmp_path, *FAST)
     table = (tmp_path / "table-augmix.md").read_text()
-    assert "AugMix + BT, CIFAR-10" in table
-    assert "AugMix − JSD" not in table
-    with pytest.raises(ConfigError, match="without the JSD nothing is selected"):  # asked for, it is told at once
-        invoke("table-augmix", "--set", "selection=eval", "--out", tmp_path / "all", *FAST)
+    assert "AugMix − JSD, CIFAR-10" in table
+    assert "AugMix + BT" not in table
+    with pytest.raises(ConfigError, match="robust=1"):  # asked for, it is told at once
+        invoke("table-augmix", "--set", "jsd=false", "--out", tmp_path / "all", *FAST)
     assert not (tmp_path / "all").exists()
 
 

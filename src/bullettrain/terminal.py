@@ -38,9 +38,9 @@ class _ConsoleHandler(logging.Handler):
 
 
 @contextmanager
-def logged(console: Console) -> Iterator[None]:
-    """Show on ``console`` what the package logs meanwhile."""
-    logger, handler = logging.getLogger("bullettrain"), _ConsoleHandler(console)
+def logged(console: Console, name: str = "bullettrain") -> Iterator[None]:
+    """Show on ``console`` what the package, or the part of it that is called ``name``, logs meanwhile."""
+    logger, handler = logging.getLogger(name), _ConsoleHandler(console)
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 CORRUPTIONS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
 """Folders beside a dataset where its corruptions are looked for."""
-logger = logging.getLogger(__name__)
+LOGGED = "bullettrain.reproduction"
+"""What is shown of the package's log: not that of each run."""
+logger = logging.getLogger(LOGGED)
 
 
 def reproduce(
@@ -183,7 +185,7 @@ def reproduce(
         show_plan(console, title, tasks, on_record(at) | records, environment(place.device)["device"], jobs)
         return
     written: list[Path] = []
-    with logged(console):
+    with logged(console, LOGGED):
         try:
             if timing or only_tables:
                 _make_folders(out)
