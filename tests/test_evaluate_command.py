@@ -47,7 +47,9 @@ def invoke(*words, columns=100):
 
 
 def test_a_run_is_judged_and_the_report_says_it(run):
-    text = invoke(run, "--attack", "clean,pgd5", "--attack", "pgd3x2", "--images", 120, "--curves", "--curve-size", 60)
+    text = invoke(
+        run, "--attack", "clean,pgd5", "--attack", "pgd3x2", "--images", 120, "--curves", "--curve-images", 60
+    )
     lines = text.splitlines()
     assert lines[0] == "robust, last weights: 120 images of digits on cpu"
     assert re.fullmatch(r"Clean  \d+\.\d\d %  \(\d+\.\d\d to \d+\.\d\d\)  \d+\.\d s", lines[1])

@@ -48,7 +48,7 @@ class Plan:
     compiled: bool = False
     curves: Defaults | None = None
     """Draw accuracy against ε and against steps, around this ε."""
-    curve_size: int = 1000
+    curve_images: int = 1000
     corruptions: Path | None = None
     mce_baseline: Mapping[str, Sequence[float]] | None = None
     overwrite: bool = False
@@ -157,7 +157,7 @@ class AttackRunner:
         jobs: list[tuple[Attack, _Part]] = [(attack, self.whole) for attack in attacks]
         if self.plan.curves is not None:
             images = self.whole.images
-            rows = sample(images.labels, min(self.plan.curve_size, len(images))).cpu()
+            rows = sample(images.labels, min(self.plan.curve_images, len(images))).cpu()
             part = _Part("curve", images.subset(rows), rows)
             jobs += [(point, part) for point in curve_points(self.plan.curves, images.images[0].numel())]
         return jobs
