@@ -44,7 +44,7 @@ def rewrite(file: Path, **changes) -> None:
     with safe_open(file, "pt") as opened:
         about = json.loads(opened.metadata()["bullettrain"])
     about["network"] |= changes
-    about.pop("digest", None)  # as in the files of older versions
+    about.pop("digest", None)  # it would tell that something was changed; who means harm leaves it out
     save_file(load_file(file), file, metadata={"bullettrain": json.dumps(about)})
 
 
@@ -77,8 +77,8 @@ def evil(robust_run, tmp_path, monkeypatch):
     tamper(Path("run"))
     shutil.copy("run/last.safetensors", "w.safetensors")
     shutil.copytree("run", "unfinished")
-    lines = Path("unfinished/metrics.jsonl").read_text().splitlines(keepends=True)
-    Path("unfinished/metrics.jsonl").write_text("".join(line for line in lines if '"end"' not in line))
+    log = Path("unfinished/metrics.jsonl")
+    log.write_text("".join(line for line in log.read_text().splitlines(True) if '"end"' not in line))
     Path("evil.yaml").write_text("recipe: digits\nnetwork: {name: 'evil:make'}\n")
     yield Path("run")
     sys.modules.pop("evil", None)
