@@ -168,7 +168,7 @@ def test_training_and_judging_apart(tmp_path, monkeypatch):
     figures = read_records(tmp_path / "records")[name].figures
     assert {"clean": figures["clean"], "pgd10": figures["pgd10"]} == exact  # float32 stays where there is both
     assert figures["pgd10x2-margin"]["precision"] == "bf16"
-    assert "TRADES λ=1/6 + BT, N_R=2: PGD-10×2 margin searched in bf16." in (tmp_path / "table-trades.md").read_text()
+    assert "PGD-10×2 margin searched in bf16 (TRADES λ=1/6 + BT, N_R=2)." in (tmp_path / "table-trades.md").read_text()
 
     monkeypatch.setattr("bullettrain.training.trainer.Trainer.run", lambda self: pytest.fail("trained again"))
     assert "1 to train or evaluate, 1 from before" in invoke(*options, "--precision", "bf16")
