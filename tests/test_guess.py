@@ -6,8 +6,8 @@ from bullettrain.checks import instead
 from bullettrain.config.recipes import RECIPES
 from bullettrain.config.sections import Config, flatten
 from bullettrain.corruptions import CORRUPTIONS
+from bullettrain.errors import guesses
 from bullettrain.evaluation.specs import PGD
-from bullettrain.guess import guesses
 from bullettrain.models import NETWORKS
 from bullettrain.precision import Precision
 from bullettrain.reproduction.studies import STUDIES

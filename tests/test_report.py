@@ -462,10 +462,13 @@ def test_not_a_run(tmp_path):
     with pytest.raises(ValueError, match=r"is not a run: it has no config\.yaml$"):
         write_report(tmp_path / "nowhere")
     (tmp_path / "config.yaml").write_text("- a\n- list\n")
-    with pytest.raises(ValueError, match="it holds no settings"):
+    with pytest.raises(ValueError, match=r"config\.yaml cannot be read: it holds no settings"):
+        write_report(tmp_path)
+    (tmp_path / "config.yaml").write_text("a: 3\n")
+    with pytest.raises(ValueError, match="no section 'method'"):
         write_report(tmp_path)
     (tmp_path / "config.yaml").write_text("a: [")
-    with pytest.raises(ValueError, match="cannot be read as YAML"):
+    with pytest.raises(ValueError, match="cannot be read"):
         write_report(tmp_path)
     (tmp_path / "comparison.json").write_text('{"rows": 3}')
     with pytest.raises(ValueError, match="not a comparison"):

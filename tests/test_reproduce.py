@@ -168,7 +168,7 @@ def test_training_and_judging_apart(tmp_path, monkeypatch):
     figures = read_records(tmp_path / "records")[name].figures
     assert {"clean": figures["clean"], "pgd10": figures["pgd10"]} == exact  # float32 stays where there is both
     assert figures["pgd10x2-margin"]["precision"] == "bf16"
-    assert "TRADES λ=1/6 + BT, N_R=2: PGD-10×2 margin searched in bf16." in (tmp_path / "table-trades.md").read_text()
+    assert "PGD-10×2 margin searched in bf16 (TRADES λ=1/6 + BT, N_R=2)." in (tmp_path / "table-trades.md").read_text()
 
     monkeypatch.setattr("bullettrain.training.trainer.Trainer.run", lambda self: pytest.fail("trained again"))
     assert "1 to train or evaluate, 1 from before" in invoke(*options, "--precision", "bf16")
@@ -334,12 +334,12 @@ def test_a_mistake_in_a_process_is_handed_to_the_first(tmp_path):
 
 
 def test_settings_that_only_other_rows_refuse_leave_a_table(tmp_path):
-    invoke("table-augmix", "--rows", "bt-10", "--set", "selection=eval", "--out", tmp_path, *FAST)
+    invoke("table-augmix", "--rows", "no-jsd-10", "--set", "jsd=false", "--out", tmp_path, *FAST)
     table = (tmp_path / "table-augmix.md").read_text()
-    assert "AugMix + BT, CIFAR-10" in table
-    assert "AugMix − JSD" not in table
-    with pytest.raises(ConfigError, match="without the JSD nothing is selected"):  # asked for, it is told at once
-        invoke("table-augmix", "--set", "selection=eval", "--out", tmp_path / "all", *FAST)
+    assert "AugMix − JSD, CIFAR-10" in table
+    assert "AugMix + BT" not in table
+    with pytest.raises(ConfigError, match="robust=1"):  # asked for, it is told at once
+        invoke("table-augmix", "--set", "jsd=false", "--out", tmp_path / "all", *FAST)
     assert not (tmp_path / "all").exists()
 
 

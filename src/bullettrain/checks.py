@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bullettrain.guess import guesses
+from bullettrain.errors import guesses
 
 ROUNDING = 1e-4
 """How far outside its bounds an image may be: interpolation and half precision round, nothing else does."""

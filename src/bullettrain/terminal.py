@@ -39,7 +39,7 @@ class _ConsoleHandler(logging.Handler):
 
 @contextmanager
 def logged(console: Console, name: str = "bullettrain") -> Iterator[None]:
-    """Show on ``console`` what the package, or the part of it called ``name``, logs meanwhile."""
+    """Show on ``console`` what the package, or the part of it that is called ``name``, logs meanwhile."""
     logger, handler = logging.getLogger(name), _ConsoleHandler(console)
     level = logger.level
     logger.addHandler(handler)

@@ -12,6 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from bullettrain.commands.options import Device
 from bullettrain.terminal import say_rows, terminal
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def corrupt(
     ] = None,
     seed: Annotated[int, typer.Option(help="What chance does depends on it.")] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one a core.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")] = None,
+    device: Device = None,
 ) -> None:
     """Make CIFAR-10-C or CIFAR-100-C: the test images under 19 common corruptions, at 5 severities.
 

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from bullettrain.commands.options import Device
 from bullettrain.terminal import logged, say, terminal
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 CORRUPTIONS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
 """Folders beside a dataset where its corruptions are looked for."""
-logger = logging.getLogger(__name__)
+LOGGED = "bullettrain.reproduction"
+"""What is shown of the package's log: not that of each run."""
+logger = logging.getLogger(LOGGED)
 
 
 def reproduce(
@@ -93,7 +96,7 @@ def reproduce(
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")] = None,
+    device: Device = None,
 ) -> None:
     """Reproduce a table or a figure of the paper, with its own figures beside ours.
 
@@ -120,7 +123,7 @@ def reproduce(
     from bullettrain.reproduction.results import Results
     from bullettrain.reproduction.runs import RECORDS, Task, merged, perform
     from bullettrain.reproduction.scales import SCALES
-    from bullettrain.reproduction.studies import LARGE, STUDIES
+    from bullettrain.reproduction.studies import LARGE, RANKS, STUDIES
     from bullettrain.run_folder import environment
 
     console = terminal()
@@ -160,12 +163,11 @@ def reproduce(
     def task(study: Study, row: Row, seed: int) -> Task:
         config = _config(row, at, changed, seed, place)
         usual = at.images if row.images is None or not at.like_paper else row.images
-        attacks = (at.attacks.get(attack, attack) for attack in (*study.attacks, *row.attacks))
+        wanted = [attack for attack in (*study.attacks, *row.attacks) if not (row.plain and attack == RANKS)]
         return Task(
             config,
             out,
-            attacks=tuple(attacks) if evaluated else (),
-            ranks=study.ranks and not row.plain and evaluated,
+            attacks=tuple(at.attacks.get(attack, attack) for attack in wanted) if evaluated else (),
             images=usual if images is None else images,
             precision=cast(Precision | None, precision),
             corruptions=root(data_dir) / CORRUPTIONS[config.data.name] if config.data.name in CORRUPTIONS else None,
@@ -183,7 +185,7 @@ def reproduce(
         show_plan(console, title, tasks, on_record(at) | records, environment(place.device)["device"], jobs)
         return
     written: list[Path] = []
-    with logged(console, "bullettrain.reproduction"):
+    with logged(console, LOGGED):
         try:
             if timing or only_tables:
                 _make_folders(out)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import io
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -176,25 +175,19 @@ def end_labels(axes: Axes, labels: list[tuple[float, str, str]], gap: float = 0.
         axes.annotate(text, (1.0, place), xytext=(6, 0), xycoords="axes fraction", textcoords="offset points", **style)
 
 
-def label_points(axes: Axes, words: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write words (x, y, text, colour) beside their points into ``axes``, which are finished otherwise."""
+def label_points(axes: Axes, words: Sequence[tuple[float, float, str]]) -> None:
+    """Write words (x, y, text) beside their points into ``axes``, which are finished otherwise; off all lines."""
     with extra("a figure"):
         from adjustText import adjust_text
     figure: Any = axes.figure
     figure.draw_without_rendering()  # only now everything has its place
     figure.set_layout_engine("none")
-    drawn = [line for line in axes.lines if line.get_linestyle() != "None"]
-    paths = [line.get_transform().transform_path(line.get_path()) for line in drawn]
-    paths += [axes.transData.transform_path(bar) for bars in axes.collections for bar in bars.get_paths()]
-    marks = axes.transData.transform([(x, y) for x, y, *_ in words])
-    corners = [marks + np.array(corner) for corner in itertools.product((-6, 6), repeat=2)]
-    covered = np.concatenate([*(path.interpolated(6).vertices for path in paths), *corners])
-    taken = axes.transData.inverted().transform(covered)
-    look: dict[str, Any] = {"fontsize": 8.5, "ha": "center", "bbox": {"fc": COLOURS["card"], "ec": "none", "pad": 0.5}}
-    texts = [axes.text(x, y, text, color=COLOURS[colour], **look) for x, y, text, colour in words]
-    space: dict[str, Any] = {"expand": (1.2, 1.8), "force_static": (0.2, 0.3), "force_text": (0.4, 0.6)}
+    drawn = [line.get_transform().transform_path(line.get_path()).interpolated(6).vertices for line in axes.lines]
+    taken = axes.transData.inverted().transform(np.concatenate(drawn))
+    look: dict[str, Any] = {"fontsize": 8.5, "ha": "center", "color": COLOURS["ink"]}
+    texts = [axes.text(x, y, text, **look) for x, y, text in words]
     ties = {"arrowstyle": "-", "color": COLOURS["soft"], "lw": 0.6}
-    adjust_text(texts, *taken.T, ax=axes, iter_lim=400, arrowprops=ties, **space)
+    adjust_text(texts, *taken.T, ax=axes, expand=(1.2, 1.8), iter_lim=400, arrowprops=ties)
 
 
 def ink(colour: str) -> str:

@@ -12,6 +12,7 @@ from bullettrain.extras import extra
 from bullettrain.formatting import number, settings
 from bullettrain.reporting import content, figures
 from bullettrain.reporting.run import Comparison, Contents, Part, Run, read_contents
+from bullettrain.run_folder import RunError
 
 NAME = "report.html"
 
@@ -22,8 +23,8 @@ def write_report(folder: Path) -> Path:
     The page is complete in itself: no request leaves it and no script runs in it. It replaces an older one at once.
 
     Raises:
-        ValueError: the folder is none of them.
-        ImportError: the ``app`` extra is not installed.
+        RunError: the folder is none of them.
+        MissingPackageError: the ``app`` extra is not installed.
     """
     return write_page(read_contents(folder))
 
@@ -54,7 +55,7 @@ def render(package: str, **values: Any) -> str:
 def _evaluation(part: Part, folder: Path) -> dict[str, Any]:
     """What there is to show of a network that was trained elsewhere: what it is, and how it was judged."""
     if not part.entries:
-        raise ValueError(part.damaged[0] if part.damaged else f"{folder / EVALUATION} holds no finished attack yet")
+        raise RunError(part.damaged[0] if part.damaged else f"{folder / EVALUATION} holds no finished attack yet")
     newest = part.entries[-1]
     facts = [newest.model, newest.data, f"{number(newest.examples, 0)} images"]
     return {

@@ -38,6 +38,7 @@ from bullettrain.precision import Precision
 from bullettrain.processes import StoppedError, StopRequest, find_place
 from bullettrain.reporting import write_report
 from bullettrain.reproduction.records import WEIGHTS, Record, figure_of, read_record, record_of, run_name
+from bullettrain.reproduction.studies import RANKS
 from bullettrain.run_folder import RunError, RunFolder, environment
 from bullettrain.training.bench import Timed
 from bullettrain.training.collapse import CollapseError
@@ -49,7 +50,7 @@ Found = TypeVar("Found")
 RECORDS, RUNS = "records", "runs"
 SAME = " = "
 """Between the names of rows that are the same run."""
-DONE, ON_RECORD, RANKS = "done", "on record", "the score's ranks"
+DONE, ON_RECORD = "done", "on record"
 SPAWN = multiprocessing.get_context("spawn")
 """A fork would copy CUDA and threads."""
 STEPS, REPEATS = 40, 5
@@ -63,8 +64,8 @@ class Task:
 
     Args:
         out: folder of the reproduction; the run has a folder in its ``runs``.
-        attacks: as `--attack` takes them; none: it is trained, and evaluated some other time.
-        ranks: whether its score is compared with the oracle's classes.
+        attacks: as `--attack` takes them, and ``ranks``: how its score orders examples, beside the oracle's classes.
+            None: it is trained, and evaluated some other time.
         images: test images for attacks that training does not end with; 0: all.
         precision: that attacks after training search in. None: what is there will do, and float32 for the rest.
         corruptions: folder of CIFAR-C's files; without one, corruptions are made on the spot.
@@ -75,7 +76,6 @@ class Task:
     config: Config
     out: Path
     attacks: tuple[str, ...]
-    ranks: bool = False
     images: int = 0
     precision: Precision | None = None
     corruptions: Path | None = None
@@ -126,12 +126,13 @@ class Task:
         enough = min(self.images, whole) if self.images else whole
 
         def there(name: str) -> bool:
+            if name == RANKS:
+                return "ranked" in record.measures
             if name not in figures or (self.precision == "float32" and "precision" in figures[name]):
                 return False
             return name == "corruptions" or bool(figures[name]["examples"] >= enough)  # which have a size of their own
 
-        ranks = [RANKS] if self.ranks and "ranked" not in record.measures else []
-        return [attack for attack in self.attacks if not there(attack_name(attack))] + ranks
+        return [attack for attack in self.attacks if not there(attack_name(attack))]
 
     def state(self) -> str:
         """How far it is: "done"; "on record", where its run is not here and the record lacks something that only
@@ -179,13 +180,10 @@ def merged(tasks: list[Task]) -> list[Task]:
     found: dict[str, Task] = {}
     for task in tasks:
         first = found.setdefault(task.name, task)
-        wanted: dict[str, Any] = {"attacks": tuple(dict.fromkeys((*first.attacks, *task.attacks)))}
-        wanted |= {
-            "ranks": first.ranks or task.ranks,
-            "images": first.images and task.images and max(first.images, task.images),
-        }
+        attacks = tuple(dict.fromkeys((*first.attacks, *task.attacks)))
+        images = max(first.images, task.images) if first.images and task.images else 0  # 0: all
         label = SAME.join(dict.fromkeys([*first.label.split(SAME), task.label]))
-        found[task.name] = dataclasses.replace(first, label=label, **wanted)
+        found[task.name] = dataclasses.replace(first, attacks=attacks, images=images, label=label)
     return list(found.values())
 
 

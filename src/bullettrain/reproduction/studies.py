@@ -70,9 +70,8 @@ class Study:
     """A table or a figure of the paper.
 
     Args:
-        attacks: what every row is evaluated by, in the paper's names.
+        attacks: what every row is evaluated by, in the paper's names; RANKS means nothing of a baseline.
         columns: of its table; empty: the attacks and the speed-ups.
-        ranks: whether each row's score is compared with the oracle's classes.
         about: what to know when reading it.
     """
 
@@ -81,7 +80,6 @@ class Study:
     rows: Callable[[Scale], tuple[Row, ...]]
     attacks: tuple[str, ...] = ("clean", "pgd20")
     columns: tuple[str, ...] = ()
-    ranks: bool = False
     about: str = ""
 
     def chosen(self, scale: Scale, patterns: Sequence[str]) -> list[Row]:
@@ -109,6 +107,8 @@ def _checks(text: str, names: Sequence[str]) -> Iterator[Check]:
         yield Check(group, metric, relation, float(right[-1]), against)
 
 
+RANKS = "ranks"
+"""In the place of an attack: how the row's score orders examples, beside the oracle's classes."""
 LARGE = "large-network"
 """What `reproduce --scale medium` and `paper` run where no name is given."""
 ROBUST = ("clean", "pgd20", "autoattack")
@@ -330,8 +330,8 @@ _STUDIES = (
         "uncertainty",
         "Other scores in the place of SVar",
         _always(*SCORE_ROWS),
-        columns=("clean", "pgd20", "rank", "rank_correct", "theoretical"),
-        ranks=True,
+        ("clean", "pgd20", RANKS),
+        ("clean", "pgd20", "rank", "rank_correct", "theoretical"),
         about="Rank correlation of the score with the classes that ten PGD steps find, over all training "
         "examples looked at, and over the correctly classified ones alone, where the sign does not help.",
     ),

@@ -10,7 +10,7 @@ from typing import Literal
 from bullettrain.evaluation.comparison import Measured
 from bullettrain.formatting import DASH, number
 from bullettrain.reporting.report import render
-from bullettrain.reproduction.results import RANKS, CheckResult, Results, Verdict, worst
+from bullettrain.reproduction.results import CORRELATIONS, CheckResult, Results, Verdict, worst
 from bullettrain.reproduction.studies import RATIOS, SHARES, Row
 
 HEADINGS = {
@@ -149,7 +149,7 @@ def found_in_words(result: CheckResult) -> str:
         return "not measured yet"
     check = result.check
     points = check.against or check.metric in CHANGES
-    unit = "×" if check.metric in RATIOS else "" if check.metric in RANKS else " points" if points else " %"
+    unit = "×" if check.metric in RATIOS else "" if check.metric in CORRELATIONS else " points" if points else " %"
     error = f" ± {number(result.error)}" if check.against and result.error is not None else ""
     return f"{signed(result.found) if points else number(result.found)}{error}{unit}"
 
