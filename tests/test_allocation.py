@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 import bullettrain as bt
 from bullettrain import Category, StepBudget, theoretical_speedup
+from bullettrain.history import Past
 
 EVERY = torch.tensor([Category.OUTLIER, Category.BOUNDARY, Category.ROBUST])
 
@@ -152,3 +153,52 @@ def test_work_speedup_at_the_papers_fractions(objective, robust, shares, figure)
     boundary, strong, outlier = shares
     speedup = objective.cost.speedup(StepBudget(10, robust), boundary=boundary, robust=strong, outlier=outlier)
     assert speedup == pytest.approx(figure, abs=0.03)
+
+
+@given(
+    st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=5),
+    st.integers(1, 6),
+    st.integers(1, 4),
+)
+def test_an_attack_stops_some_steps_after_its_first_success(wrong, most, further):
+    """Replayed one by one: min(most, t + further) steps, t the first iteration that is wrong."""
+    budget, y = bt.EarlyStopBudget(most, further=further), torch.zeros(len(wrong), dtype=torch.int64)
+    remaining, taken = budget.allocate(y), torch.zeros_like(y)
+    for t in range(most):
+        acting = remaining > 0
+        logits = torch.tensor([[0.0, 1.0] if one[t] else [1.0, 0.0] for one in wrong])
+        taken += acting
+        remaining = torch.where(acting, budget.revise(t, logits, y, (remaining - 1).clamp_min(0)), 0)
+    for count, one in zip(taken.tolist(), wrong, strict=True):
+        first = next((t for t in range(most) if one[t]), most)
+        assert count == min(most, first + further)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=20))
+def test_shuffled_steps_are_the_same_steps_with_their_sizes(categories):
+    category, inner = torch.tensor(categories), StepBudget(10, 2, 1)
+    given_ = bt.ShuffledBudget(inner, 0.031).allocate(category)
+    own = inner.allocate(category)
+    pairs = zip(own.tolist(), inner.step_sizes(category, own, 0.031).tolist(), strict=True)
+    assert sorted(zip(given_.steps.tolist(), given_.step_sizes.tolist(), strict=True)) == sorted(pairs)
+
+
+@given(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=8), st.floats(0.1, 1))
+def test_radii_shrink_where_the_last_attack_went_far(margins, low):
+    margin, y = torch.tensor(margins), torch.zeros(len(margins), dtype=torch.int64)
+    past = Past(margin, margin, y, torch.ones_like(y))
+    given_ = bt.RadiusBudget(3, eps=0.1, low=low).allocate(y, None, past)
+    expected = [0.1 * (1 + (1 - low) * min(m, 0)) for m in margins]
+    assert given_.eps.tolist() == pytest.approx(expected, rel=1e-5)
+    assert (given_.step_sizes / given_.eps).tolist() == pytest.approx([0.75] * len(margins), rel=1e-5)
+    unseen = bt.RadiusBudget(3, eps=0.1, low=low).allocate(y, None, past._replace(visits=torch.zeros_like(y)))
+    assert unseen.eps.tolist() == pytest.approx([0.1] * len(margins))
+
+
+def test_allocations_refuse_what_they_cannot_do():
+    with pytest.raises(ValueError, match="give 1 or more"):
+        bt.EarlyStopBudget(3, further=0)
+    with pytest.raises(ValueError, match="cannot be dealt out"):
+        bt.ShuffledBudget(bt.EarlyStopBudget(3), 0.1)
+    with pytest.raises(ValueError, match="RadiusBudget needs to know the examples"):
+        bt.RadiusBudget(3).allocate(EVERY)

@@ -97,6 +97,7 @@ def test_channels_last_as_on_a_gpu(robust_run, digits, monkeypatch, tmp_path, no
     few_queries(monkeypatch)
     network = load_model(str(robust_run)).network
     colour = nn.Sequential(nn.Conv2d(3, 1, 3, padding=1), network)
+    digits = digits.subset(torch.arange(12))
     images = type(digits)(digits.images.expand(-1, 3, -1, -1).contiguous(), digits.labels, digits.classes)
     found = []
     for last in (False, True):
@@ -109,7 +110,7 @@ def test_channels_last_as_on_a_gpu(robust_run, digits, monkeypatch, tmp_path, no
             subject, images, "digits", Plan(attacks), device=CPU, store=Store(folder), progress=EvaluationProgress()
         )
         found.append([result.accuracy for result in asked])
-    assert found[0] == pytest.approx(found[1], abs=1 / 24 + 1e-9)
+    assert found[0] == pytest.approx(found[1], abs=1 / 12 + 1e-9)
 
 
 @real
@@ -136,7 +137,7 @@ def test_an_undefended_network_falls_to_nothing_and_autoattack_is_no_weaker_than
 @real
 def test_autoattack_goes_on_after_each_of_its_attacks(robust_run, digits, tmp_path, monkeypatch):
     few_queries(monkeypatch)
-    subject = load_model(str(robust_run))
+    subject, digits = load_model(str(robust_run)), digits.subset(torch.arange(16))
 
     def judge(folder):
         plan = Plan([AutoAttack("linf", 0.1)], batch_size=8)
@@ -162,7 +163,7 @@ def test_autoattack_goes_on_after_each_of_its_attacks(robust_run, digits, tmp_pa
         return [wrap(part) for part in original(*args, **kwargs)]
 
     monkeypatch.setattr(autoattack, "autoattack_rounds", stopping)
-    for stop in ("apgd-t", "fab-t", "square"):
+    for stop in ("apgd-t", "square"):
         made.clear()
         folder = tmp_path / stop
         with pytest.raises(KeyboardInterrupt):

@@ -406,21 +406,6 @@ def own_separation(score, F_R):
     return torch.where(score < 0, 0, torch.where(score < score.mean(), 1, 2))
 
 
-class Stopping:
-    """Attacks stop one step after the first prediction that is wrong."""
-
-    uniform_steps = None
-
-    def allocate(self, category, score=None, past=None):
-        return torch.full_like(category, 5)
-
-    def step_sizes(self, category, steps, eps):
-        return torch.full_like(steps, eps / 3, dtype=torch.float64)
-
-    def revise(self, t, logits, y, remaining):
-        return torch.where(logits.argmax(1) == y, remaining, remaining.clamp_max(1))
-
-
 OWN = {
     "objective": lambda: bt.BulletTrain(OwnObjective(eps=0.05), budget=StepBudget(4, 2)),
     "budget": lambda: bt.BulletTrain(bt.TRADES(eps=0.05), budget=OwnBudget()),
@@ -432,7 +417,8 @@ OWN = {
     "oracle": lambda: bt.BulletTrain(
         bt.PGDAT(eps=0.05), budget=StepBudget(3, 1), separation=bt.OracleSeparation(steps=2)
     ),
-    "revised": lambda: bt.BulletTrain(bt.PGDAT(eps=0.1), budget=Stopping()),
+    "early stop": lambda: bt.BulletTrain(bt.PGDAT(eps=0.1), budget=bt.EarlyStopBudget(5, further=2)),
+    "shuffled": lambda: bt.BulletTrain(bt.TRADES(eps=0.05), budget=bt.ShuffledBudget(StepBudget(4, 2), 0.05)),
     "attack in training mode": lambda: bt.BulletTrain(
         bt.TRADES(eps=0.05, attack_mode="train"), budget=StepBudget(3, 1)
     ),

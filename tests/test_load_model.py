@@ -1,5 +1,6 @@
 """Every form in which a network can be given, and what a wrong one is told."""
 
+import json
 import shutil
 import sys
 import types
@@ -223,7 +224,7 @@ def mistakes(tmp_path, robust_run):
             "text.pt is no checkpoint: it is a text file; give a run's folder, a checkpoint",
         ),
         "no weights, no network": ([f"{here}/no.pt"], {}, "holds no state_dict; save the network's"),
-        "state": ([f"{run}/state.pt"], {}, f"holds no state_dict; give {run}, the run that it lies in"),
+        "checkpoint": ([f"{run}/checkpoint.pt"], {}, f"holds no state_dict; give {run}, the run that it lies in"),
         "no file": ([f"{here}/broken.pt"], {"network": "wrn-10-1"}, "cannot be read as weights"),
         "not needed": ([run], {"mean": [0.5]}, "--mean was given, but the checkpoint says itself"),
         "another network": ([run], {"network": "wrn-10-1"}, "does not fit wrn-10-1: it lacks block1.layer"),
@@ -258,9 +259,13 @@ def test_a_checkpoint_of_a_run_that_was_tampered_with(robust_run, tmp_path):
     from safetensors import safe_open
 
     with safe_open(robust_run / "last.safetensors", "pt") as opened:
-        save_file(tensors, file, metadata=opened.metadata())
-    with pytest.raises(RunError, match=r"it lacks fc2\.bias; it has besides extra\.weight"):
-        load_model(str(file))
+        about = json.loads(opened.metadata()["bullettrain"])
+    for damaged in (True, False):
+        save_file(tensors, file, metadata={"bullettrain": json.dumps(about)})
+        said = "digest does not match" if damaged else r"it lacks fc2\.bias; it has besides extra\.weight"
+        with pytest.raises(RunError, match=said):
+            load_model(str(file))
+        about.pop("digest", None)  # as in the files of older versions
 
 
 def test_read_state_takes_safetensors(robust_run):

@@ -70,7 +70,7 @@ def test_a_checkpoint_that_was_cut_is_damaged(tmp_path, robust_run):
     assert "last.safetensors is no checkpoint: it is empty" in told(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["state.pt", "config.yaml", "samples.safetensors", "none.safetensors"])
+@pytest.mark.parametrize("name", ["checkpoint.pt", "config.yaml", "samples.safetensors", "none.safetensors"])
 def test_other_files_of_a_run_name_the_run(robust_run, name):
     assert told(robust_run / name).endswith(f"; give {robust_run}, the run that it lies in")
 

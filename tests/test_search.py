@@ -12,7 +12,7 @@ from bullettrain.evaluation.accuracy import clean_round
 from bullettrain.evaluation.autoattack import Notes, attack_names
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.evaluated_model import EvaluatedModel
-from bullettrain.evaluation.fast_autoattack import SearchCopy, by_graphs, fast_rounds, make_attack
+from bullettrain.evaluation.fast_autoattack import SearchCopy, fast_rounds, make_attack
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.search import APGD, FAB, NEWTON_STEPS, Square, check_windows, eager, margins, onto_plane
@@ -70,12 +70,11 @@ def test_the_projection_is_the_packages(scale):
 
 
 @real
-@pytest.mark.parametrize("eps", [0.06, 0.12])
 @pytest.mark.parametrize("name", ["apgd-ce", "apgd-t", "fab-t", "square"])
-def test_each_attack_breaks_what_the_packages_breaks(network, batch, name, eps):
+def test_each_attack_breaks_what_the_packages_breaks(network, batch, name):
     from pyautoattack import AutoAttack
 
-    x, y = batch
+    (x, y), eps = (part[:40] for part in batch), 0.08
     theirs = AutoAttack(network, eps=eps, seed=3, version="standard")
     theirs.verbose, theirs.attacks_to_run, theirs.logger = False, [name], Notes()
     theirs.apgd_targeted.logger = Notes()
@@ -108,7 +107,7 @@ def test_captured_it_does_the_same(network, batch, name):
     x, y = batch
     target = (y + 1) % 10
     results = []
-    for runner in (eager, lambda state: by_graphs(EmulatedRunner(state))):
+    for runner in (eager, EmulatedRunner):
         attack = quick(name, network, x.new_zeros(len(x) + 5, *x.shape[1:]), 0.1, runner)
         for seed in (1, 2):  # the second time every buffer has been used
             rows = slice(None, len(x) - 3 * (seed - 1))
@@ -215,6 +214,7 @@ def test_apgd_by_the_evaluation(network, digits, tmp_path, monkeypatch, capsys):
     attacks = parse_attacks(["apgd:eps=0.1", "autoattack:eps=0.1"])
     plan = Plan(attacks, ("bf16",), batch_size=30)
     progress = EvaluationProgress(Console(width=100))
+    digits = digits.subset(torch.arange(40))
     entry, (_, apgd, whole) = evaluate(
         LoadedModel("digits", "digits", network=copy.deepcopy(network)), digits, "digits", plan, device=CPU,
         store=Store(tmp_path), progress=progress,

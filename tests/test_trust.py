@@ -44,6 +44,7 @@ def rewrite(file: Path, **changes) -> None:
     with safe_open(file, "pt") as opened:
         about = json.loads(opened.metadata()["bullettrain"])
     about["network"] |= changes
+    about.pop("digest", None)  # it would tell that something was changed; who means harm leaves it out
     save_file(load_file(file), file, metadata={"bullettrain": json.dumps(about)})
 
 
@@ -76,7 +77,8 @@ def evil(robust_run, tmp_path, monkeypatch):
     tamper(Path("run"))
     shutil.copy("run/last.safetensors", "w.safetensors")
     shutil.copytree("run", "unfinished")
-    Path("unfinished/metrics.jsonl").write_text("")
+    log = Path("unfinished/metrics.jsonl")
+    log.write_text("".join(line for line in log.read_text().splitlines(True) if '"end"' not in line))
     Path("evil.yaml").write_text("recipe: digits\nnetwork: {name: 'evil:make'}\n")
     yield Path("run")
     sys.modules.pop("evil", None)

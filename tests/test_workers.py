@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from filelock import FileLock
 from torch import nn
 
 import bullettrain as bt
@@ -165,8 +166,13 @@ def worker(rank, port, folder):
 def two(tmp_path_factory):
     if not dist.is_available() or not dist.is_gloo_available():
         pytest.skip("this torch build has no gloo")
-    folder = tmp_path_factory.mktemp("workers")
-    mp.spawn(worker, args=(free_port(), str(folder)), nprocs=2)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "two-workers"  # made once, for all tests
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            made = tmp_path_factory.mktemp("workers")
+            mp.spawn(worker, args=(free_port(), str(made)), nprocs=2)
+            made.rename(folder)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 

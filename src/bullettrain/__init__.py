@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bullettrain import attacks, augmix, baselines, data, models, objectives
-    from bullettrain.allocation import Allocated, Allocation, GaussianBudget, HistoryBudget, StepBudget
+    from bullettrain.allocation import (
+        Allocated,
+        Allocation,
+        EarlyStopBudget,
+        GaussianBudget,
+        HistoryBudget,
+        RadiusBudget,
+        ShuffledBudget,
+        StepBudget,
+    )
     from bullettrain.attacks import Normalized
     from bullettrain.cost import theoretical_speedup
     from bullettrain.engine.captured import Captured
@@ -37,6 +46,7 @@ __all__ = [
     "BulletTrain",
     "Captured",
     "Category",
+    "EarlyStopBudget",
     "GaussianBudget",
     "History",
     "HistoryBudget",
@@ -44,7 +54,9 @@ __all__ = [
     "Normalized",
     "Objective",
     "OracleSeparation",
+    "RadiusBudget",
     "RobustFraction",
+    "ShuffledBudget",
     "StepBudget",
     "StepOutput",
     "__version__",
@@ -65,7 +77,10 @@ __all__ = [
 ]
 
 _NAMES = {
-    "allocation": ("Allocated", "Allocation", "GaussianBudget", "HistoryBudget", "StepBudget"),
+    "allocation": (
+        *("Allocated", "Allocation", "EarlyStopBudget", "GaussianBudget", "HistoryBudget", "RadiusBudget"),
+        *("ShuffledBudget", "StepBudget"),
+    ),
     "attacks": ("Normalized",),
     "cost": ("theoretical_speedup",),
     "engine.captured": ("Captured",),

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from bullettrain.checks import MendableError, check_count, check_positive
+from bullettrain.checks import MendableError, check_count, check_fraction, check_positive
 from bullettrain.history import Past
 from bullettrain.mining import Category
 from bullettrain.precision import widest
@@ -191,6 +191,110 @@ class HistoryBudget(_Graded):
         spread = (self.most - self.least) * (1 - past.margin.clamp(0, 1))
         steps = (self.least + spread - 1e-6).ceil().long().clamp(self.least, self.most)
         return torch.where(past.visits > 0, steps, self.most)
+
+
+@dataclass(frozen=True)
+class EarlyStopBudget(_Graded):
+    """Everybody's attack stops soon after it has succeeded, as in friendly adversarial training (Zhang et al., 2020).
+
+    Whether it has is seen from the logits that an iteration forwards anyway, so that nothing is selected beforehand.
+
+    Args:
+        most: steps where it does not succeed.
+        further: τ ≥ 1, steps from the first point on that is misclassified.
+    """
+
+    further: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if check_count(self.further, "further") == 0:
+            raise ValueError("further is 0; the step in which a success is seen is taken already, so give 1 or more")
+
+    @property
+    def uniform_steps(self) -> int:
+        """What everybody begins with."""
+        return self.most
+
+    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
+        """The most for all."""
+        return torch.full_like(category, self.most)
+
+    def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
+        """Those of a uniform budget."""
+        return StepBudget.uniform(self.most).step_sizes(category, steps, eps)
+
+    def revise(self, t: int, logits: Tensor, y: Tensor, remaining: Tensor) -> Tensor:
+        """Steps left: few where the point that this iteration moved was misclassified."""
+        return torch.where(logits.argmax(dim=1) == y, remaining, remaining.clamp_max(self.further - 1))
+
+
+@dataclass(frozen=True)
+class RadiusBudget(_Graded):
+    """The same steps for everybody, in a ball that is smaller where the last attack went far: strength, not steps.
+
+    Args:
+        most: steps.
+        eps: radius where the last margin on x' was 0 or above, or nothing is known.
+        low: part of it where that margin was −1.
+    """
+
+    eps: float = 0.031
+    low: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.eps, "eps")
+        check_fraction(self.low, "low", low_open=True)
+
+    @property
+    def uniform_steps(self) -> int:
+        """What everybody gets: nothing is selected."""
+        return self.most
+
+    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Allocated:
+        """Radius, and step size with it, linear in the last margin below 0."""
+        if past is None:
+            raise ValueError("RadiusBudget needs to know the examples; give BulletTrain examples=, and steps index=")
+        part = 1 + (1 - self.low) * past.margin.clamp(-1, 0)
+        part = torch.where(past.visits > 0, part, 1.0)
+        size = StepBudget.uniform(self.most).boundary_step(self.eps)
+        return Allocated(torch.full_like(category, self.most), size * part, self.eps * part)
+
+
+class ShuffledBudget:
+    """The control of any allocation: what it gives, dealt out to the examples of the mini-batch by chance.
+
+    The same steps are made, so that passes are equal; only who gets them differs.
+
+    Args:
+        budget: what is dealt out.
+        eps: the objective's, for step sizes.
+    """
+
+    def __init__(self, budget: Allocation, eps: float) -> None:
+        if hasattr(budget, "revise"):
+            raise ValueError("the budget revises steps during the attack, which cannot be dealt out beforehand")
+        self.budget, self.eps = budget, check_positive(eps, "eps")
+
+    @property
+    def uniform_steps(self) -> int | None:
+        """The budget's."""
+        return self.budget.uniform_steps
+
+    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Allocated:
+        """What the budget gives, in another order: steps together with their sizes, radii and weights."""
+        given = self.budget.allocate(category, score, past)
+        given = given if isinstance(given, Allocated) else Allocated(given)
+        if given.step_sizes is None:
+            given = given._replace(step_sizes=self.budget.step_sizes(category, given.steps, self.eps))
+        order = torch.rand(len(category), device=category.device).argsort()
+        dealt = {name: values[order] for name, values in given._asdict().items() if values is not None}
+        return Allocated(**dealt)
+
+    def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
+        """The budget's, for everybody alike."""
+        return self.budget.step_sizes(category, steps, eps)
 
 
 def _by_category(category: Tensor, boundary: float, robust: float, outlier: float, dtype: torch.dtype) -> Tensor:

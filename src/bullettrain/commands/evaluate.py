@@ -67,7 +67,7 @@ def evaluate(
     curves: Annotated[
         bool, typer.Option("--curves", help="Also accuracy against ε and against steps, and a look for masking.")
     ] = False,
-    curve_size: Annotated[int, typer.Option(min=1, help="Images for --curves.")] = 1000,
+    curve_images: Annotated[int, typer.Option(min=1, help="Images for --curves.")] = 1000,
     corruptions: Annotated[Path | None, typer.Option(help="Folder of CIFAR-10-C's or -100-C's files.")] = None,
     mce_baseline: Annotated[
         Path | None, typer.Option(help="JSON of accuracies by corruption, for the mean corruption error.")
@@ -156,7 +156,7 @@ def evaluate(
         seed,
         compile_network,
         defaults if curves else None,
-        curve_size,
+        curve_images,
         corruptions,
         _baseline(mce_baseline),
         overwrite,

@@ -10,6 +10,7 @@ from bullettrain.data.download import Progress, prepare, progress_bar
 from bullettrain.data.loader import Loader
 from bullettrain.data.sets import NAMES, load, split_validation
 from bullettrain.data.sources import SOURCES, Archive, Availability, File, FileCheck, Source, available, verify
+from bullettrain.data.stored import StoredPerturbations
 
 __all__ = [
     "NAMES",
@@ -25,6 +26,7 @@ __all__ = [
     "Loader",
     "Progress",
     "Source",
+    "StoredPerturbations",
     "available",
     "load",
     "prepare",

@@ -47,22 +47,26 @@ class Augment:
             flips = torch.rand(n, generator=generator, device=device) < 0.5
         return Draws(corners, flips)
 
-    def apply(self, x: Tensor, draws: Draws) -> Tensor:
-        """Crop and flip x (n, C, H, W) of any dtype as drawn; the result has the shape and dtype of x."""
-        n, channels, height, width = x.shape
+    def pixels(self, x: Tensor, draws: Draws) -> Tensor:
+        """Where in the padded image, row by row, each pixel of a cropped and flipped x (n, C, H, W) lies: (n, H·W)."""
+        n, _, height, width = x.shape
         rows = torch.arange(height, device=x.device).expand(n, height)
         columns = torch.arange(width, device=x.device).expand(n, width)
         if draws.flips is not None:
             columns = torch.where(draws.flips[:, None], width - 1 - columns, columns)
-        if draws.corners is not None:
+        if draws.corners is None:
+            rows, columns = rows + self.crop, columns + self.crop
+        else:
             rows, columns = rows + draws.corners[:, :1], columns + draws.corners[:, 1:]
-            x = F.pad(x, (self.crop,) * 4)
+        return (rows[:, :, None] * (width + 2 * self.crop) + columns[:, None, :]).flatten(1)
+
+    def apply(self, x: Tensor, draws: Draws) -> Tensor:
+        """Crop and flip x (n, C, H, W) of any dtype as drawn; the result has the shape and dtype of x."""
         if draws.corners is None and draws.flips is None:
             return x
-        # One gather for crop and flip together: where in the (padded) image each pixel comes from.
-        pixels = rows[:, :, None] * x.shape[3] + columns[:, None, :]
-        taken = x.flatten(2).gather(2, pixels.flatten(1)[:, None].expand(n, channels, height * width))
-        return taken.view(n, channels, height, width)
+        # One gather for crop and flip together.
+        padded = F.pad(x, (self.crop,) * 4) if self.crop else x
+        return padded.flatten(2).gather(2, self.pixels(x, draws)[:, None].expand(*x.shape[:2], -1)).view(x.shape)
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Crop and flip x (n, C, H, W) at random; `generator` is on the device of x."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bullettrain.augmix import ViewMaker
-from bullettrain.data.augment import Augment, to_unit
+from bullettrain.data.augment import Augment, Draws, to_unit
 from bullettrain.data.base import DataError, ImageSet, derive_seed
 
 RESIDENT_SHARE = 0.4  # of the free device memory: the network and its activations need the rest
@@ -110,6 +110,12 @@ class Loader:
         """Which images batch `index` of an epoch has for this rank, int64 (m,), on the device."""
         distinct = index // self.replays
         return self._order(epoch)[distinct * self.batch_size :][: self.batch_size][self._share(distinct)]
+
+    def draws(self, epoch: int, index: int) -> Draws:
+        """The crops and flips that this rank's images of batch `index` have in an epoch."""
+        distinct, generator = index // self.replays, torch.Generator(self.device)
+        generator.manual_seed(derive_seed(self.seed, epoch, distinct))
+        return (self.augment or Augment()).draw(self._size(distinct), generator)[self._share(distinct)]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from batch `start` on.

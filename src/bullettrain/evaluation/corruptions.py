@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.corruptions.chance import Chance
-from bullettrain.corruptions.files import image_file, open_images, read_labels
+from bullettrain.corruptions.files import LABELS, image_file, open_images, read_labels
+from bullettrain.corruptions.filters import SIDE
 from bullettrain.corruptions.table import AVERAGED, CORRUPTIONS, SEVERITIES
 from bullettrain.data import ImageSet
 from bullettrain.data.base import DataError
@@ -88,6 +89,18 @@ def corruption_accuracy(
         seen.hexdigest(),
         math.fsum(ratios) / len(ratios) if ratios else None,
     )
+
+
+def list_files(folder: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of the files in ``folder``: what changes with any of them."""
+    found = [(file.name, file.stat()) for file in folder.glob("*.npy")]
+    return sorted((name, about.st_size, about.st_mtime_ns) for name, about in found)
+
+
+def count_images(folder: Path, size: int) -> int:
+    """Images in the files of ``folder``, or ``size`` at each severity, for a progress bar."""
+    sizes = [bytes_ for name, bytes_, _ in list_files(folder) if name != LABELS]
+    return SEVERITIES * size * len(sizes) if size else sum(sizes) // (3 * SIDE * SIDE)
 
 
 def spot_corruptions(

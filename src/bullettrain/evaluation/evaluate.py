@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from bullettrain.config.settings import ConfigError
-from bullettrain.corruptions.files import LABELS
-from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.sets import fingerprint, sample
 from bullettrain.evaluation import autoattack, corruptions
@@ -50,7 +48,7 @@ class Plan:
     compiled: bool = False
     curves: Defaults | None = None
     """Draw accuracy against ε and against steps, around this ε."""
-    curve_size: int = 1000
+    curve_images: int = 1000
     corruptions: Path | None = None
     mce_baseline: Mapping[str, Sequence[float]] | None = None
     overwrite: bool = False
@@ -94,19 +92,19 @@ def evaluate(
             among=among,
         )
     )
-    evaluators = []
+    runners = []
     for precision in plan.precisions:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         evaluated = EvaluatedModel(network, dtype=dtype, compiled=plan.compiled).eval()
-        evaluators.append(Evaluator(evaluated, whole, entry, plan, precision, device, store, progress))
+        runners.append(AttackRunner(evaluated, whole, entry, plan, precision, device, store, progress))
     if plan.overwrite:  # all at once, so that a stopped evaluation can go on with what it has found itself
-        store.forget(entry, {evaluator.key(*job) for evaluator in evaluators for job in evaluator.jobs})
+        store.forget(entry, {runner.key(*job) for runner in runners for job in runner.jobs})
         conclude(entry, images)
         store.save()
     asked: list[Result] = []
-    for evaluator in evaluators:
-        with arithmetic(evaluator.precision):
-            asked += evaluator.run()
+    for runner in runners:
+        with arithmetic(runner.precision):
+            asked += runner.run()
     conclude(entry, images)
     store.save()
     return entry, asked
@@ -139,7 +137,7 @@ class _Part:
 
 
 @dataclass
-class Evaluator:
+class AttackRunner:
     """One network in one precision."""
 
     model: EvaluatedModel
@@ -159,7 +157,7 @@ class Evaluator:
         jobs: list[tuple[Attack, _Part]] = [(attack, self.whole) for attack in attacks]
         if self.plan.curves is not None:
             images = self.whole.images
-            rows = sample(images.labels, min(self.plan.curve_size, len(images))).cpu()
+            rows = sample(images.labels, min(self.plan.curve_images, len(images))).cpu()
             part = _Part("curve", images.subset(rows), rows)
             jobs += [(point, part) for point in curve_points(self.plan.curves, images.images[0].numel())]
         return jobs
@@ -182,7 +180,7 @@ class Evaluator:
         if isinstance(attack, AutoAttack):
             more["package"] = VERSION if _is_fast(attack, self.precision) else autoattack.installed()
         if isinstance(attack, Corruptions):
-            images, more["baseline"] = str(self._files()), self.plan.mce_baseline
+            images, more["baseline"] = str(corruptions.list_files(self._folder)), self.plan.mce_baseline
             more |= {"size": self.plan.images} if self.plan.images else {}
         if self.precision != "float32":
             more["judged"] = "float32"
@@ -202,11 +200,12 @@ class Evaluator:
         key = self.key(attack, part)
         kept = self.entry.find(key)
         if kept is not None:
-            result = dataclasses.replace(kept, role=part.role)
+            found = kept
         elif isinstance(attack, Corruptions):
-            result = self._corruptions(attack, key)
+            found = self._corruptions(attack)
         else:
-            result = self._attack(attack, part, key, clean)
+            found = self._attack(attack, part, key, clean)
+        result = dataclasses.replace(found, role=part.role, precision=self.precision, key=key)
         self.entry.add(result)
         self.store.unfinished.pop(key, None)
         self.store.save()
@@ -255,9 +254,6 @@ class Evaluator:
             int(state.alive.sum()),
             len(images),
             before + time.monotonic() - began,
-            role=part.role,
-            precision=self.precision,
-            key=key,
             per_class=class_shares(state.alive, images.labels, len(images.classes)),
             survived=pack(state.alive),
             rounds=list(zip([part.name for part in rounds], state.shares, strict=True)),
@@ -284,24 +280,21 @@ class Evaluator:
         if self.bar is not None:
             self.bar.partly(passes)
 
-    def _files(self) -> list[tuple[str, int, int]]:
-        """Name, size and time of the files of corruptions."""
+    @property
+    def _folder(self) -> Path:
         if self.plan.corruptions is None:
             raise ConfigError("corruptions needs the folder that holds them: --corruptions DIR")
-        found = [(file.name, file.stat()) for file in self.plan.corruptions.glob("*.npy")]
-        return sorted((name, about.st_size, about.st_mtime_ns) for name, about in found)
+        return self.plan.corruptions
 
-    def _corruptions(self, attack: Corruptions, key: str) -> Result:
+    def _corruptions(self, attack: Corruptions) -> Result:
         """Mean accuracy over common corruptions, from a folder of them."""
-        files, images, began = self._files(), self.whole.images, time.monotonic()
-        total = sum(size for _, size, _ in files) // images.images[0].numel()
-        if self.plan.images:
-            total = min(total, self.plan.images * SEVERITIES * sum(name != LABELS for name, *_ in files))
+        folder, began = self._folder, time.monotonic()
+        total = corruptions.count_images(folder, self.plan.images)
         with self.progress.attacking(attack.name, total) as bar:
             found = corruptions.corruption_accuracy(
                 self.model,
-                Path(self.plan.corruptions or ""),
-                classes=len(images.classes),
+                folder,
+                classes=len(self.whole.images.classes),
                 device=self.device,
                 batch_size=self.plan.batch_size,
                 size=self.plan.images,
@@ -313,9 +306,6 @@ class Evaluator:
             found.mean * found.examples,  # of the images that were corrupted: their copies are no independent draws
             found.examples,
             time.monotonic() - began,
-            role="attack",
-            precision=self.precision,
-            key=key,
             corruptions={name: value for name, value in vars(found).items() if value is not None},
         )
 

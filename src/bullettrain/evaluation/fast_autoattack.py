@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from bullettrain.engine.cuda_graphs import CudaGraphRunner
 from bullettrain.engine.frozen_copy import FrozenCopy
 from bullettrain.evaluation.autoattack import PASSES, TARGETS, Notes
 from bullettrain.evaluation.evaluated_model import EvaluatedModel, float32_logits, is_right
-from bullettrain.evaluation.search import APGD, FAB, Attack, MakeRunner, Runner, Square, Tick, eager, margins
+from bullettrain.evaluation.search import APGD, FAB, Attack, MakeRunner, Square, Tick, eager, margins
 from bullettrain.evaluation.survival import Round
 from bullettrain.precision import arithmetic
 
@@ -191,22 +191,8 @@ def fast_rounds(
 
 
 def _captured(warn: Callable[[str], None]) -> MakeRunner:
-    def make(state: Callable[[], Sequence[Tensor]]) -> Runner:
-        return by_graphs(CudaGraphRunner(state, warn, slack=math.inf))  # whatever a search finds, float32 decides
-
-    return make
-
-
-def by_graphs(graphs: CudaGraphRunner) -> Runner:
-    """Iterations of a search as CUDA graphs."""
-
-    def run(key: Hashable, function: Callable[[], None]) -> None:
-        def search(_: Hashable) -> None:
-            function()
-
-        graphs(search, key)
-
-    return run
+    """Iterations of a search as CUDA graphs; they may differ from eager ones: whatever they find, float32 decides."""
+    return lambda state: CudaGraphRunner(state, warn, slack=math.inf)
 
 
 def _checks(model: nn.Module, x: Tensor, logits: Tensor) -> list[str]:

@@ -70,16 +70,9 @@ class Result:
 
 def new_result(attack: Attack, correct: float, examples: int, seconds: float, **details: Any) -> Result:
     """The result of an attack that leaves ``correct`` of ``examples``; ``details``: the other fields of `Result`."""
-    return Result(
-        name=attack.name,
-        attack=as_dict(attack),
-        examples=examples,
-        correct=round(correct),
-        accuracy=correct / examples,
-        interval=wilson(correct, examples),
-        seconds=round(seconds, 2),
-        **details,
-    )
+    how = (attack.name, as_dict(attack), "attack", "float32", "")
+    share, interval = correct / examples, wilson(correct, examples)
+    return Result(*how, examples, round(correct), share, interval, round(seconds, 2), **details)
 
 
 def class_shares(alive: Tensor, labels: Tensor, classes: int) -> list[float | None]:
