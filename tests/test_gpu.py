@@ -278,8 +278,8 @@ def test_a_baselines_captured_step_is_the_plain_one(name, compile):
     assert not said
     plain, whole = both
     assert whole.fast.runner.graphs
-    assert plain.tally.passes == whole.tally.passes
-    states = ([*s.network.state_dict().values(), *s.average.state_dict().values(), s.tally.sums] for s in both)
+    assert plain.metrics.passes == whole.metrics.passes
+    states = ([*s.network.state_dict().values(), *s.average.state_dict().values(), s.metrics.sums] for s in both)
     for mine, expected in zip(*states, strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-8)
     assert whole.engine.steps_taken == plain.engine.steps_taken == 12
