@@ -64,7 +64,7 @@ def unfinished(tmp_path):
 # -------------------------------------------------------------------------------------- nothing is lost
 
 KILLS = [("step", 1), ("step", 8), ("step-after", 13), ("log", 6), ("log-after", 11)]
-KILLS += [("replace", n) for n in range(1, 17)]  # every moment at which a file is renewed
+KILLS += [("replace", n) for n in (*range(1, 9), 13, 16)]  # every kind of file that is renewed, and the last
 
 
 @pytest.mark.parametrize(("place", "at"), KILLS)
@@ -80,12 +80,12 @@ def test_a_killed_run_resumes_and_ends_bit_for_bit(tmp_path, whole, place, at):
     assert {path.name for path in folder.iterdir()} == {path.name for path in whole.iterdir()}
 
 
-def test_every_renewal_of_a_file_was_killed_at_once(tmp_path):
+def test_the_last_renewal_of_a_file_was_killed_at_once(tmp_path):
     assert killed(tmp_path / "a", "replace", 16)
     assert not killed(tmp_path / "b", "replace", 17)
 
 
-@pytest.mark.parametrize("points", [(9, 6, 4), (9, 1), (9, 2), (14, 1), (14, 3), (16, 1)])
+@pytest.mark.parametrize("points", [(9, 6, 4), (9, 2), (14, 1), (16, 1)])
 def test_a_run_killed_again_and_again_ends_bit_for_bit(tmp_path, whole, points):
     folder = tmp_path / "run"
     for at in points:
