@@ -27,10 +27,10 @@ MARKS = dict(zip(Verdict, "✓½≈✗·", strict=True))
 CLASSES = dict(zip(Verdict, ("holds", "part", "part", "fails", "open"), strict=True))
 LEGEND = (
     "✓ holds; ≈ falls short by no more than two standard errors; ✗ does not hold here; · not measured yet. The ± of a "
-    "difference is one standard error. It is paired where the records say which images each network gets right, and the "
-    "difference is then over the images that both were evaluated on. With one seed it covers the test images alone, not "
-    "how much another seed would differ. A mark is the worst of the claims about a figure; the gain on our own baseline "
-    "has a column and marks of its own. Δ is ours less the paper's."
+    "difference is one standard error. It is paired where the records say which images each network gets right, and "
+    "the difference is then over the images that both were evaluated on. With one seed it covers the test images "
+    "alone, not how much another seed would differ. A mark is the worst of the claims about a figure; the gain on our "
+    "own baseline has a column and marks of its own. Δ is ours less the paper's."
 )
 
 
