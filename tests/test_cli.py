@@ -193,9 +193,9 @@ def test_a_list_is_wrapped_between_words(words):
 ODD_NAMES = ["[/b]", "exp[a]", "a:car:b"]
 
 
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_a_name_is_printed_as_it_is(invoke, tmp_path, monkeypatch, name):
+def test_a_name_is_printed_as_it_is(invoke, tmp_path, monkeypatch):
     """Nothing that comes from outside is markup."""
+    name = "".join(ODD_NAMES)
     monkeypatch.chdir(tmp_path)
     done = invoke("train", *TINY, "--out", f"y/{name}")
     assert done.exit_code == 0, done.output
@@ -534,10 +534,9 @@ def test_an_unfinished_run_is_found_to_resume_behind_one_of_other_settings(invok
 
 
 def test_what_the_encoding_lacks_is_replaced(tmp_path):
-    done = command("train", *TINY, cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    done = command("reproduce", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"speed-up [\d.]+\? theoretical", done.stdout)
-    assert done.stdout.endswith("report  runs/digits/report.html\n")
+    assert "Accuracy and speed-up over ?" in done.stdout
 
 
 def test_data_list_and_verify(invoke, real_data):

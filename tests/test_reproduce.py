@@ -22,7 +22,6 @@ from bullettrain.reproduction.scales import MEDIUM, SMOKE
 from bullettrain.run_folder import RunFolder
 from short_runs import died
 
-SHORTER = ("--set", "epochs=1", "--set", "data.train_size=200", "--set", "log_every=1", "--images", "50")
 FAST = ("--set", "epochs=1", "--set", "data.train_size=150", "--set", "log_every=1", "--images", "50")
 
 
@@ -35,27 +34,19 @@ def invoke(*words, columns=100, fails=None):
     return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
 
 
-def test_several_names_share_their_runs(tmp_path):
-    text = invoke("fig-gamma", "fig-nr", "fig-gamma", "--out", tmp_path, *FAST)
-    assert "6 runs: 6 to train or evaluate" in text
-    assert "gamma-0.8 = nr-2" in text
-    assert [text.count(title) for title in ("speed-up over γ", "speed-up over N_R")] == [1, 1]
-    assert all((tmp_path / f"{name}.{kind}").is_file() for name in ("fig-gamma", "fig-nr") for kind in ("md", "html"))
-    again = invoke("fig-gamma", "fig-nr", "--out", tmp_path, *FAST, "--dry-run")
-    assert "fig-gamma, fig-nr, scale smoke" in again
-    assert again.count("done") == 6
-    with pytest.raises(ConfigError, match="--rows nr-0 goes with one name; there are 2"):
-        invoke("fig-gamma", "fig-nr", "--rows", "nr-0", "--out", tmp_path)
-
-
 def test_every_study_runs_and_leaves_its_table_and_pictures(tmp_path):
-    """One after another in one folder, as a person would: what one has trained the next ones use."""
-    to_do = {}
+    """All of them in one command: runs that they share are made once."""
+    text = invoke(*STUDIES, "fig-nr", "--out", tmp_path, *FAST, columns=80)
+    shown, *written = text.split("written")
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "paper" not in shown, "figures that mean nothing stand beside no others"
+    wanted = sum(len(study.rows(SMOKE)) for study in STUDIES.values())
+    made = int(re.match(r"(\d+) runs: \1 to train or evaluate", text)[1])
+    assert made < 0.75 * wanted
+    assert "bt-nr2 = mnist-oracle" not in text
+    assert re.search(r"bt-nr2 = gamma-0.8 = nr-2 = svar ", text)
+    assert text.count("Accuracy and speed-up over N_R") == 1
     for name, study in STUDIES.items():
-        text = invoke(name, "--out", tmp_path, *SHORTER, columns=80)
-        to_do[name] = int(re.search(r"(\d+) to train or evaluate", text)[1])
-        assert max(map(len, text.split("written")[0].splitlines())) <= 80, name
-        assert "paper" not in text.split("written")[0], name
         table = (tmp_path / f"{name}.md").read_text()
         page = (tmp_path / f"{name}.html").read_text()
         for row in study.rows(SMOKE):
@@ -70,13 +61,9 @@ def test_every_study_runs_and_leaves_its_table_and_pictures(tmp_path):
             svg = picture.with_suffix(".svg").read_text()
             assert "<svg" in svg
             assert "fa1" not in re.findall(r"#(fa1.7e)", svg)  # no stand-in colour is left
-    # Nothing new has to be trained where the rows are those of a table before.
-    assert to_do["fig-shares"] == to_do["fig-svar"] == to_do["fig-allocation"] == 0
-    assert to_do["strong-attacks"] == 2
-    assert to_do["fig-nr"] == 1
-    assert to_do["large-network"] == 3
+    assert len(written) == sum((tmp_path / name).suffix in (".md", ".html", ".png") for name in os.listdir(tmp_path))
     records = read_records(tmp_path / "records")
-    assert len(records) == len(list((tmp_path / "runs").glob("[!.]*")))
+    assert len(records) == len(list((tmp_path / "runs").glob("[!.]*"))) == made
     for record in records.values():
         assert record.finished
         assert record.seconds > 0
@@ -95,8 +82,13 @@ def test_every_study_runs_and_leaves_its_table_and_pictures(tmp_path):
     assert len(ranked) == 5
     # Again: everything is from before, and the files are the same.
     before = (tmp_path / "uncertainty.md").read_bytes()
-    assert "0 to train or evaluate, 6 from before" in invoke("uncertainty", "--out", tmp_path, *SHORTER)
+    assert "0 to train or evaluate, 6 from before" in invoke("uncertainty", "--out", tmp_path, *FAST)
     assert before == ((tmp_path / "uncertainty.md").read_bytes())
+    again = invoke("fig-gamma", "fig-nr", "--out", tmp_path, *FAST, "--dry-run")
+    assert "fig-gamma, fig-nr, scale smoke" in again
+    assert again.count("done") == 6
+    with pytest.raises(ConfigError, match="--rows nr-0 goes with one name; there are 2"):
+        invoke("fig-gamma", "fig-nr", "--rows", "nr-0", "--out", tmp_path)
 
 
 # ------------------------------------------------------------------------------------------- going on
