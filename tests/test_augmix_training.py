@@ -281,7 +281,7 @@ def test_settings_that_cannot_be():
     ):
         with pytest.raises(ConfigError, match=message):
             recipe("cifar10-augmix").with_settings(changes)
-    with pytest.raises(ConfigError, match=r"method\.all_ops is true, but trades takes none: --set all_ops=false"):
+    with pytest.raises(ConfigError, match=r"method.all_ops is true, but trades takes none: --set all_ops=false"):
         recipe("digits").with_settings(["all_ops=true"])
 
 

@@ -25,13 +25,13 @@ from bullettrain.run_folder import RunFolder
 
 @pytest.fixture
 def run(robust_run, tmp_path, monkeypatch):
-    """A copy of a run to judge, in the folder where we are."""
+    """A copy of a run to evaluate, in the folder where we are."""
     shutil.copytree(robust_run, tmp_path / "runs" / "robust")
     monkeypatch.chdir(tmp_path)
     return Path("runs/robust")
 
 
-def test_a_small_network_is_judged_by_as_many_threads_as_it_was_trained_by(run, monkeypatch):
+def test_a_small_network_is_evaluated_by_as_many_threads_as_it_was_trained_by(run, monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     invoke(run, "--attack", "clean", "--images", 60)
@@ -238,7 +238,7 @@ def test_a_mistake_is_one_line_and_status_two(run, mistake, monkeypatch, capsys)
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("bullettrain: ")
-    assert captured.out.count("\n") <= 1  # at most the line that says what is judged
+    assert captured.out.count("\n") <= 1  # at most the line that says what is evaluated
     assert not (run / "evaluation.json").exists()
 
 
@@ -277,7 +277,7 @@ def test_defaults_come_from_the_run():
     assert _defaults(None, None, None) == Defaults()
 
 
-def test_the_folder_of_a_run_that_is_judged_stays_a_run(run):
+def test_the_folder_of_a_run_that_is_evaluated_stays_a_run(run):
     invoke(run, "--attack", "pgd2", "--images", 20)
     assert RunFolder(run).finished
     assert not [path for path in run.iterdir() if path.name.startswith(".")]

@@ -99,7 +99,7 @@ def test_a_step_selects_by_the_loss_logits_of_the_last_visit(name):
     assert len({int(c) for c in out.category}) > 1  # it does select
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     name=st.sampled_from(["trades", "mart", "augmix"]),
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=3),

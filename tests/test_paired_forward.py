@@ -216,7 +216,7 @@ def test_a_compiler_that_changes_gradients_is_found_out(monkeypatch, harm):
         assert torch.allclose(a.grad, b.grad, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "half"), [("wrn-40-2", True), ("wrn-16-2", True), ("wrn-16-2", False)])
+@pytest.mark.parametrize(("name", "half"), [("wrn-16-2", True), ("wrn-16-2", False)])
 def test_rounding_is_told_from_lost_gradients(name, half):
     """On images of 256 levels, as real ones are, and on a network without training yet, where bf16 blurs most."""
     torch.manual_seed(0)

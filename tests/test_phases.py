@@ -220,7 +220,7 @@ def test_a_group_of_augmix_selects_all_and_then_learns(mode):
         assert out.work.total == 4 * len(y) + 6 * int((expected == Category.BOUNDARY).sum())
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     st.sampled_from(sorted(OBJECTIVES)),
     st.sampled_from(["eval", "train"]),
@@ -254,7 +254,7 @@ def test_counted_work_is_what_the_hooks_see(name, selection, counts, sizes, buck
     assert idle == 0 if bucket == 1 else idle >= 0
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     name=st.sampled_from(sorted(OBJECTIVES)),
     norm=st.sampled_from(["linf", "l2"]),
@@ -310,7 +310,7 @@ def test_rounding_sizes_up_changes_nothing_but_the_passes(name, counts):
 # -------------------------------------------------------------------------------------------- as if captured
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     name=st.sampled_from([*sorted(OBJECTIVES), "augmix"]),
     counts=st.sampled_from(BUDGETS[:-1]),

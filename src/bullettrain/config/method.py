@@ -174,6 +174,8 @@ def _augmix(method: MethodConfig) -> bt.Objective:
     if not method.jsd and method.budget().uniform_steps is None:
         same = f"--set robust={method.boundary} --set outlier={method.boundary}"
         raise ConfigError(f"method.jsd is false, which is one view of every example: nothing is mined, so add {same}")
+    if not method.jsd and method.selection is not None:
+        raise ConfigError("method.selection is set, but without the JSD nothing is selected: --set selection=null")
     beta = 12.0 if method.beta is None else method.beta
     return bt.AugMix(views=method.view_maker(), beta=beta, jsd=method.jsd, selection=method.selection or "train")
 

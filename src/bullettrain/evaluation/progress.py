@@ -1,4 +1,4 @@
-"""What a person sees while a network is judged: a line a result, and a bar on a terminal."""
+"""What a person sees while a network is evaluated: a line a result, and a bar on a terminal."""
 
 from __future__ import annotations
 
