@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from bullettrain.commands.options import Device
@@ -168,14 +167,12 @@ def _corruptions(only: list[str] | None) -> list[str]:
 @contextmanager
 def _making(images: int) -> Iterator[Told]:
     """How far it is: a bar over all ``images`` on a terminal, and everywhere a line for each file that is made."""
+    from bullettrain.progress import progress_bar
+
     console = terminal()
-    columns = (
-        TextColumn("{task.description:17}"),
-        BarColumn(bar_width=None),
-        TaskProgressColumn(),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal, expand=True, transient=True) as bar:
+    bar = progress_bar(console, transient=True, percent=True)
+    bar.disable = not console.is_terminal
+    with bar:
         task = bar.add_task("starting", total=images)
         before = 0
 
