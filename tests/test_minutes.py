@@ -1,5 +1,7 @@
 """`--minutes`: the epochs that fit, by arithmetic; and images and threads that are looked at before training."""
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,6 +13,7 @@ from bullettrain.run_folder import RunFolder
 from bullettrain.training import minutes
 from bullettrain.training import run as runs
 from bullettrain.training.minutes import Timing, for_minutes
+from bullettrain.training.setup import load_data
 from short_runs import CPU, small
 
 
@@ -34,22 +37,24 @@ def test_epochs_and_milestones_are_chosen(monkeypatch):
         for_minutes(recipe("cifar10-trades"), 1.5, CPU, (), began=1000.0)
 
 
+def test_a_few_steps_are_timed():
+    config = small("data.train_size=200", "data.validation=50")
+    timing = minutes.measure(config, CPU, load_data(config, None))
+    assert timing.epoch > 0
+    assert timing.end > minutes.REPORT_SECONDS
+
+
 def test_the_command_trains_for_so_long(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    cuts = [
-        "--set",
-        "data.train_size=300",
-        "--set",
-        "data.test_size=50",
-        "--set",
-        "validation=50",
-        "--set",
-        "average=0",
-    ]
-    done = CliRunner().invoke(app, ["train", *cuts, "--minutes", "0.2", "--out", "run", "--cache-dir", "code"])
+    monkeypatch.setattr(minutes, "measure", lambda *_: Timing(start=0.0, epoch=600.0, end=0.0))
+    for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(variable, "elsewhere")
+    cuts = [word for cut in ("data.train_size=200", "data.test_size=50", "validation=0") for word in ("--set", cut)]
+    done = CliRunner().invoke(app, ["train", *cuts, "--minutes", "30", "--out", "run", "--cache-dir", "code"])
     assert done.exit_code == 0, done.output
-    assert "timing a few steps" in done.output
-    assert RunFolder(tmp_path / "run").config().training.epochs > 1
+    assert done.output.splitlines()[0] == "3 epochs, in 30 min 0 s: 10 min 0 s an epoch"
+    assert RunFolder(tmp_path / "run").config().training.epochs == 3
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "code" / "inductor")
     for words in (["--epochs", "3"], ["--compare"], ["--resume"]):
         (tmp_path / "other").mkdir(exist_ok=True)
         with pytest.raises(ConfigError, match="--minutes 1 chooses the epochs of one new run"):

@@ -5,15 +5,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import types
 import typing
-from typing import Any, Literal
+from typing import Any
 
 from bullettrain.config.sections import LIMITS, Config
 from bullettrain.config.settings import as_setting
 from bullettrain.extras import extra
-
-KINDS = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
+from bullettrain.schema import said
 
 
 def meanings(kind: type) -> dict[str, str]:
@@ -67,25 +65,13 @@ def page() -> str:
         for field, meaning in meanings(kind).items():
             value = getattr(default, field)
             shown = f"`{as_setting(value)}`" if value != () else "none"
-            rows.append(f"| `{field}` | {_said(hints[field], _limits(f'{name}.{field}'))} | {shown} | {meaning} |")
+            rows.append(f"| `{field}` | {said(hints[field], _limits(f'{name}.{field}'))} | {shown} | {meaning} |")
         lines += [
             f"## {name}",
             (kind.__doc__ or "").strip(),
             "\n".join(["| setting | values | default | meaning |", "|---|---|---|---|", *rows]),
         ]
     return "\n\n".join(lines) + "\n"
-
-
-def _said(hint: Any, limits: str = "") -> str:
-    """A type in words."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return ", ".join(map(str, arguments))
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join(_said(argument, limits if argument in (int, float) else "") for argument in arguments)
-    if origin is tuple:
-        return f"{_said(arguments[0])}s with commas"
-    return f"{KINDS[hint]}{limits}"
 
 
 def _limits(path: str) -> str:

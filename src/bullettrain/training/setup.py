@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from bullettrain.data import Augment, ImageSet, Loader, load, split_validation, 
 from bullettrain.data.sets import sample
 from bullettrain.models import build
 from bullettrain.processes import Place
+from bullettrain.run_folder import NetworkMetadata
 
 
 def load_data(config: Config, root: Path | None) -> tuple[ImageSet, ImageSet, ImageSet]:
@@ -72,36 +73,20 @@ def _part(images: ImageSet, size: int, name: str) -> ImageSet:
     return images.subset(sample(images.labels, size))
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What a network is built for."""
-
-    num_classes: int
-    channels: int
-    image_size: int
-
-    @classmethod
-    def of(cls, images: ImageSet, network: str) -> Shape:
-        """The shape of a dataset; the small CNN wants squares."""
-        _, channels, height, width = images.images.shape
-        if height != width and network == "small-cnn":
-            raise ConfigError(
-                f"images are {height}×{width}; small-cnn takes squares: set data.image_size or another network"
-            )
-        return cls(len(images.classes), channels, height)
+def describe_network(config: NetworkConfig, images: ImageSet) -> NetworkMetadata:
+    """How the network for a dataset is built; the small CNN wants squares."""
+    _, channels, height, width = images.images.shape
+    if height != width and config.name == "small-cnn":
+        raise ConfigError(
+            f"images are {height}×{width}; small-cnn takes squares: set data.image_size or another network"
+        )
+    return NetworkMetadata(config.name, len(images.classes), channels, height, config.mean, config.std)
 
 
-def make_network(config: NetworkConfig, shape: Shape) -> nn.Module:
+def make_network(described: NetworkMetadata) -> nn.Module:
     """A fresh network, from torch's global generator."""
     try:
-        return build(
-            config.name,
-            num_classes=shape.num_classes,
-            channels=shape.channels,
-            image_size=shape.image_size,
-            mean=config.mean,
-            std=config.std,
-        )
+        return build(**asdict(described))
     except ValueError as error:
         raise ConfigError(f"network: {error}") from None
 

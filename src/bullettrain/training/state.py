@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bullettrain.brief import first_line
-from bullettrain.run_folder import Checkpoint, Metadata, NetworkMetadata, RunError, Weights, environment
+from bullettrain.run_folder import Checkpoint, Metadata, RunError, Weights, environment
 from bullettrain.training.metrics import Sums
 from bullettrain.training.optimizer import load_optimizer
 
@@ -43,9 +43,8 @@ class Position:
 
 def about(trainer: Trainer) -> Metadata:
     """What is written into every weights file: enough to build the network again."""
-    network = NetworkMetadata(**asdict(trainer.config.network), **asdict(trainer.shape))
-    config, classes = trainer.config, tuple(trainer.train_set.classes)
-    return Metadata(trainer.at.step, trainer.at.epoch, network, classes, config.recipe, config.method.threat)
+    at, config, classes = trainer.at, trainer.config, tuple(trainer.train_set.classes)
+    return Metadata(at.step, at.epoch, trainer.described, classes, config.recipe, config.method.threat)
 
 
 def weights(trainer: Trainer) -> dict[str, Weights]:

@@ -29,7 +29,7 @@ from bullettrain.training.evaluator import Evaluator
 from bullettrain.training.initial_perturbation import InitialPerturbation
 from bullettrain.training.metrics import Recorder, StepMetrics, Sums, speedups
 from bullettrain.training.optimizer import STATISTICS_EXAMPLES, MovingAverage, norms, rate, statistics_anew
-from bullettrain.training.setup import Shape, check_fits, make_loader, make_network, set_threads
+from bullettrain.training.setup import check_fits, describe_network, make_loader, make_network, set_threads
 from bullettrain.training.state import Position
 from bullettrain.training.steps import Clock, Stepper, autocast_dtype
 
@@ -64,8 +64,8 @@ class Trainer:
         if training.threads:
             set_threads(training.threads)
         torch.manual_seed(training.seed)
-        self.shape = Shape.of(self.train_set, config.network.name)
-        network = make_network(config.network, self.shape)
+        self.described = describe_network(config.network, self.train_set)
+        network = make_network(self.described)
         if is_external(config.network.name):
             check_fits(network, config.network.name, self.train_set)
         self.network = network.to(place.device)
@@ -270,7 +270,7 @@ class Trainer:
         self.display.epoch(record)
         weak = self.engine.budget.uniform_steps == 0 or self.initial.part_of_eps(self.at.epoch) < 1
         if not weak:  # on purpose
-            self.alarm(look_at_epoch(figures["robust_accuracy"], probe, classes=self.shape.num_classes))
+            self.alarm(look_at_epoch(figures["robust_accuracy"], probe, classes=self.described.num_classes))
         self.run_sums += sums
         self.epoch_sums = Sums()
         self.at.epoch, self.at.index, self.at.epoch_seconds = self.at.epoch + 1, 0, 0.0
