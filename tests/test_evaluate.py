@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -47,8 +48,8 @@ def digits():
 class Eye(EvaluationProgress):
     """Looks on, and stops after so many batches."""
 
-    def __init__(self, stop_after=None):
-        super().__init__()
+    def __init__(self, stop_after=None, console=None):
+        super().__init__(console)
         self.seen, self.batches, self.stop_after = [], 0, stop_after
 
     def done(self, result, *, kept):
@@ -248,6 +249,8 @@ def test_two_evaluations_in_one_folder_would_overwrite_each_other(tmp_path):
 
 def test_how_far_it_is_is_written_while_it_runs(robust_run, digits, tmp_path, monkeypatch):
     """A kill leaves no time to write, so it is written before."""
+    from rich.console import Console
+
     monkeypatch.setattr(evaluation, "SAVE_SECONDS", -1.0)
     written, original = [], Store.save
 
@@ -256,8 +259,11 @@ def test_how_far_it_is_is_written_while_it_runs(robust_run, digits, tmp_path, mo
         original(store)
 
     monkeypatch.setattr(Store, "save", save)
+    eye = Eye(stop_after=7, console=Console(file=io.StringIO(), width=100))
     with pytest.raises(StoppedError):
-        evaluate_on(load_model(str(robust_run)), digits, tmp_path, ["pgd3x2"], eye=Eye(stop_after=7))
+        evaluate_on(load_model(str(robust_run)), digits, tmp_path, ["pgd3x2"], eye=eye)
+    said = eye.console.file.getvalue().splitlines()[-1]  # where there is no bar
+    assert re.fullmatch(r"  in restart 1  \d+\.\d\d %  \d+\.\d s, about \d+\.\d s left", said)
     clean, attack = written[: written.index(None)], written[written.index(None) + 1 :]
     assert clean == [1, 2, 3, 4, 0]  # after each batch, and after the round
     assert attack == [1, 2, 3, 3]  # the last again, when it was stopped

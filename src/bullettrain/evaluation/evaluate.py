@@ -36,7 +36,7 @@ CURVE_STEPS = (1, 2, 5, 10, 20, 50, 100)
 CURVE_EPS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 """Of the ε that the network is evaluated at."""
 SAVE_SECONDS = 30.0
-"""Time between two writings of how far an attack has come; a stop that is asked for writes at once."""
+"""Time between two writings, and lines, of how far an attack has come; a stop that is asked for writes at once."""
 
 
 @dataclass(frozen=True)
@@ -230,13 +230,15 @@ class AttackRunner:
         def keep(now: Survival) -> None:
             nonlocal written
             self.store.keep(key, now, before + time.monotonic() - began)
-            if time.monotonic() - written > SAVE_SECONDS:
+            due, ended = time.monotonic() - written > SAVE_SECONDS, now.batches == 0
+            if due:
                 self.store.save()
                 written = time.monotonic()
             bar.left(left := now.left(rounds, size))
-            if isinstance(attack, AutoAttack) and now.batches == 0 and left and bar.done:
+            if left and bar.done and (due or (ended and isinstance(attack, AutoAttack))):
                 seconds = time.monotonic() - began
-                self.progress.part(rounds[len(now.shares) - 1].name, now.share, seconds, seconds * left / bar.done)
+                name = f"after {rounds[len(now.shares) - 1].name}" if ended else f"in {rounds[len(now.shares)].name}"
+                self.progress.part(name, now.share, seconds, seconds * left / bar.done)
 
         try:
             with self.progress.attacking(attack.name, state.left(rounds, size)) as bar:
