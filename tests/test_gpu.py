@@ -18,7 +18,7 @@ from bullettrain.engine.forwards import FastForwards
 from bullettrain.engine.phases import EAGER, Batch
 from bullettrain.models import WideResNet, build
 from bullettrain.processes import Place
-from bullettrain.run_folder import read_weights
+from bullettrain.run_folder import RunFolder, read_weights
 from bullettrain.training import run as runs
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.metrics import StepMetrics
@@ -278,8 +278,8 @@ def test_a_baselines_captured_step_is_the_plain_one(name, compile):
     assert not said
     plain, whole = both
     assert whole.fast.runner.graphs
-    assert plain.tally.passes == whole.tally.passes
-    states = ([*s.network.state_dict().values(), *s.average.state_dict().values(), s.tally.sums] for s in both)
+    assert plain.metrics.passes == whole.metrics.passes
+    states = ([*s.network.state_dict().values(), *s.average.state_dict().values(), s.metrics.sums] for s in both)
     for mine, expected in zip(*states, strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-8)
     assert whole.engine.steps_taken == plain.engine.steps_taken == 12
@@ -290,7 +290,7 @@ def test_baselines_are_captured_and_resume(tmp_path, monkeypatch, name):
     config = with_method(small("attack_group=1", "network.name=wrn-10-1", "probe=0"), name)  # some collapse, so small
     whole = runs.train(config, tmp_path / "whole", Place(CUDA))
     assert whole.finished
-    assert not whole.end["notes"]
+    assert not [record for record in RunFolder(tmp_path / "whole").records() if record["kind"] == "note"]
     calls, original = [0], Stepper.take
 
     def take(self, *args):

@@ -116,7 +116,8 @@ class RunFolder:
         """Hold the folder, which is made if need be: a second process that trains in it is refused."""
         metrics = self.path / METRICS  # the one file that is never replaced by a new one
         self.make()
-        metrics.touch()
+        with self._writing("the run's folder"):
+            metrics.touch()
         with alone(metrics, RunError(f"{self.path} is in use: another process is training there")):
             yield
 

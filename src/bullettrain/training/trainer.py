@@ -44,6 +44,7 @@ class Trainer:
         data: training, validation and test images.
         console: where progress is shown; None: nowhere.
         keep_going: warn of a collapse, and go on.
+        evaluator: makes what accuracy is measured by, from config, device and a maker of progress bars.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Trainer:
         *,
         console: Console | None = None,
         keep_going: bool = False,
+        evaluator: type[Evaluator] = Evaluator,
     ) -> None:
         self.config, self.folder, self.place = config, folder, place
         self.train_set, self.validation_set, self.test_set = data
@@ -87,7 +89,7 @@ class Trainer:
         self.initial = InitialPerturbation(config, self.engine, self.loader, place, self.batches)
         corruption = "on AugMix views" if isinstance(self.engine.objective, AugMix) else "under PGD"
         self.display = Display(console, training.epochs, self.batches, selects=self.selects, corruption=corruption)
-        self.evaluator = Evaluator(config, place.device, self.display.evaluating)
+        self.evaluator = evaluator(config, place.device, self.display.evaluating)
         self.recorder = Recorder(folder if place.first else None)
         self.stepper = Stepper(self.engine, self.network, self.average, self.metrics, config, place, say=self._note)
         self.optimizer = self.stepper.optimizer
