@@ -72,8 +72,8 @@ def test_where_rounding_misleads_the_search_float32_attacks(robust_run, digits, 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_rounds_give_what_the_package_gives_in_one_go(robust_run, digits, monkeypatch, norm):
     quick = few_queries(monkeypatch)
-    subject = load_model(str(robust_run))
-    network, eps = subject.network.requires_grad_(False), {"linf": 0.1, "l2": 0.6}[norm]
+    model = load_model(str(robust_run))
+    network, eps = model.network.requires_grad_(False), {"linf": 0.1, "l2": 0.6}[norm]
     before, noise = snapshot(network), torch.get_rng_state()
     rounds = package_rounds(network, AutoAttack(norm, eps), seed=4)
     state = survive([clean_round(network), *rounds], digits, device=CPU, batch_size=10)
@@ -103,11 +103,11 @@ def test_channels_last_as_on_a_gpu(robust_run, digits, monkeypatch, tmp_path, no
     for last in (False, True):
         monkeypatch.setattr("bullettrain.evaluation.evaluated_model.channels_last", lambda device, last=last: last)
         monkeypatch.setattr("bullettrain.evaluation.evaluate.channels_last", lambda device, last=last: last)
-        subject = LoadedModel("colour", "colour", network=copy.deepcopy(colour))
+        model = LoadedModel("colour", "colour", network=copy.deepcopy(colour))
         attacks = [PGD(3, 1, 0.02, "ce", norm, 0.05), AutoAttack(norm, 0.05)]
         folder = tmp_path / str(last)
         _, asked = evaluate(
-            subject, images, "digits", Plan(attacks), device=CPU, store=Store(folder), progress=EvaluationProgress()
+            model, images, "digits", Plan(attacks), device=CPU, store=Store(folder), progress=EvaluationProgress()
         )
         found.append([result.accuracy for result in asked])
     assert found[0] == pytest.approx(found[1], abs=1 / 12 + 1e-9)
@@ -137,16 +137,16 @@ def test_an_undefended_network_falls_to_nothing_and_autoattack_is_no_weaker_than
 @real
 def test_autoattack_goes_on_after_each_of_its_attacks(robust_run, digits, tmp_path, monkeypatch):
     few_queries(monkeypatch)
-    subject, digits = load_model(str(robust_run)), digits.subset(torch.arange(16))
+    model, digits = load_model(str(robust_run)), digits.subset(torch.arange(16))
 
-    def judge(folder):
+    def evaluate_on(folder):
         plan = Plan([AutoAttack("linf", 0.1)], batch_size=8)
         _, asked = evaluate(
-            subject, digits, "digits", plan, device=CPU, store=Store(folder), progress=EvaluationProgress()
+            model, digits, "digits", plan, device=CPU, store=Store(folder), progress=EvaluationProgress()
         )
         return asked[-1]
 
-    whole = judge(tmp_path / "whole")
+    whole = evaluate_on(tmp_path / "whole")
     made, original = [], autoattack.autoattack_rounds
 
     def stopping(*args, **kwargs):
@@ -167,12 +167,12 @@ def test_autoattack_goes_on_after_each_of_its_attacks(robust_run, digits, tmp_pa
         made.clear()
         folder = tmp_path / stop
         with pytest.raises(KeyboardInterrupt):
-            judge(folder)
+            evaluate_on(folder)
         (kept,) = json.loads((folder / FILE).read_text())["unfinished"].values()
         assert len(kept["shares"]) == 1 + ["apgd-ce", "apgd-t", "fab-t", "square"].index(stop)
         made.clear()
         made.append(stop)
-        again = judge(folder)
+        again = evaluate_on(folder)
         assert (again.survived, again.rounds) == (whole.survived, whole.rounds)
         assert "apgd-ce" not in made  # what was done is not done again
 

@@ -243,9 +243,9 @@ def test_float32_judges_in_whatever_precision_a_network_attacks(tmp_path):
     net[1].weight.copy_(torch.tensor([1.0, 1.001, 0.0, 0.0])[:, None].expand(4, 3072))  # two of them equal in bf16
     np.save(tmp_path / "labels.npy", np.ones(5 * N, np.uint8))
     np.save(tmp_path / "fog.npy", np.full((5 * N, 32, 32, 3), 200, np.uint8))
-    judged = EvaluatedModel(net, dtype=torch.bfloat16)
-    assert (judged(torch.ones(1, 3, 32, 32)).argmax(1) == 0).all()
-    assert corruption_accuracy(judged, tmp_path, device=CPU, classes=4).accuracy["fog"] == [1.0] * 5
+    evaluated = EvaluatedModel(net, dtype=torch.bfloat16)
+    assert (evaluated(torch.ones(1, 3, 32, 32)).argmax(1) == 0).all()
+    assert corruption_accuracy(evaluated, tmp_path, device=CPU, classes=4).accuracy["fog"] == [1.0] * 5
 
 
 @pytest.mark.parametrize(("name", "dataset"), [("CIFAR-10-C", "cifar10"), ("CIFAR-100-C", "cifar100")])

@@ -25,13 +25,13 @@ from bullettrain.run_folder import RunFolder
 
 @pytest.fixture
 def run(robust_run, tmp_path, monkeypatch):
-    """A copy of a run to judge, in the folder where we are."""
+    """A copy of a run to evaluate, in the folder where we are."""
     shutil.copytree(robust_run, tmp_path / "runs" / "robust")
     monkeypatch.chdir(tmp_path)
     return Path("runs/robust")
 
 
-def test_a_small_network_is_judged_by_as_many_threads_as_it_was_trained_by(run, monkeypatch):
+def test_a_small_network_is_evaluated_by_as_many_threads_as_it_was_trained_by(run, monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     invoke(run, "--attack", "clean", "--images", 60)
@@ -46,7 +46,7 @@ def invoke(*words, columns=100):
     return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
 
 
-def test_a_run_is_judged_and_the_report_says_it(run):
+def test_a_run_is_evaluated_and_the_report_says_it(run):
     text = invoke(
         run, "--attack", "clean,pgd5", "--attack", "pgd3x2", "--images", 120, "--curves", "--curve-images", 60
     )
@@ -67,17 +67,17 @@ def test_a_run_is_judged_and_the_report_says_it(run):
     assert names[:3] == [("attack", "clean"), ("attack", "pgd5"), ("attack", "pgd3x2")]
     assert all(result["interval"][0] <= result["accuracy"] <= result["interval"][1] for result in entry["results"])
     page = (run / "report.html").read_text()
-    section = page[page.index('id="judged"') : page.index('id="curves"')]
+    section = page[page.index('id="evaluated"') : page.index('id="curves"')]
     assert "last weights on digits" in section
-    for figure in ("judged0-eps", "judged0-steps", "judged0-classes"):
+    for figure in ("evaluated0-eps", "evaluated0-steps", "evaluated0-classes"):
         assert f'id="{figure}"' in section
     assert "PGD-3×2" in section
     assert "95 % interval" in section
-    assert " leaves " not in page[: page.index('id="judged"')]  # on fewer images
+    assert " leaves " not in page[: page.index('id="evaluated"')]  # on fewer images
     invoke(run, "--attack", "pgd5", "--eps", 0.3, "--images", 0)
     assert " leaves " not in (run / "report.html").read_text()  # more than it was trained for
     invoke(run, "--attack", "pgd50x3", "--images", 0)
-    head = (run / "report.html").read_text().split('id="judged"')[0]
+    head = (run / "report.html").read_text().split('id="evaluated"')[0]
     assert re.search(r"PGD-50×3 \(L∞ 0\.15\) leaves \d+\.\d\s% \(last weights\)\.", head)
     # Other weights of the run stand beside these.
     invoke(run, "--attack", "pgd2", "--images", 60, "--weights", "averaged")
@@ -102,7 +102,7 @@ def test_a_network_from_elsewhere_has_a_page_of_its_own(tmp_path, monkeypatch):
     assert "PGD-2   L∞ 8/255" in text
     assert "written  runs/evaluate-their.pt/evaluation.json" in text
     page = Path("runs/evaluate-their.pt/report.html").read_text()
-    assert "How it was judged" in page
+    assert "How it was evaluated" in page
     assert "their.pt" in page
     assert "Nothing has been logged" not in page
     assert "metrics.jsonl" not in page
@@ -238,7 +238,7 @@ def test_a_mistake_is_one_line_and_status_two(run, mistake, monkeypatch, capsys)
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("bullettrain: ")
-    assert captured.out.count("\n") <= 1  # at most the line that says what is judged
+    assert captured.out.count("\n") <= 1  # at most the line that says what is evaluated
     assert not (run / "evaluation.json").exists()
 
 
@@ -260,7 +260,7 @@ def test_a_report_does_not_trust_the_file(run):
     (run / "evaluation.json").write_text('{"format": 1, "evaluations": [{"results": 3}]}')
     page = write_report(run).read_text()
     assert "evaluation.json could not be read" in page
-    assert 'id="judged"' not in page
+    assert 'id="evaluated"' not in page
 
 
 def test_defaults_come_from_the_run():
@@ -277,7 +277,7 @@ def test_defaults_come_from_the_run():
     assert _defaults(None, None, None) == Defaults()
 
 
-def test_the_folder_of_a_run_that_is_judged_stays_a_run(run):
+def test_the_folder_of_a_run_that_is_evaluated_stays_a_run(run):
     invoke(run, "--attack", "pgd2", "--images", 20)
     assert RunFolder(run).finished
     assert not [path for path in run.iterdir() if path.name.startswith(".")]

@@ -36,7 +36,7 @@ def mine(tmp_path, monkeypatch):
     sys.modules.pop("my_networks", None)
 
 
-def test_it_is_trained_resumed_judged_and_loaded(tmp_path, monkeypatch, mine):
+def test_it_is_trained_resumed_evaluated_and_loaded(tmp_path, monkeypatch, mine):
     config = small(f"network.name={mine}", "network.mean=[0.5]", "network.std=[0.25]", "attack_group=2")
     with monkeypatch.context() as patched:
         interrupt_at_the_third_group(patched)

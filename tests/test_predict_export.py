@@ -159,7 +159,7 @@ def test_torch_export_agrees_and_keeps_the_classes(here):
     assert json.loads(kept["classes"]) == list("0123456789")
 
 
-def test_a_hub_folder_is_loaded_judged_and_described(here, monkeypatch):
+def test_a_hub_folder_is_loaded_evaluated_and_described(here, monkeypatch):
     few_queries(monkeypatch)
     invoke("evaluate", "run", "--attack", "autoattack", "--images", 24)
     said = invoke("export", "run", "--format", "hub")

@@ -125,7 +125,7 @@ def test_a_name_is_printed_as_it_is(tmp_path):
     assert f"written  {out}/table-trades.md\n" in text
 
 
-def test_a_record_that_lacks_a_figure_is_judged_not_trained_again(tmp_path, monkeypatch):
+def test_a_record_that_lacks_a_figure_is_evaluated_not_trained_again(tmp_path, monkeypatch):
     invoke("table-trades", "--rows", "trades", "--out", tmp_path, *FAST)
     monkeypatch.setattr("bullettrain.training.trainer.Trainer.run", lambda self: pytest.fail("trained again"))
     text = invoke("strong-attacks", "--rows", "trades", "--out", tmp_path, *FAST)
@@ -141,11 +141,11 @@ def test_a_record_that_lacks_a_figure_is_judged_not_trained_again(tmp_path, monk
     assert len(set(prints.values())) == len(prints) == 2
 
 
-def test_training_and_judging_apart(tmp_path, monkeypatch):
-    """Trained in one go; judged by `evaluate`, whose figures the tables take up; the rest by the command as usual."""
+def test_training_and_evaluating_apart(tmp_path, monkeypatch):
+    """Trained in one go, then evaluated by `evaluate`, whose figures the tables take up; the rest as usual."""
     options = ("table-trades", "--rows", "trades,bt-nr2", "--out", tmp_path, *FAST)
     with monkeypatch.context() as patched:
-        patched.setattr(runs_module, "evaluate", lambda *arguments, **options: pytest.fail("judged"))
+        patched.setattr(runs_module, "evaluate", lambda *arguments, **options: pytest.fail("evaluated"))
         invoke(*options, "--train-only")
         assert "0 to train or evaluate, 2 from before" in invoke(*options, "--train-only")
     records = read_records(tmp_path / "records")
@@ -273,7 +273,7 @@ def test_a_folder_that_cannot_be_read_fails_alone(tmp_path):
     assert "TRADES λ=1/6 + BT, N_R=2" in (tmp_path / "table-trades.md").read_text()
 
 
-def test_a_network_that_cannot_be_judged_fails_alone(tmp_path, monkeypatch):
+def test_a_network_that_cannot_be_evaluated_fails_alone(tmp_path, monkeypatch):
     def refuse(subject, *arguments, **options):
         if subject.config.method.robust == 0:
             raise ConfigError("the network returns NaN or infinite logits; look at its weights")

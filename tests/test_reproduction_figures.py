@@ -92,7 +92,7 @@ def test_every_row_of_corruptions_is_in_the_legend():
 @pytest.mark.parametrize(
     ("theirs", "shown"), [({"fog": [50.0] * 5}, ["fog"]), ({"frost": [50.0] * 5}, None), ({}, None)]
 )
-def test_corruptions_are_shown_that_all_rows_were_judged_by(theirs, shown):
+def test_corruptions_are_shown_that_all_rows_were_evaluated_by(theirs, shown):
     fog, snow = [90.0] * 5, [80.0] * 5
     other = corrupted("bt-10", theirs) if theirs else record(STUDIES["table-augmix"].rows(SHORT)[2], corruptions=50.0)
     runs = [corrupted("augmix-10", {"snow": snow, "fog": fog}), other]

@@ -78,7 +78,7 @@ def test_each_attack_breaks_what_the_packages_breaks(network, batch, name):
     theirs = AutoAttack(network, eps=eps, seed=3, version="standard")
     theirs.verbose, theirs.attacks_to_run, theirs.logger = False, [name], Notes()
     theirs.apgd_targeted.logger = Notes()
-    theirs.square.n_queries = 300
+    theirs.square.n_queries, theirs.fab.n_iter = 300, 30
     x_adv, _ = theirs.run_standard_evaluation(x, y, batch_size=len(x))
     expected = network(x_adv).argmax(1) == y
 
@@ -88,6 +88,8 @@ def test_each_attack_breaks_what_the_packages_breaks(network, batch, name):
         rows = alive.nonzero()[:, 0]
         if name == "square":
             attack = Square(network, x[rows], eps, queries=300)
+        elif name == "fab-t":
+            attack = FAB(network, x[rows], eps, iterations=30)
         else:
             attack = make_attack(name, network, x[rows], eps, eager)
         found, margin = attack(x[rows], y[rows], order[rows, -job], generator)
@@ -234,10 +236,10 @@ def test_the_bar_moves_within_a_batch():
     from rich.console import Console
 
     with (
-        EvaluationProgress(Console(file=StringIO(), force_terminal=True)) as watch,
-        watch.attacking("autoattack", 100) as bar,
+        EvaluationProgress(Console(file=StringIO(), force_terminal=True)) as progress,
+        progress.attacking("autoattack", 100) as bar,
     ):
-        (task,) = watch.progress.tasks
+        (task,) = progress.progress.tasks
         bar.partly(30)
         assert task.completed == 30
         bar(40)

@@ -248,12 +248,12 @@ def test_whatever_the_precision_float32_gives_the_verdict(monkeypatch, compiled)
     net = nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)).eval().requires_grad_(False)
     net[1].weight.copy_(torch.tensor([[1.0], [1.001]]))  # the same in bf16, where the first of equals counts
     monkeypatch.setattr(torch, "compile", lambda network: network)
-    judged, x = EvaluatedModel(net, dtype=torch.bfloat16, compiled=compiled), torch.ones(3, 1, 1, 1)
-    assert judged(x).argmax(dim=1).tolist() == [0, 0, 0]
-    assert correct(judged, x, torch.ones(3, dtype=torch.int64)).all()
-    assert torch.equal(judged.exact(x), net(x))
+    evaluated, x = EvaluatedModel(net, dtype=torch.bfloat16, compiled=compiled), torch.ones(3, 1, 1, 1)
+    assert evaluated(x).argmax(dim=1).tolist() == [0, 0, 0]
+    assert correct(evaluated, x, torch.ones(3, dtype=torch.int64)).all()
+    assert torch.equal(evaluated.exact(x), net(x))
     with torch.autocast("cpu", torch.bfloat16):
-        assert float32_logits(judged, x).argmax(dim=1).tolist() == [1, 1, 1]
+        assert float32_logits(evaluated, x).argmax(dim=1).tolist() == [1, 1, 1]
     net.add_module("float32_logits", nn.Identity())  # a user's network may have parts called anything
     assert torch.equal(float32_logits(net, x), net(x))
 
@@ -271,17 +271,17 @@ def test_two_programs_are_compiled_however_images_lie_and_gradients_are_asked_fo
     monkeypatch.setattr(torch, "compile", lambda network: compile(network, backend=counter))
     monkeypatch.setattr("bullettrain.evaluation.evaluated_model.channels_last", lambda device: last)
     net = norm_net().eval().requires_grad_(False)
-    plain, judged = EvaluatedModel(net, dtype=torch.float32), EvaluatedModel(net, dtype=torch.float32, compiled=True)
+    plain, evaluated = EvaluatedModel(net, dtype=torch.float32), EvaluatedModel(net, dtype=torch.float32, compiled=True)
     for n in (5, 8, 1, 3):
         rows = to_unit(images(n).images)
         for x in (rows, rows.contiguous(memory_format=torch.channels_last)) if last else (rows,):
-            assert torch.allclose(judged(x), plain(x))
-            assert not judged(x).requires_grad
+            assert torch.allclose(evaluated(x), plain(x))
+            assert not evaluated(x).requires_grad
             with torch.no_grad():
-                judged(x)
+                evaluated(x)
             leaf = x.clone().requires_grad_()
             for at in (leaf, 1 * leaf):
-                gradients = [torch.autograd.grad(network(at).exp().sum(), at)[0] for network in (judged, plain)]
+                gradients = [torch.autograd.grad(network(at).exp().sum(), at)[0] for network in (evaluated, plain)]
                 assert torch.allclose(*gradients)
                 assert gradients[0].abs().sum() > 0
     assert counter.frame_count == 2
@@ -366,7 +366,7 @@ def test_only_outcomes_on_the_same_images_are_paired():
 
 
 @given(st.integers(1, 30).flatmap(lambda n: st.tuples(*[st.lists(st.booleans(), min_size=n, max_size=n)] * 4)))
-def test_a_part_of_the_images_is_compared_on_the_images_that_both_were_judged_on(drawn):
+def test_a_part_of_the_images_is_compared_on_the_images_that_both_were_evaluated_on(drawn):
     mine, other, first, second = (torch.tensor(mask) for mask in drawn)
     n = len(mine)
 

@@ -13,9 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from bullettrain.attacks import frozen
 from bullettrain.brief import first_line
 from bullettrain.checkpoint_paths import EXPORTED, SAFETENSORS, SAVED, check_kind, choose_weights, exported, rather
+from bullettrain.checks import check_logits_shape
 from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
 from bullettrain.errors import user_path
 from bullettrain.models import Normalize, build
 from bullettrain.models.external import build_external, is_external
@@ -200,20 +203,37 @@ def with_shape(model: LoadedModel, *, image_size: int | None = None, channels: i
         channels: likewise.
 
     Raises:
-        RunError: the network does not take such images.
+        ConfigError: the network does not take such images.
     """
     assert model.about.network is not None
     shape = model.about.network
     side, channels = image_size or shape.image_size, channels or shape.channels
-    try:
-        with torch.no_grad():
-            classes = model.network(torch.zeros(2, channels, side, side)).shape[1]
-    except (RuntimeError, ValueError, AttributeError, IndexError) as error:
-        give = f"give --image-size and --channels ({first_line(error)})"
-        raise RunError(f"the network does not take images {channels}×{side}×{side}; {give}") from None
+    what = "such images (--channels and --image-size change that)"
+    classes = try_network(model.network, torch.zeros(2, channels, side, side), what).shape[1]
     shape = replace(shape, num_classes=classes, image_size=side, channels=channels)
     names = model.about.classes or tuple(map(str, range(classes)))
     return replace(model, about=replace(model.about, network=shape, classes=names))
+
+
+def try_network(network: nn.Module, x: Tensor, what: str) -> Tensor:
+    """Logits (m, K) of images x (m, C, H, W), which are ``what``, in eval mode.
+
+    Raises:
+        ConfigError: the network does not take them, or does not return logits.
+    """
+    try:
+        with frozen(network), torch.no_grad():
+            logits: Tensor = network(x)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        size = "×".join(str(side) for side in x.shape[1:])
+        raise ConfigError(f"the network does not take {what}, {size}: {first_line(error)}") from None
+    try:
+        check_logits_shape(logits, len(x))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from None
+    return logits
 
 
 def read_state(path: Path) -> tuple[dict[str, Tensor], Metadata]:

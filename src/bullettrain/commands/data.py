@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from bullettrain.commands.options import Device
@@ -92,17 +91,17 @@ def verify(name: Annotated[str, typer.Argument(help=NAMES)], data_dir: Where = N
 
 @data_app.command()
 def corrupt(
-    out: Annotated[Path, typer.Option(help="Folder for the files. What is there already is kept.")],
+    out: Annotated[Path, typer.Option(help="Folder for the files; existing files are kept.")],
     dataset: Annotated[str, typer.Option(help=f"Whose test images: {' or '.join(SMALL)}.")] = "cifar10",
     data_dir: Where = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--only", metavar="NAME", help="Make this one; again for more, or several with commas between them."
+            "--only", metavar="NAME", help="Only this corruption; repeatable, or several separated by commas."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="What chance does depends on it.")] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one a core.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random parts.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: one per core.")] = None,
     device: Device = None,
 ) -> None:
     """Make CIFAR-10-C or CIFAR-100-C: the test images under 19 common corruptions, at 5 severities.
@@ -168,14 +167,12 @@ def _corruptions(only: list[str] | None) -> list[str]:
 @contextmanager
 def _making(images: int) -> Iterator[Told]:
     """How far it is: a bar over all ``images`` on a terminal, and everywhere a line for each file that is made."""
+    from bullettrain.progress import progress_bar
+
     console = terminal()
-    columns = (
-        TextColumn("{task.description:17}"),
-        BarColumn(bar_width=None),
-        TaskProgressColumn(),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal, expand=True, transient=True) as bar:
+    bar = progress_bar(console, transient=True, percent=True)
+    bar.disable = not console.is_terminal
+    with bar:
         task = bar.add_task("starting", total=images)
         before = 0
 

@@ -17,7 +17,7 @@ from bullettrain.terminal import terminal
 if TYPE_CHECKING:
     from bullettrain.config.sections import Config
     from bullettrain.data import ImageSet
-    from bullettrain.evaluation.specs import Attack, Defaults, NormName
+    from bullettrain.evaluation.specs import Defaults, NormName
     from bullettrain.precision import Precision
 
 PRECISIONS: dict[str, tuple[Precision, ...]] = {
@@ -126,12 +126,26 @@ def evaluate(
     config = source.config
     defaults = _defaults(config, eps, norm)
     attacks = parse_attacks(attack or ["clean", "pgd20"], defaults)
-    _check_corruptions(attacks, corruptions, mce_baseline)
+    if (corruptions or mce_baseline) and "corruptions" not in {attack.name for attack in attacks}:
+        raise ConfigError("--corruptions and --mce-baseline go with --attack corruptions")
     if precision not in PRECISIONS:
         raise ConfigError(f"--precision is {precision!r}{instead(precision, PRECISIONS)}")
     place = find_place(device)
     if place.together:
         raise ConfigError("evaluate runs in one process; start it without torchrun")
+    plan = evaluation.Plan(
+        attacks,
+        PRECISIONS[precision],
+        batch_size or (1000 if place.device.type == "cuda" else 500),
+        seed,
+        compile_network,
+        defaults if curves else None,
+        curve_images,
+        corruptions,
+        _baseline(mce_baseline),
+        overwrite,
+        number,
+    )
     if config is not None and config.training.threads:
         torch.set_num_threads(config.training.threads)  # as it was trained: a small network waits for its threads
     data = data or (config.data.name if config else None)
@@ -148,19 +162,6 @@ def evaluate(
         channels=images.images.shape[1],
         image_size=images.images.shape[2],
         classes=len(images.classes),
-    )
-    plan = evaluation.Plan(
-        attacks,
-        PRECISIONS[precision],
-        batch_size or (1000 if place.device.type == "cuda" else 500),
-        seed,
-        compile_network,
-        defaults if curves else None,
-        curve_images,
-        corruptions,
-        _baseline(mce_baseline),
-        overwrite,
-        number,
     )
     folder = out or source.folder or Path("runs") / f"evaluate-{_folder_name(model)}"
     if RunFolder(folder).exists and (source.folder is None or not folder.samefile(source.folder)):
@@ -200,30 +201,15 @@ def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defau
     return own if asked.norm == own.norm and asked.eps in (None, own.eps) else asked
 
 
-def _check_corruptions(attacks: list[Attack], folder: Path | None, baseline: Path | None) -> None:
-    """Before anything is computed: the folder is there where it is asked for, and only there."""
-    from bullettrain.config.settings import ConfigError
-
-    wanted = any(attack.name == "corruptions" for attack in attacks)
-    if wanted and folder is None:
-        raise ConfigError("--attack corruptions needs the folder that holds them: --corruptions DIR")
-    if not wanted and (folder or baseline):
-        raise ConfigError("--corruptions and --mce-baseline go with --attack corruptions")
-    if folder is not None and not folder.is_dir():
-        raise ConfigError(f"--corruptions {folder} is no folder; `bullettrain data corrupt` makes one")
-
-
 def _baseline(path: Path | None) -> dict[str, list[float]] | None:
     from bullettrain.config.settings import ConfigError
+    from bullettrain.schema import conform
 
-    if path is None:
-        return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): [float(value) for value in values] for name, values in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        reason = getattr(error, "strerror", None) or "not JSON of the form {corruption: [accuracy, …]}"
-        raise ConfigError(f"--mce-baseline {path} cannot be read: {reason}") from None
+        return conform(json.loads(path.read_text(encoding="utf-8")), dict[str, list[float]]) if path else None
+    except (OSError, ValueError, RecursionError) as error:
+        form = "give JSON of the form {corruption: [accuracy, …]}"
+        raise ConfigError(f"--mce-baseline {path} cannot be read ({error}); {form}") from None
 
 
 def _images(name: str, config: Config | None, data_dir: Path | None, number: int, image_size: int | None) -> ImageSet:

@@ -34,13 +34,13 @@ logger = logging.getLogger(LOGGED)
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="What to reproduce; without any, what there is.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Tables and figures. Without a name: list them.")
     ] = None,
     scale: Annotated[
         str | None,
         typer.Option(
-            help="smoke, short, medium, paper: digits in seconds, minutes or hours on a GPU, all of it. Default: "
-            "smoke. Without a name, medium and paper train the paper's own network."
+            help="smoke, short, medium, paper: digits in seconds, minutes on a GPU, WRN-34-10 for 30 epochs, or as in "
+            "the paper. Default: smoke. Without a name, medium and paper train WRN-34-10."
         ),
     ] = None,
     out: Annotated[
@@ -48,49 +48,43 @@ def reproduce(
     ] = None,
     rows: Annotated[
         list[str] | None,
-        typer.Option(
-            "--rows", metavar="ROW", help="Run these alone, with commas between them; * stands for any letters."
-        ),
+        typer.Option("--rows", metavar="ROW", help="Only these rows, separated by commas; * matches anything."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Run every row so often; tables then have mean ± std.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per row; tables then show mean ± std.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Number of concurrent runs; disables timing.")] = 1,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every row; again for more."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every row; repeatable."),
     ] = None,
     images: Annotated[
-        int | None,
-        typer.Option(min=0, help="Test images for attacks that training does not end with anyway; 0: all."),
+        int | None, typer.Option(min=0, help="Test images for the attacks after training; 0: all.")
     ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
-            help="What those attacks search in: float32, tf32 or bf16. Tables say where it is not float32. Default: "
-            "what is there will do, float32 for the rest."
+            help="Precision in which these attacks search: float32, tf32 or bf16. Tables mention it. Default: float32, "
+            "unless there is a result already."
         ),
     ] = None,
     train_only: Annotated[
         bool,
-        typer.Option(
-            "--train-only", help="Leave those attacks for later: for `bullettrain evaluate`, or this without it."
-        ),
+        typer.Option("--train-only", help="Skip these attacks; run them later, without this option or by `evaluate`."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would run and how long it would take, and stop.")
+        bool, typer.Option("--dry-run", help="Show what would run and how long its training takes, and exit.")
     ] = False,
     only_tables: Annotated[
         bool,
         typer.Option(
-            "--tables",
-            help="Train nothing; write tables and pictures of what is there, also of what `evaluate` found since.",
+            "--tables", help="Train nothing; write tables and pictures of finished runs, with what `evaluate` found."
         ),
     ] = False,
     timing: Annotated[
         bool,
         typer.Option(
             "--timing",
-            help="Train nothing; time the steps of the finished runs one after the other, with nothing else on the "
-            "device: minutes and wall-clock of runs that shared it.",
+            help="Train nothing; time the steps of finished runs, one run at a time: for minutes and wall-clock of "
+            "runs that shared the device.",
         ),
     ] = False,
     data_dir: Annotated[
@@ -98,10 +92,9 @@ def reproduce(
     ] = None,
     device: Device = None,
 ) -> None:
-    """Reproduce a table or a figure of the paper, with its own figures beside ours.
+    """Reproduce a table or a figure of the paper, next to the paper's own figures.
 
-    Rows are recipes with settings. Runs that are finished are kept and reused, also by other tables; the same
-    command again goes on where it was stopped. Of several names, runs that they share are made once.
+    Finished runs are kept, and shared between tables; the same command again continues where it was stopped.
 
     Examples:
 
@@ -112,6 +105,8 @@ def reproduce(
       bullettrain reproduce table-trades --scale short --rows trades,bt-nr2 --seeds 3 --dry-run
 
       bullettrain reproduce fig-gamma fig-nr --scale short --jobs 3
+
+      bullettrain reproduce --scale medium --dry-run
     """
     from bullettrain.checks import instead
     from bullettrain.commands.reproduce_terminal import on_record, show, show_list, show_plan
@@ -141,7 +136,7 @@ def reproduce(
     studies, at = [STUDIES[name] for name in dict.fromkeys(names)], SCALES[scale]
     patterns = [part for text in rows or [] for part in text.split(",") if part]
     if rows and not patterns:
-        raise ConfigError("--rows names no row; leave it away for all of them")
+        raise ConfigError("--rows names no row; leave it out to run all of them")
     if patterns and len(studies) > 1:
         raise ConfigError(f"--rows {','.join(patterns)} goes with one name; there are {len(studies)}")
     place = find_place(device)

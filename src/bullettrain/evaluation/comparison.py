@@ -34,9 +34,9 @@ class Difference:
 def difference(mine: Sequence[Figure], other: Sequence[Figure]) -> Difference:
     """How far ``mine`` is above ``other``, each of one network or several.
 
-    It is paired, and over the images that all were judged on, where all know which images of the same set survived and
-    share at least half of the fewest; else images are taken as if they were others for either. With no ``other`` it is
-    ``mine`` itself.
+    It is paired, and over the images that all were evaluated on, where all know which images of the same set survived
+    and share at least half of the fewest; else images are taken as if they were others for either. With no ``other``
+    it is ``mine`` itself.
     """
     means: list[float] = []
     errors: list[float] = []
@@ -94,7 +94,7 @@ def _images(figure: Figure) -> tuple[Any, ...]:
 
 
 def _outcome(figure: Figure) -> Tensor:
-    """(n,) in [0, 1]: whether each image survived, or under what part of its corruptions; NaN: it was not judged."""
+    """(n,) in [0, 1]: whether each image survived, or under what part of its corruptions; NaN: it was not evaluated."""
     n = int(figure["examples"])
     if figure.get("survived"):
         found = unpack(figure["survived"], n).double()

@@ -17,13 +17,13 @@ from bullettrain.corruptions.chance import Chance
 from bullettrain.corruptions.files import LABELS, image_file, open_images, read_labels
 from bullettrain.corruptions.filters import SIDE
 from bullettrain.corruptions.table import AVERAGED, CORRUPTIONS, SEVERITIES
-from bullettrain.data import ImageSet
+from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.base import DataError
 from bullettrain.data.sets import sample
 from bullettrain.evaluation.accuracy import clean_round
-from bullettrain.evaluation.evaluated_model import try_network
 from bullettrain.evaluation.results import CorruptionDetails, pack_counts
 from bullettrain.evaluation.survival import Tick, survive
+from bullettrain.loading import try_network
 
 SPOT = ("gaussian_noise", "gaussian_blur", "contrast")
 """Corruptions that can be made of images of any size."""
@@ -71,7 +71,7 @@ def corruption_accuracy(
             pixels = torch.from_numpy(images[at + rows.numpy()]).permute(0, 3, 1, 2).contiguous()
             part = ImageSet(pixels, labels[rows], names)
             if not accuracy and not right:
-                try_network(model, part, device=device, data=str(folder))
+                try_network(model, to_unit(pixels[:2].to(device)), f"the images of {folder}")
             rounds = [clean_round(model)]
             right.append(survive(rounds, part, device=device, batch_size=batch_size, tick=tick).alive)
             if name in AVERAGED:

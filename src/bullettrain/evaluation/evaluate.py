@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from bullettrain.evaluation.evaluated_model import EvaluatedModel, channels_last
 from bullettrain.evaluation.fast_autoattack import VERSION, fast_rounds
 from bullettrain.evaluation.masking import masking_signs, too_short, unbounded
 from bullettrain.evaluation.progress import EvaluationProgress
-from bullettrain.evaluation.results import Entry, Result, Store, class_shares, key_of, new_result, pack, worst_cases
+from bullettrain.evaluation.results import Entry, Result, Store, class_shares, new_result, pack, worst_cases
 from bullettrain.evaluation.specs import APGD, PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict
 from bullettrain.evaluation.survival import Round, Survival, survive
 from bullettrain.loading import LoadedModel
@@ -34,7 +36,7 @@ CURVE_STEPS = (1, 2, 5, 10, 20, 50, 100)
 CURVE_EPS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 """Of the ε that the network is evaluated at."""
 SAVE_SECONDS = 30.0
-"""Time between two writings of how far an attack has come; a stop that is asked for writes at once."""
+"""Time between two writings, and lines, of how far an attack has come; a stop that is asked for writes at once."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,17 @@ class Plan:
     """Drop what there is of all this first."""
     images: int = 0
     """So many images, every class alike, also under each corruption at each severity; 0: all."""
+
+    def __post_init__(self) -> None:
+        if any(isinstance(attack, Corruptions) for attack in self.attacks) and not self.folder.is_dir():
+            raise ConfigError(f"--corruptions {self.folder} is no folder; `bullettrain data corrupt` makes one")
+
+    @property
+    def folder(self) -> Path:
+        """Of the files of corruptions."""
+        if self.corruptions is None:
+            raise ConfigError("--attack corruptions needs the folder that holds them: --corruptions DIR")
+        return self.corruptions
 
 
 def evaluate(
@@ -176,24 +189,18 @@ class AttackRunner:
 
     def key(self, attack: Attack, part: _Part) -> str:
         """A short text that changes with whatever the result of an attack depends on."""
-        images, more = part.fingerprint, dict[str, Any]()
+        parts: dict[str, Any] = {"network": self.entry.digest, "images": part.fingerprint, "attack": as_dict(attack)}
+        parts |= {"precision": self.precision, "seed": self.plan.seed, "batch_size": self.plan.batch_size}
+        parts["device"] = self.device.type
         if isinstance(attack, AutoAttack):
-            more["package"] = VERSION if _is_fast(attack, self.precision) else autoattack.installed()
+            parts["package"] = VERSION if _is_fast(attack, self.precision) else autoattack.installed()
         if isinstance(attack, Corruptions):
-            images, more["baseline"] = str(corruptions.list_files(self._folder)), self.plan.mce_baseline
-            more |= {"size": self.plan.images} if self.plan.images else {}
+            parts |= {"images": str(corruptions.list_files(self.plan.folder)), "baseline": self.plan.mce_baseline}
+            parts |= {"size": self.plan.images} if self.plan.images else {}
         if self.precision != "float32":
-            more["judged"] = "float32"
-        return key_of(
-            network=self.entry.digest,
-            images=images,
-            attack=as_dict(attack),
-            precision=self.precision,
-            seed=self.plan.seed,
-            batch_size=self.plan.batch_size,
-            device=self.device.type,
-            **more,
-        )
+            parts["judged"] = "float32"
+        text = json.dumps(parts, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def _result(self, attack: Attack, part: _Part, clean: Tensor | None) -> Result:
         """One attack on images of which ``clean`` (n,) are classified correctly; from before where it can be."""
@@ -223,13 +230,15 @@ class AttackRunner:
         def keep(now: Survival) -> None:
             nonlocal written
             self.store.keep(key, now, before + time.monotonic() - began)
-            if time.monotonic() - written > SAVE_SECONDS:
+            due, ended = time.monotonic() - written > SAVE_SECONDS, now.batches == 0
+            if due:
                 self.store.save()
                 written = time.monotonic()
             bar.left(left := now.left(rounds, size))
-            if isinstance(attack, AutoAttack) and now.batches == 0 and left and bar.done:
+            if left and bar.done and (due or (ended and isinstance(attack, AutoAttack))):
                 seconds = time.monotonic() - began
-                self.progress.part(rounds[len(now.shares) - 1].name, now.share, seconds, seconds * left / bar.done)
+                name = f"after {rounds[len(now.shares) - 1].name}" if ended else f"in {rounds[len(now.shares)].name}"
+                self.progress.part(name, now.share, seconds, seconds * left / bar.done)
 
         try:
             with self.progress.attacking(attack.name, state.left(rounds, size)) as bar:
@@ -280,15 +289,9 @@ class AttackRunner:
         if self.bar is not None:
             self.bar.partly(passes)
 
-    @property
-    def _folder(self) -> Path:
-        if self.plan.corruptions is None:
-            raise ConfigError("corruptions needs the folder that holds them: --corruptions DIR")
-        return self.plan.corruptions
-
     def _corruptions(self, attack: Corruptions) -> Result:
         """Mean accuracy over common corruptions, from a folder of them."""
-        folder, began = self._folder, time.monotonic()
+        folder, began = self.plan.folder, time.monotonic()
         total = corruptions.count_images(folder, self.plan.images)
         with self.progress.attacking(attack.name, total) as bar:
             found = corruptions.corruption_accuracy(

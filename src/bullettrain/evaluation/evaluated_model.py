@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from bullettrain.attacks import frozen
 from bullettrain.attacks.state import uncompiled
-from bullettrain.brief import first_line
-from bullettrain.checks import check_logits_shape
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import ImageSet, to_unit
+from bullettrain.loading import try_network
 from bullettrain.precision import arithmetic, wide
 
 
@@ -88,7 +87,8 @@ def prepare(network: nn.Module, images: ImageSet, *, device: torch.device, data:
     network = network.to(device).eval().requires_grad_(False)
     if channels_last(device):
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    logits = try_network(network, images, device=device, data=data)
+    x = to_unit(images.images[:2].to(device), channels_last=channels_last(device))
+    logits = try_network(network, x, f"the images of {data}")
     if logits.shape[1] != len(images.classes):
         raise ConfigError(
             f"the network has {logits.shape[1]} classes, but {data} has {len(images.classes)}; "
@@ -97,21 +97,3 @@ def prepare(network: nn.Module, images: ImageSet, *, device: torch.device, data:
     if not torch.isfinite(logits).all():
         raise ConfigError("the network returns NaN or infinite logits; look at its weights")
     return network
-
-
-def try_network(network: nn.Module, images: ImageSet, *, device: torch.device, data: str) -> Tensor:
-    """Logits (2, K) of two of ``images``; ConfigError where the network does not take them."""
-    x = to_unit(images.images[:2].to(device), channels_last=channels_last(device))
-    try:
-        with frozen(network), torch.no_grad():
-            logits: Tensor = network(x)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        shape = "×".join(str(side) for side in x.shape[1:])
-        raise ConfigError(f"the network does not take the images of {data}, {shape}: {first_line(error)}") from None
-    try:
-        check_logits_shape(logits, len(x))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from None
-    return logits

@@ -1,4 +1,4 @@
-"""What a person sees while a network is judged: a line a result, and a bar on a terminal."""
+"""What a person sees while a network is evaluated: a line a result, and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class EvaluationProgress:
         return EvaluationBar(self.progress, formatting.attack_name(name), total, self.stop)
 
     def part(self, name: str, accuracy: float, seconds: float, left: float) -> None:
-        """An attack of an ensemble is done and leaves ``accuracy``: a line where there is no bar."""
+        """How far an attack is, which leaves ``accuracy`` so far: a line where there is no bar."""
         if self.console is None or self.progress is not None:
             return
-        text = f"  after {name}  {share(accuracy)}  {duration(seconds)}, about {duration(left)} left"
+        text = f"  {name}  {share(accuracy)}  {duration(seconds)}, about {duration(left)} left"
         self.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def done(self, result: Result, *, kept: bool) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
-import json
 import math
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, field
@@ -214,7 +212,13 @@ class Store:
                 # A run may have been renamed; of older entries it is not known what they are a part of.
                 kept.model, kept.environment, kept.among = fresh.model, fresh.environment, fresh.among
                 return kept
-        self.entries = [kept for kept in self.entries if not _replaces(fresh, kept)] + [fresh]
+        others = []
+        for kept in self.entries:
+            same = (kept.model, kept.weights) == (fresh.model, fresh.weights)
+            images = (kept.data, kept.examples) == (fresh.data, fresh.examples)
+            if not (same and (kept.digest != fresh.digest or images)):
+                others.append(kept)
+        self.entries = [*others, fresh]
         return fresh
 
     def forget(self, entry: Entry, keys: Set[str]) -> None:
@@ -274,12 +278,6 @@ def worst_cases(results: Sequence[Result]) -> list[dict[str, Any]]:
     return cases
 
 
-def key_of(**parts: Any) -> str:
-    """A short text that changes with any of ``parts``."""
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-
-
 def pack(mask: Tensor) -> str:
     """(n,) bool as text, a bit each."""
     return base64.b64encode(np.packbits(mask.cpu().numpy()).tobytes()).decode("ascii")
@@ -307,9 +305,3 @@ def _bytes(text: str, length: int, n: int) -> np.ndarray[Any, np.dtype[np.uint8]
     if len(found) != length:
         raise ValueError(f"{len(found)} bytes for {n} examples")
     return found
-
-
-def _replaces(fresh: Entry, kept: Entry) -> bool:
-    if (kept.model, kept.weights) != (fresh.model, fresh.weights):
-        return False
-    return kept.digest != fresh.digest or (kept.data, kept.examples) == (fresh.data, fresh.examples)

@@ -316,7 +316,7 @@ def evaluations(run: Run) -> Grid:
     sizes = {evaluation.examples for evaluation in run.evaluations if math.isfinite(evaluation.examples)}
     note = f", on {number(sizes.pop(), 0)} test examples" if len(sizes) == 1 else ""
     for precision in sorted({e.precision for e in run.evaluations} - {"float32"}):
-        note += f"; attacks searched in {precision}, judged in float32"
+        note += f"; attacks searched in {precision}, evaluated in float32"
     return Grid(["Weights", *map(run.attack_name, attacks)], lines, note)
 
 
@@ -377,7 +377,7 @@ def configuration(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     return [(str(name), list(settings(section))) for name, section in named.items() if name != "environment"]
 
 
-# ---------------------------------------------------------------------------------------- how it was judged
+# ---------------------------------------------------------------------------------------- how it was evaluated
 
 
 @dataclass(frozen=True)
@@ -396,7 +396,7 @@ def evaluation_section(entry: Entry, config: Mapping[str, Any] | None, index: in
     """``entry`` as tables and figures; ``index`` keeps the names of figures apart."""
     attacks = [result for result in entry.results if result.role == "attack"]
     corrupted = [result for result in attacks if result.corruptions]
-    name, device = f"judged{index}", str(entry.environment.get("device") or "")
+    name, device = f"evaluated{index}", str(entry.environment.get("device") or "")
     corruptions = None
     if corrupted:
         found = corrupted[0].corruptions["accuracy"].items()

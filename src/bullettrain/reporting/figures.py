@@ -1,4 +1,4 @@
-"""The report's figures: curves, the paper's figs. 3 to 5, two runs against the clock, and how a network was judged.
+"""The report's figures: curves, the paper's figs. 3 to 5, two runs against the clock, and how a network was evaluated.
 
 Each function gives a :class:`Plate`, or None where there is nothing to draw. What is drawn of the paper's figures can
 also stand in a file of its own; ``draw_*`` draw in the style that is set.

@@ -53,7 +53,7 @@ def render(package: str, **values: Any) -> str:
 
 
 def _evaluation(part: Part, folder: Path) -> dict[str, Any]:
-    """What there is to show of a network that was trained elsewhere: what it is, and how it was judged."""
+    """What there is to show of a network that was trained elsewhere: what it is, and how it was evaluated."""
     if not part.entries:
         raise RunError(part.damaged[0] if part.damaged else f"{folder / EVALUATION} holds no finished attack yet")
     newest = part.entries[-1]
@@ -61,7 +61,7 @@ def _evaluation(part: Part, folder: Path) -> dict[str, Any]:
     return {
         "run": None,
         "facts": [*facts, str(newest.environment.get("device") or "")],
-        "judged": [content.evaluation_section(entry, None, index) for index, entry in enumerate(part.entries)],
+        "evaluated": [content.evaluation_section(entry, None, index) for index, entry in enumerate(part.entries)],
         "versions": list(settings(newest.environment)),
         "commands": content.evaluate_command(newest.model, part),
     }
@@ -87,7 +87,7 @@ def _run(run: Run, part: Part, contents: Contents) -> dict[str, Any]:
         "race": content.present(*figures.race(run, comparison.baseline)) if comparison else [],
         "speedups": [] if run.plain else content.speedups(run, comparison),
         "evaluations": content.evaluations(run),
-        "judged": [content.evaluation_section(entry, run.config, index) for index, entry in enumerate(part.entries)],
+        "evaluated": [content.evaluation_section(entry, run.config, index) for index, entry in enumerate(part.entries)],
         "curves": content.present(figures.loss(run), figures.accuracy(run)),
         # Of the paper's figs. 3 to 5 none means anything where every example gets the same steps.
         "mining": [] if run.plain else content.present(*mining),

@@ -37,7 +37,7 @@ class Run(RunLog):
 
     @property
     def threat(self) -> str:
-        """Norm and ε that the run is trained and judged at, in words; empty for AugMix, or where it is not known."""
+        """Norm and ε that the run is trained and evaluated at, in words; empty for AugMix, or where it is not known."""
         method = self.section("method")
         eps, norm = _number(method.get("eps")), method.get("norm", "linf")
         return "" if self.makes_views or not math.isfinite(eps) else threat_in_words(str(norm), eps)
@@ -105,12 +105,12 @@ def read_comparison(folder: Path) -> Comparison:
 
 @dataclass(frozen=True)
 class Part:
-    """A run, or a network that was trained elsewhere, and how it was judged."""
+    """A run, or a network that was trained elsewhere, and how it was evaluated."""
 
     run: Run | None
     entries: list[Entry]
     damaged: list[str]
-    """A note where the judgement cannot be read."""
+    """A note where the evaluation cannot be read."""
 
 
 @dataclass(frozen=True)

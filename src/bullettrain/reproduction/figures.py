@@ -213,7 +213,7 @@ def _draw_corruptions(names: Sequence[str], rows: Mapping[str, tuple[float | Non
 
 
 def _by_corruption(results: Results, row: str) -> dict[str, Floats]:
-    """Accuracy in percent at each severity, mean of the seeds, of the corruptions that all of them were judged by."""
+    """Accuracy in percent at each severity, mean of the seeds, of the corruptions that all seeds have."""
     value = results.value(row, "corruptions")
     seeds = [figure.get("corruptions", {}) for figure in (value.figures if value else ())]
     names = [name for name in seeds[0] if all(name in seed for seed in seeds)] if seeds else []

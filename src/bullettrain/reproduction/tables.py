@@ -26,11 +26,11 @@ CHANGES = ("robust_rise", "outlier_fall", "boundary_least")
 MARKS = dict(zip(Verdict, "✓½≈✗·", strict=True))
 CLASSES = dict(zip(Verdict, ("holds", "part", "part", "fails", "open"), strict=True))
 LEGEND = (
-    "✓ holds, ≈ falls short by no more than chance could (two standard errors), ✗ does not hold here, · not measured "
-    "yet. A ± behind a difference is one standard error: paired where it is on record which images each network "
-    "keeps, and the difference then of the images that both were judged on, else unpaired; of a single seed it is of "
-    "the images alone, and how much another would differ is not in it. A mark is the worst of the claims about that "
-    "figure; what a row gains on our own baseline has a column, and marks, of its own. Δ: ours less the paper's."
+    "✓ holds; ≈ falls short by no more than two standard errors; ✗ does not hold here; · not measured yet. The ± of a "
+    "difference is one standard error. It is paired where the records say which images each network gets right, and "
+    "the difference is then over the images that both were evaluated on. With one seed it covers the test images "
+    "alone, not how much another seed would differ. A mark is the worst of the claims about a figure; the gain on our "
+    "own baseline has a column and marks of its own. Δ is ours less the paper's."
 )
 
 
