@@ -238,8 +238,9 @@ class Captured:
         if self._phases is None or now != self._made_for:
             self._early = self._early + 1 if self._taken < EARLY_STEPS else 0
             self._spent, self._phases = self.seconds, None
-            self.runner = EAGER
-            gc.collect()  # graphs hold memory, in circles
+            if self.runner is not EAGER:
+                self.runner = EAGER
+                gc.collect()  # graphs hold memory, in circles
             self._phases = self._make(x)
             self._made_for, self._taken = self._signature(x), 0
         self._taken += 1
