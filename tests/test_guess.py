@@ -2,7 +2,6 @@
 
 import pytest
 
-from bullettrain.checks import instead
 from bullettrain.config.recipes import RECIPES
 from bullettrain.config.sections import Config, flatten
 from bullettrain.corruptions import CORRUPTIONS
@@ -11,6 +10,7 @@ from bullettrain.evaluation.specs import PGD
 from bullettrain.models import NETWORKS
 from bullettrain.precision import Precision
 from bullettrain.reproduction.studies import STUDIES
+from bullettrain.validation import instead
 
 KEYS = [key.rpartition(".")[2] for key in flatten(Config().to_dict())]
 GUESSES = [

@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Container
 from pathlib import Path
 
-from bullettrain.checks import instead
 from bullettrain.run_folder import WEIGHTS, RunError, RunFolder, preferred, weights_in
+from bullettrain.validation import instead
 
 SAFETENSORS, SAVED = "safetensors", "a file of torch.save"
 GIVE = "a run's folder or one of its .safetensors files"

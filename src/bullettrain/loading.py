@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from bullettrain.attacks import frozen
 from bullettrain.brief import first_line
 from bullettrain.checkpoint_paths import EXPORTED, SAFETENSORS, SAVED, check_kind, choose_weights, exported, rather
-from bullettrain.checks import check_logits_shape
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
 from bullettrain.errors import user_path
 from bullettrain.models import Normalize, build
 from bullettrain.models.external import build_external, is_external
 from bullettrain.run_folder import Metadata, NetworkMetadata, RunError, RunFolder, read_weights
+from bullettrain.validation import check_logits_shape
 
 FORMS = (
     "a run's folder, a checkpoint (.safetensors), a state_dict (.pt) with --network, "

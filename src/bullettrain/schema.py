@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from bullettrain.checks import instead
+from bullettrain.validation import instead
 
 LARGEST = 1e300
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}

@@ -152,9 +152,9 @@ def corrupt(
 
 def _corruptions(only: list[str] | None) -> list[str]:
     """The corruptions that are asked for, each once; all of them, where none is."""
-    from bullettrain.checks import instead
     from bullettrain.config.settings import ConfigError
     from bullettrain.corruptions import CORRUPTIONS
+    from bullettrain.validation import instead
 
     asked = [name.strip() for text in only or () for name in text.split(",") if name.strip()]
     there = tuple(CORRUPTIONS)

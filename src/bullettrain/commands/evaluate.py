@@ -109,7 +109,6 @@ def evaluate(
     """
     import torch
 
-    from bullettrain.checks import instead
     from bullettrain.commands.evaluate_terminal import show
     from bullettrain.config.settings import ConfigError
     from bullettrain.evaluation import evaluate as evaluation
@@ -120,6 +119,7 @@ def evaluate(
     from bullettrain.processes import StoppedError, StopRequest, find_place
     from bullettrain.reporting import write_report
     from bullettrain.run_folder import RunError, RunFolder
+    from bullettrain.validation import instead
 
     console = terminal()
     source = find_source(model, weights)

@@ -40,11 +40,11 @@ def export(
 
       bullettrain export runs/cifar10-trades --format hub --weights averaged --out my-model
     """
-    from bullettrain.checks import instead
     from bullettrain.config.settings import ConfigError
     from bullettrain.exporting import FORMATS
     from bullettrain.exporting import export as write
     from bullettrain.loading import load_model
+    from bullettrain.validation import instead
 
     if form not in FORMATS:
         raise ConfigError(f"--format is {form!r}{instead(form, FORMATS)}")

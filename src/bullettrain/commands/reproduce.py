@@ -108,7 +108,6 @@ def reproduce(
 
       bullettrain reproduce --scale medium --dry-run
     """
-    from bullettrain.checks import instead
     from bullettrain.commands.reproduce_terminal import on_record, show, show_list, show_plan
     from bullettrain.config.settings import ConfigError
     from bullettrain.data.base import root
@@ -120,6 +119,7 @@ def reproduce(
     from bullettrain.reproduction.scales import SCALES
     from bullettrain.reproduction.studies import LARGE, RANKS, STUDIES
     from bullettrain.run_folder import environment
+    from bullettrain.validation import instead
 
     console = terminal()
     if not names and scale in ("medium", "paper"):

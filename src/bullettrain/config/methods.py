@@ -8,9 +8,9 @@ from typing import Any
 
 from bullettrain import baselines
 from bullettrain.allocation import StepBudget
-from bullettrain.checks import instead
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
+from bullettrain.validation import instead
 
 ALIGN, REPLAYS = 0.2, 8
 """GradAlign's λ, as published for eps = 8/255, and Free's m."""

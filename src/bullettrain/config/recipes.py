@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from bullettrain.checks import instead
 from bullettrain.config.method import MethodConfig
 from bullettrain.config.sections import (
     Config,
@@ -17,6 +16,7 @@ from bullettrain.config.sections import (
     TrainingConfig,
 )
 from bullettrain.config.settings import ConfigError
+from bullettrain.validation import instead
 
 AUGMIX = MethodConfig("augmix", beta=12.0, boundary=1, robust=0, gamma=0.65)
 """The paper does not say γ. With 0.65 views are made for 36 % of CIFAR-10's examples, as in its table, and for 33 % of

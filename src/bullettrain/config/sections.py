@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bullettrain.attacks.norms import NORMS, USUAL_EPS
-from bullettrain.checks import MendableError, instead
 from bullettrain.config.format1 import FORMER
 from bullettrain.config.method import MethodConfig
 from bullettrain.config.settings import ConfigError, as_setting, parse
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
 from bullettrain.schema import SchemaError, conform
+from bullettrain.validation import MendableError, instead
 
 
 @dataclass(frozen=True)

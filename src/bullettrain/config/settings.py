@@ -8,8 +8,8 @@ import typing
 from fractions import Fraction
 from typing import Any, Literal
 
-from bullettrain.checks import instead
 from bullettrain.errors import UserError
+from bullettrain.validation import instead
 
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks.state import bare
-from bullettrain.checks import check_count, check_labels, check_logits, check_module
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER, CudaGraphRunner
 from bullettrain.engine.distributed import average_gradients, share_buffers
 from bullettrain.engine.forwards import FastForwards, Forwards, in_any_size
 from bullettrain.engine.phases import EAGER, Batch, Phases, Runner
+from bullettrain.validation import check_count, check_labels, check_logits, check_module
 
 if TYPE_CHECKING:
     from bullettrain.step import BulletTrain, StepOutput

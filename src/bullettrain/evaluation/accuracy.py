@@ -12,7 +12,7 @@ from bullettrain.data import ImageSet
 from bullettrain.evaluation.evaluated_model import correct
 from bullettrain.evaluation.specs import PGD
 from bullettrain.evaluation.survival import Round, survive
-from bullettrain.precision import wide
+from bullettrain.precision import at_least_float32
 
 
 def clean_round(model: nn.Module) -> Round:
@@ -29,7 +29,7 @@ def pgd_rounds(model: nn.Module, attack: PGD, *, random_start: RandomStart | Non
         target = None
         if attack.loss == "kl":
             with frozen(net), torch.no_grad():
-                target = wide(net(x)).softmax(dim=1)
+                target = at_least_float32(net(x)).softmax(dim=1)
         x_adv = pgd(
             net,
             x,

@@ -12,7 +12,7 @@ from bullettrain.attacks.state import uncompiled
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.loading import try_network
-from bullettrain.precision import arithmetic, wide
+from bullettrain.precision import arithmetic, at_least_float32
 
 
 class EvaluatedModel(nn.Module):
@@ -46,7 +46,7 @@ class EvaluatedModel(nn.Module):
         wanted, half = torch.is_grad_enabled() and x.requires_grad, self.dtype != torch.float32
         with torch.set_grad_enabled(wanted), torch.autocast(x.device.type, torch.bfloat16, enabled=half):
             logits: Tensor = network(x)
-        return wide(logits) if torch.is_tensor(logits) else logits
+        return at_least_float32(logits) if torch.is_tensor(logits) else logits
 
     @property
     def exact(self) -> nn.Module:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bullettrain.attacks.norms import USUAL_EPS
-from bullettrain.checks import instead
 from bullettrain.config.settings import ConfigError, parse
+from bullettrain.validation import instead
 
 if TYPE_CHECKING:
     from bullettrain.config.sections import Config

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from bullettrain.checks import instead
 from bullettrain.models.external import build_external, is_external
 from bullettrain.models.normalize import Normalize
 from bullettrain.models.preact_resnet import PreActResNet18
 from bullettrain.models.small_cnn import SmallCNN
 from bullettrain.models.wide_resnet import WideResNet
+from bullettrain.validation import instead
 
 __all__ = ["NETWORKS", "Normalize", "PreActResNet18", "SmallCNN", "WideResNet", "build"]
 

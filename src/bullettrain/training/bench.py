@@ -19,7 +19,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bullettrain.attacks import frozen
 from bullettrain.checkpoint_paths import weights_file
-from bullettrain.checks import instead
 from bullettrain.config import Config, ConfigError
 from bullettrain.cost import theoretical_speedup
 from bullettrain.data import ImageSet
@@ -31,6 +30,7 @@ from bullettrain.run_folder import SHARES, RunFolder, environment, read_weights
 from bullettrain.step import BulletTrain
 from bullettrain.terminal import duration
 from bullettrain.training.trainer import Trainer
+from bullettrain.validation import instead
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from bullettrain.cost import theoretical_speedup
 from bullettrain.extras import extra
 from bullettrain.mining import Category
 from bullettrain.objectives import Objective
-from bullettrain.precision import widest
+from bullettrain.precision import accumulation_dtype
 from bullettrain.run_folder import SHARES, RunFolder
 from bullettrain.step import StepOutput
 
@@ -31,7 +31,7 @@ class StepMetrics:
     """Sums over steps, on the device; :meth:`read` is the only wait for it."""
 
     def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(len(FIELDS), dtype=widest(device), device=device)
+        self.sums = torch.zeros(len(FIELDS), dtype=accumulation_dtype(device), device=device)
         self.passes = 0.0
 
     def add(

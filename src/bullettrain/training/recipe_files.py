@@ -9,13 +9,13 @@ from typing import Any
 
 from bullettrain.brief import first_line
 from bullettrain.checkpoint_paths import check_run, rather
-from bullettrain.checks import instead
 from bullettrain.config.recipes import RECIPES, recipe
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
 from bullettrain.errors import user_path
 from bullettrain.extras import extra
 from bullettrain.loading import permitted
+from bullettrain.validation import instead
 
 
 def find_recipe(name: str, *, network: str | None = None, trust: bool = False) -> Config:

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bullettrain.checks import check_logits_shape
 from bullettrain.config.sections import Config, NetworkConfig
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import Augment, ImageSet, Loader, load, split_validation, to_unit
@@ -18,6 +17,7 @@ from bullettrain.data.sets import sample
 from bullettrain.models import build
 from bullettrain.processes import Place
 from bullettrain.run_folder import NetworkMetadata
+from bullettrain.validation import check_logits_shape
 
 
 def load_data(config: Config, root: Path | None) -> tuple[ImageSet, ImageSet, ImageSet]:

@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from bullettrain.checks import DivergedError
 from bullettrain.config import Config, ConfigError
 from bullettrain.data import ImageSet
 from bullettrain.data.sets import fingerprint
@@ -32,6 +31,7 @@ from bullettrain.training.optimizer import STATISTICS_EXAMPLES, MovingAverage, n
 from bullettrain.training.setup import check_fits, describe_network, make_loader, make_network, set_threads
 from bullettrain.training.state import Position
 from bullettrain.training.steps import Clock, Stepper, autocast_dtype
+from bullettrain.validation import DivergedError
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What bad input gets: one sentence that says what is wrong and what to do, before anything is changed."""
+"""Input validation: one sentence that says what is wrong and what to do, before anything is changed."""
 
 from __future__ import annotations
 
