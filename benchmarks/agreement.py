@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,11 @@ from torch import Tensor, nn
 import bullettrain as bt
 from bullettrain.attacks import frozen
 from bullettrain.data import ImageSet, load, to_unit
-from bullettrain.evaluation import robust_accuracy
-from bullettrain.evaluation.survival import correct
-from bullettrain.training.folder import environment
+from bullettrain.evaluation.accuracy import clean_round, pgd_rounds
+from bullettrain.evaluation.evaluated_model import correct
+from bullettrain.evaluation.specs import PGD, NormName
+from bullettrain.evaluation.survival import survive
+from bullettrain.run_folder import environment
 
 Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """``attack(model, x (m, C, H, W), y (m,)) -> x' (m, C, H, W)``."""
@@ -103,17 +105,9 @@ def compare(
         torch.manual_seed(seed)
         began = time.monotonic()
         if name == "bullettrain":
-            accuracy[name] = robust_accuracy(
-                model,
-                data,
-                eps=eps,
-                steps=steps,
-                step_size=step,
-                norm=norm,
-                random_start="uniform" if random else None,
-                device=torch.device("cpu"),
-                seed=seed,
-            )
+            attack = PGD(steps, 1, step, "ce", cast(NormName, norm), eps)
+            rounds = [clean_round(model), *pgd_rounds(model, attack, random_start="uniform" if random else None)]
+            accuracy[name] = survive(rounds, data, device=torch.device("cpu"), seed=seed).share
         else:
             accuracy[name] = peer_accuracy(model, data, PEERS[name](norm, eps, steps, step, random))
         seconds[name] = round(time.monotonic() - began, 1)

@@ -22,15 +22,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from bullettrain.augmix import ViewMaker
+from bullettrain.config import recipe
+from bullettrain.config.sections import Config
 from bullettrain.data import ImageSet
 from bullettrain.evaluation.accuracy import clean_accuracy
 from bullettrain.evaluation.corruptions import spot_corruptions
-from bullettrain.training import recipe
-from bullettrain.training.average import statistics_anew
-from bullettrain.training.config import Config
-from bullettrain.training.folder import RunFolder, environment
-from bullettrain.training.loop import Trainer
-from bullettrain.training.setup import Place, load_data, make_loader
+from bullettrain.processes import Place
+from bullettrain.run_folder import RunFolder, environment
+from bullettrain.training.optimizer import statistics_anew
+from bullettrain.training.setup import load_data, make_loader
+from bullettrain.training.trainer import Trainer
 
 CPU = Place(torch.device("cpu"))
 METHODS = {
@@ -73,7 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, RunFolder(Path(folder)), CPU, (data[0], data[1], data[2]))
         assert trainer.run() == "finished"
-    end = trainer.run_counts.averages(selects=trainer.selects, has_clean=True)
+    end = trainer.run_sums.averages(selects=trainer.selects, has_clean=True)
     row: dict[str, Any] = {"method": options.method, "seed": options.seed, "work": end["work"]}
     row |= {name: end[name] for name in ("outlier", "boundary", "robust")}
     row["as it is"] = judged(trainer.network, data[2])

@@ -14,9 +14,8 @@ import numpy as np
 
 from bullettrain.corruptions.table import AVERAGED
 from bullettrain.evaluation.results import Store
-from bullettrain.reporting.plotting import panels_beside
-from bullettrain.reporting.svg import COLOURS, printed
-from bullettrain.training.folder import RunFolder
+from bullettrain.reporting.plotting import COLOURS, panels, printed
+from bullettrain.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +62,7 @@ def main() -> None:
 
 def drawn(runs: dict[str, str]) -> Figure:
     """Differences by corruption, share of examples with views, accuracy while training."""
-    figure, (left, middle, right) = panels_beside(3.0, 1.3, columns=3)
+    figure, (left, middle, right) = panels(columns=3, width=3.0, height=1.3)
     lines: dict[str, Any] = {}
     found = {title: by_corruption(ROOT / folder) for title, folder in runs.items()}
     first = next(iter(found.values()))

@@ -24,8 +24,8 @@ from torch import Tensor
 from bullettrain.augmix import ViewMaker, views
 from bullettrain.data import load
 from bullettrain.data.base import DataError
-from bullettrain.training.folder import environment
-from bullettrain.training.setup import find_place
+from bullettrain.processes import find_place
+from bullettrain.run_folder import environment
 
 # The one literal version, which the tests compare with.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))

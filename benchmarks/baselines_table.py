@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from bullettrain.training import recipe
-from bullettrain.training.config import Config
-from bullettrain.training.folder import RunFolder, environment
-from bullettrain.training.methods import with_method
+from bullettrain.config import recipe
+from bullettrain.config.methods import with_method
+from bullettrain.config.sections import Config
+from bullettrain.processes import Place
+from bullettrain.run_folder import RunFolder, environment
 from bullettrain.training.run import train
-from bullettrain.training.setup import Place
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RECORD = ROOT / "docs" / "baselines.md", ROOT / "results" / "baselines.json"

@@ -19,8 +19,8 @@ from bullettrain.attacks.state import dynamic, training
 from bullettrain.data import load, to_unit
 from bullettrain.engine.paired_forward import PairedForward
 from bullettrain.models import build
-from bullettrain.training.folder import environment
-from bullettrain.training.setup import find_place
+from bullettrain.processes import find_place
+from bullettrain.run_folder import environment
 
 
 def main() -> None:

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bullettrain.config import recipe
 from bullettrain.engine.cuda_graphs import CudaGraphRunner
-from bullettrain.training import recipe
-from bullettrain.training.bench import _maker, _units, impose
-from bullettrain.training.setup import Place, load_data
+from bullettrain.processes import Place
+from bullettrain.training.bench import impose, make_trainer, units
+from bullettrain.training.setup import load_data
 
 KINDS = {
     "convolution": ("cudnn", "xmma", "cutlass", "implicit", "conv"),
@@ -44,11 +45,11 @@ def main() -> None:
     place = Place(torch.device("cuda"))
     data = load_data(config, options.data_dir)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = _maker(config, place, data, Path(folder))("compile", options.method)
+        trainer = make_trainer(config, place, data, Path(folder), "compile", options.method)
         impose(trainer.engine, (0.18, 0.28, 0.54))
-        units = _units(trainer)
+        batches = units(trainer)
         for _ in range(6):
-            trainer._take(next(units))
+            trainer.take(next(batches))
         torch.cuda.synchronize()
         runner = trainer.stepper.fast.runner
         assert isinstance(runner, CudaGraphRunner)

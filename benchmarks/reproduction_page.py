@@ -1,4 +1,6 @@
-"""Write docs/reproduction.md, its pictures and a table of docs/accuracy.md from the runs in results/reproduce.
+"""Write docs/reproduction.md, its pictures and a table of docs/accuracy.md from the runs that are on record.
+
+They are in results/reproduce, and those of the paper's own network in results/paper_scale.csv.
 
 python benchmarks/reproduction_page.py [--check]
 
@@ -12,30 +14,68 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from bullettrain.reporting.svg import printed
+from bullettrain.reporting.plotting import printed
 from bullettrain.reproduction import SCALES, STUDIES, figures, tables
-from bullettrain.reproduction.records import read_records
-from bullettrain.reproduction.results import Results, Verdict
+from bullettrain.reproduction.records import Record, read_csv, read_records
+from bullettrain.reproduction.results import NOT_RUN, Results, Verdict
+from bullettrain.reproduction.studies import LARGE, Check
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RECORDS = ROOT / "docs" / "reproduction.md", ROOT / "results" / "reproduce"
+PAPER_SCALE = ROOT / "results" / "paper_scale.csv"
 ACCURACY = ROOT / "docs" / "accuracy.md"
 CHOICE = {"plane": ("bt-nr0",), "table-fast": ()}
 """Studies whose rows that table shows, without these: TRADES is what they are set beside."""
+SHOWN = ("short", "medium", "paper")
+"""Scales whose figures mean something."""
+FEW = 3
+"""Figures of a claim that have room in one cell."""
+
+
+def on_record(scale: str) -> dict[str, Record]:
+    """All runs of a scale: its records, and the lines of results/paper_scale.csv."""
+    rows = STUDIES[LARGE].rows(SCALES[scale])
+    return read_records(RECORDS / scale / "records") | read_csv(PAPER_SCALE, SCALES[scale], rows)
+
+
+def side_by_side() -> list[str]:
+    """Every claim, and what came of it at each scale."""
+    records = {scale: on_record(scale) for scale in SHOWN}
+    lines = ["## The scales side by side", "", *(f"* `{scale}`: {SCALES[scale].about}." for scale in SHOWN), ""]
+    lines += ["| What the paper says | " + " | ".join(f"`{scale}`" for scale in SHOWN) + " |", "|---|---|---|---|"]
+    for study in STUDIES.values():
+        found = [Results(study, SCALES[scale], records[scale]) for scale in SHOWN]
+        lines += [f"| **{study.title}** | | | |"] if found[0].claims else []
+        for text in found[0].claims:
+            lines.append(f"| {text} | " + " | ".join(told(one, one.claims[text]) for one in found) + " |")
+    return [*lines, "", tables.LEGEND]
+
+
+def told(results: Results, checks: list[Check]) -> str:
+    """A claim's verdict, and the figures that it rests on."""
+    verdict, found = results.verdict(checks)
+    if all(check.found is None for check in found):
+        return NOT_RUN
+    said = [tables.found_in_words(check) for check in found]
+    if len(said) > FEW:
+        said = [f"{sum(check.verdict is Verdict.HOLDS for check in found)} of its {len(found)} parts hold"]
+    near = ", near enough" if verdict is Verdict.HOLDS and any(check.near for check in found) else ""
+    return f"{tables.MARKS[verdict]} {verdict.value}{near}: {'; '.join(said)}"
 
 
 def written(scale: str, *, pictures: bool) -> str:
-    """Everything that the records of one scale say, as Markdown; with ``pictures`` they are drawn anew."""
+    """Everything that is on record of one scale, as Markdown; with ``pictures`` they are drawn anew."""
     folder, page = RECORDS / scale, PAGE.read_text(encoding="utf-8")
-    records = read_records(folder / "records")
-    found = [Results(study, SCALES[scale], records) for study in STUDIES.values()]
-    lines = [f"## Scale `{scale}`", "", f"{SCALES[scale].about}.", "", *overview(found)]
+    records = on_record(scale)
+    large = not (folder / "records").is_dir()  # the runs of results/paper_scale.csv are all there is
+    found = [Results(study, SCALES[scale], records) for study in STUDIES.values() if (study.name == LARGE) == large]
+    lines = [f"## Scale `{scale}`", "", f"{SCALES[scale].about}."]
     for results in found:
-        lines += ["", f"### {results.study.title} (`{results.study.name}`)", ""]
-        if not any(results.runs.values()):
+        lines += ["", f"### {results.study.title} (`{results.study.name}`)", ""] if not large else [""]
+        run = {name: runs for name, runs in results.runs.items() if runs}
+        if not run and not large:
             lines += ["Not measured yet.", *remarks(page, f"{scale} {results.study.name}")]
             continue
-        run = {name: runs for name, runs in results.runs.items() if runs}
         if len(results.rows) > 2 * len(run) and len(results.rows) > 10:
             lines += [f"{len(run)} of {len(results.rows)} rows have been run.", ""]
         shown = drawn(results, folder, pictures=pictures)
@@ -54,17 +94,6 @@ def remarks(page: str, about: str) -> list[str]:
     """The lines of ``page`` that people wrote ``about`` a study, with the marks around them, if there are any."""
     found = re.findall(rf"{REMARKS.format(about=about)}\n(?:(?!<!-- remarks:).)*?<!-- /remarks -->", page, re.DOTALL)
     return ["", "#### Remarks", "", *"\n".join(found).splitlines()] if found else []
-
-
-def overview(found: list[Results]) -> list[str]:
-    """How many claims of each study hold."""
-    lines = ["| | " + " | ".join(verdict.value for verdict in Verdict) + " |", "|---|" + "---:|" * len(Verdict)]
-    for results in found:
-        verdicts = [results.verdict(checks)[0] for checks in results.claims.values()]
-        if verdicts:
-            counts = [str(verdicts.count(verdict) or "") for verdict in Verdict]
-            lines.append(f"| {results.study.title} | " + " | ".join(counts) + " |")
-    return [*lines, "", tables.LEGEND]
 
 
 def drawn(results: Results, folder: Path, *, pictures: bool) -> list[tuple[str, str]]:
@@ -126,8 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write docs/reproduction.md and a table of docs/accuracy.md")
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     check = parser.parse_args().check
-    scales = [scale for scale in SCALES if (RECORDS / scale).is_dir()]
-    body = "\n\n".join(written(scale, pictures=not check) for scale in scales)
+    body = "\n\n".join(["\n".join(side_by_side()), *(written(scale, pictures=not check) for scale in SHOWN)])
     marks = REMARKS.format(about="(.*?)")
     if lost := Counter(re.findall(marks, PAGE.read_text(encoding="utf-8"))) - Counter(re.findall(marks, body)):
         sys.exit(f"{PAGE.name}: remarks on {', '.join(lost)} would be lost; is that a study, and is their end marked?")

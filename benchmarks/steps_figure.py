@@ -10,11 +10,10 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bullettrain.evaluation.compared import Difference, difference
+from bullettrain.evaluation.comparison import Difference, difference
 from bullettrain.evaluation.results import Store
-from bullettrain.reporting.plotting import panels_beside
-from bullettrain.reporting.svg import COLOURS, printed
-from bullettrain.training.folder import RunFolder
+from bullettrain.reporting.plotting import COLOURS, panels, printed
+from bullettrain.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,7 +68,7 @@ def judged(name: str, attack: str) -> dict[str, Any]:
 
 def drawn(runs: list[dict[str, str]]) -> Figure:
     """Differences from three steps for all: under APGD, and clean."""
-    figure, (left, right) = panels_beside(2.3, 1.7, columns=2)
+    figure, (left, right) = panels(columns=2, width=2.3, height=1.7)
     places = range(len(runs))[::-1]
     for place, row in zip(places, runs, strict=True):
         colour = {"": "soft", "svar": "accent", "random": "boundary"}[row["score"]]

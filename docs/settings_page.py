@@ -6,7 +6,7 @@ python docs/settings_page.py [--check]
 import sys
 from pathlib import Path
 
-from bullettrain.training.describe import page
+from bullettrain.config.describe import page
 
 FILE = Path(__file__).resolve().parent / "settings.md"
 

@@ -95,9 +95,9 @@ def assert_same(before, after):
 @pytest.fixture(scope="session")
 def robust_run(tmp_path_factory) -> Path:
     """A finished run on the digits, short but somewhat robust; not to be changed."""
-    from bullettrain.training import recipe
+    from bullettrain.config import recipe
+    from bullettrain.processes import Place
     from bullettrain.training.run import train
-    from bullettrain.training.setup import Place
 
     folder = tmp_path_factory.mktemp("runs") / "robust"
     settings = ["epochs=6", "data.validation=0", "probe=0", "evaluation.steps=5", "log_every=50"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from bullettrain.training import Config, recipe
-from bullettrain.training.folder import RunFolder
-from bullettrain.training.setup import Place
-from bullettrain.training.steppers import Stepper
+from bullettrain.config import Config, recipe
+from bullettrain.processes import Place
+from bullettrain.run_folder import RunFolder
+from bullettrain.training.steps import Stepper
 
 CPU = Place(torch.device("cpu"))
 

@@ -9,7 +9,7 @@ import torch
 
 import bullettrain as bt
 from bullettrain.data import ImageSet, load
-from bullettrain.evaluation.compared import difference
+from bullettrain.evaluation.comparison import difference
 from bullettrain.evaluation.results import Entry, Result
 from bullettrain.reproduction.records import figure_of
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bullettrain.evaluation.compared import difference
+from bullettrain.evaluation.comparison import difference
 from bullettrain.evaluation.results import Store
 from bullettrain.reproduction.records import figure_of
-from bullettrain.training.folder import RunFolder
+from bullettrain.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"

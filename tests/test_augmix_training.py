@@ -18,14 +18,15 @@ import bullettrain as bt
 from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.augmix import ViewMaker
 from bullettrain.commands.train_terminal import print_comparison, print_result
+from bullettrain.config import Config, ConfigError, recipe
 from bullettrain.data import load
 from bullettrain.evaluation import view_accuracy
-from bullettrain.training import Config, ConfigError, recipe
+from bullettrain.reporting import write_report
+from bullettrain.run_folder import RunFolder
 from bullettrain.training import run as runs
-from bullettrain.training.folder import RunFolder
-from bullettrain.training.loop import Trainer
 from bullettrain.training.setup import load_data
-from bullettrain.training.steppers import Stepper
+from bullettrain.training.steps import Stepper
+from bullettrain.training.trainer import Trainer
 from conftest import norm_net
 from short_runs import CPU, kinds, weights_of
 
@@ -188,7 +189,7 @@ def test_a_run_counts_its_work_and_shares(both):
     assert 0 <= epoch["validation_robust"] <= 1
     # What is said of the saved weights holds of them.
     test = load_data(small(), None)[2]
-    again = view_accuracy(bt.load(folder / "bullettrain", weights="last"), test, views=ViewMaker(), device=CPU.device)
+    again = view_accuracy(bt.load(folder / "bullettrain", weights="last"), test, ViewMaker(), device=CPU.device)
     assert again == mined.accuracy["last"]["views"]
 
 
@@ -209,7 +210,7 @@ def test_what_a_run_says(both):
     assert "trained 2 min 20 s and 1 min 44 s of compiling and capturing, " in shown(print_result, own)
     said = "1.61× wall-clock\nCompiling and capturing, 1 min 44 s and without mining 26.0 s, are not in it: with them"
     assert f"{said} it is 1.03×.\n" in shown(print_comparison, plain, own)
-    page = (folder / "report.html").read_text()
+    page = write_report(folder).read_text()
     assert "What the corruption did" in page
     assert "two views each" in page
     assert "on AugMix views" in page
@@ -232,7 +233,7 @@ def test_the_papers_share_stands_beside_the_runs_own(both, tmp_path):
         config.write_text(re.sub("recipe: .*", f"recipe: {name}", config.read_text()))
         result = runs.read_result(RunFolder(tmp_path / "run"))
         assert f"; in the paper boundary {share} %\n" in shown(print_result, result)
-        page = runs.write_report(tmp_path / "run").read_text()
+        page = write_report(tmp_path / "run").read_text()
         assert f"two views each; {share}\u202f% in the paper" in page
 
 
@@ -256,7 +257,7 @@ def test_several_processes_draw_the_views_of_one(tmp_path):
     def start(rank, world):
         trainer = Trainer(small(), RunFolder(tmp_path), CPU, load_data(small(), None))
         trainer.loader.rank, trainer.loader.world = rank, world
-        return trainer.starts(torch.zeros(0), 0, 2)
+        return trainer.initial(torch.zeros(0), 0, 2)
 
     assert torch.equal(torch.cat([start(0, 2), start(1, 2)]), start(0, 1))
 
@@ -266,7 +267,7 @@ def test_the_jsd_is_a_setting(tmp_path):
     result = runs.train(config, tmp_path / "run", CPU)
     assert result.end["work"] == 3
     assert result.end["theoretical_speedup"] == 1
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = write_report(tmp_path / "run").read_text()
     assert "<li>AugMix − JSD</li>" in page
     assert "nothing was mined" in page
 
@@ -280,7 +281,7 @@ def test_settings_that_cannot_be():
     ):
         with pytest.raises(ConfigError, match=message):
             recipe("cifar10-augmix").with_settings(changes)
-    with pytest.raises(ConfigError, match="trades makes no AugMix views"):
+    with pytest.raises(ConfigError, match=r"method.all_ops is true, but trades takes none: --set all_ops=false"):
         recipe("digits").with_settings(["all_ops=true"])
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from bullettrain import BulletTrain
+from bullettrain.config.methods import with_method
 from bullettrain.evaluation.accuracy import clean_accuracy
+from bullettrain.run_folder import RunFolder, read_weights
 from bullettrain.training import run as runs
-from bullettrain.training.average import MovingAverage, norms, statistics_anew
-from bullettrain.training.folder import RunFolder, read_weights
-from bullettrain.training.loop import Trainer
-from bullettrain.training.methods import with_method
+from bullettrain.training.optimizer import MovingAverage, norms, statistics_anew
 from bullettrain.training.setup import load_data
+from bullettrain.training.trainer import Trainer
 from conftest import norm_net
 from short_runs import CPU, small
 
@@ -73,7 +73,7 @@ def test_a_frozen_norm_keeps_its_own_and_what_breaks_off_changes_nothing():
 
 @pytest.mark.parametrize("settings", [[], ["objective=pgd-at", "beta=null"], ["objective=mart", "selection=last"]])
 def test_a_run_judges_and_keeps_averaged_weights_with_statistics_of_their_own(tmp_path, monkeypatch, settings):
-    made, settle, step = [], Trainer._settle_average, BulletTrain.step
+    made, settle, step = [], Trainer._average_statistics, BulletTrain.step
 
     def watched(self):
         for around in (lambda: None, lambda: settle(self)):
@@ -88,7 +88,7 @@ def test_a_run_judges_and_keeps_averaged_weights_with_statistics_of_their_own(tm
         return out
 
     shares = []
-    monkeypatch.setattr(Trainer, "_settle_average", watched)
+    monkeypatch.setattr(Trainer, "_average_statistics", watched)
     monkeypatch.setattr(BulletTrain, "step", seen)
     config = small(*NORMS, "data.validation=0", *settings)
     result = runs.train(config, tmp_path / "run", CPU)
@@ -117,10 +117,10 @@ def test_they_are_nearer_to_what_the_averaged_network_sees(tmp_path):
     trainer = Trainer(config, RunFolder(tmp_path), CPU, data)
     for _ in range(config.training.epochs):
         for index, (x, y) in enumerate(trainer.loader.epoch(trainer.at.epoch)):
-            trainer._take([trainer.batch(x, y, trainer.at.epoch, index)])
+            trainer.take([trainer.batch(x, y, trainer.at.epoch, index)])
         trainer.at.epoch, trainer.at.index = trainer.at.epoch + 1, 0
     mean_of_others = copy.deepcopy(trainer.average.module)
-    trainer._settle_average()
+    trainer._average_statistics()
     true = copy.deepcopy(trainer.average.module)
     with statistics_anew(true, x), torch.no_grad():
         for x, _ in trainer.loader.epoch(0):
@@ -150,7 +150,7 @@ def test_a_run_that_comes_to_its_end_again_ends_the_same(tmp_path):
     trainer.resume()
     for norm in norms(trainer.average.module):
         norm.running_mean.add_(1)  # whatever it had
-    trainer._settle_average()
+    trainer._average_statistics()
     assert (tmp_path / "run" / "averaged.safetensors").read_bytes() == once
 
 

@@ -11,22 +11,23 @@ from typer.testing import CliRunner
 
 from bullettrain.commands import app
 from bullettrain.commands.bench_terminal import HEADINGS, markdown
+from bullettrain.config import ConfigError, recipe
 from bullettrain.history import History
 from bullettrain.mining import Category
-from bullettrain.training import ConfigError, recipe
+from bullettrain.processes import Place
+from bullettrain.run_folder import RunError
 from bullettrain.training.bench import Imposed, bench
-from bullettrain.training.folder import RunError
-from bullettrain.training.setup import Place, load_data
-from bullettrain.training.steppers import Stepper
+from bullettrain.training.setup import load_data
+from bullettrain.training.steps import Stepper
 
 CPU = Place(torch.device("cpu"))
 
 
-def test_rows_belong_together():
+def test_rows_belong_together(caplog):
     config = recipe("digits").with_settings(["data.train_size=200", "data.validation=0", "training.batch_size=40"])
     data = load_data(config, None)
-    said = []
-    result = bench(config, CPU, data, engines=["eager"], train_steps=6, steps=3, repeats=2, say=said.append)
+    caplog.set_level("INFO", "bullettrain")
+    result = bench(config, CPU, data, engines=["eager"], train_steps=6, steps=3, repeats=2)
     baseline, mined = result["rows"]
     assert (baseline["method"], mined["method"]) == ("baseline", "bullettrain")
     assert baseline["work"] == 27
@@ -35,7 +36,7 @@ def test_rows_belong_together():
     assert baseline["epoch_seconds"] == pytest.approx(baseline["step_ms"] / 1000 * 5)
     assert mined["outlier"] + mined["boundary"] + mined["robust"] == pytest.approx(1)
     assert result["environment"]["torch"] == torch.__version__
-    assert len(said) == 3
+    assert len(caplog.messages) == 3
     assert result["notes"] == {"eager": []}
     table = markdown(result).splitlines()
     assert len(table) == 4
@@ -44,17 +45,19 @@ def test_rows_belong_together():
         bench(config, CPU, data, engines=["eagre"], train_steps=1, steps=1, repeats=1)
 
 
-def test_what_takes_long_is_said_before_it_does(monkeypatch):
-    monkeypatch.setattr("bullettrain.training.bench.LONG", 0.0)
+def test_what_takes_long_is_said_before_it_does(monkeypatch, caplog):
+    monkeypatch.setattr("bullettrain.training.bench.LONG_SECONDS", 0.0)
     config = recipe("digits").with_settings(["data.train_size=200", "data.validation=0", "training.batch_size=40"])
-    said = []
-    bench(config, CPU, load_data(config, None), engines=["eager"], train_steps=3, steps=1, repeats=1, say=said.append)
-    assert re.match(r"that is some .* s, and the timing comes after it: --train-steps, --steps and --repeats", said[1])
+    caplog.set_level("INFO", "bullettrain")
+    bench(config, CPU, load_data(config, None), engines=["eager"], train_steps=3, steps=1, repeats=1)
+    assert re.match(
+        r"that is some .* s, and the timing comes after it: --train-steps, --steps and --repeats", caplog.messages[1]
+    )
 
 
 def test_a_checkpoint_that_does_not_fit(tmp_path, robust_run):
     config = recipe("digits").with_settings(["data.train_size=200", "data.validation=0"])
-    settings = {"engines": ["eager"], "train_steps": 1, "steps": 1, "repeats": 1, "say": lambda text: None}
+    settings = {"engines": ["eager"], "train_steps": 1, "steps": 1, "repeats": 1}
     other = config.with_settings(["network.name=wrn-10-1"])
     with pytest.raises(ConfigError, match=r"last\.safetensors does not fit wrn-10-1: it lacks block1"):
         bench(other, CPU, load_data(config, None), checkpoint=robust_run, **settings)
@@ -135,7 +138,7 @@ def test_cases_begin_with_the_trained_states_scores_and_go_on_with_the_right_exa
 
     monkeypatch.setattr(History, "load_state_dict", loaded)
     monkeypatch.setattr(Stepper, "take", taken)
-    options = {"engines": ["eager"], "train_steps": 10, "steps": 2, "repeats": 2, "say": lambda line: None}
+    options = {"engines": ["eager"], "train_steps": 10, "steps": 2, "repeats": 2}
     bench(config, CPU, data, **options)
     assert begun == [True, True]
     with pytest.raises(ConfigError, match="weights alone do not say that: give --shares, or leave --checkpoint out"):
@@ -170,19 +173,12 @@ def test_what_is_timed_is_tuned_at_once(monkeypatch):
     module, seen = importlib.import_module("bullettrain.training.bench"), []
     make = module.Trainer
     monkeypatch.setattr(
-        module, "Trainer", lambda config, *rest: seen.append(config.training.tune_after) or make(config, *rest)
+        module,
+        "Trainer",
+        lambda config, *rest: seen.append(config.training.cudnn_benchmark_after) or make(config, *rest),
     )
     config = recipe("digits").with_settings(["data.train_size=200", "data.validation=0", "training.batch_size=40"])
-    bench(
-        config,
-        CPU,
-        load_data(config, None),
-        engines=["eager"],
-        train_steps=2,
-        steps=1,
-        repeats=1,
-        say=lambda text: None,
-    )
-    assert config.training.tune_after > 0
+    bench(config, CPU, load_data(config, None), engines=["eager"], train_steps=2, steps=1, repeats=1)
+    assert config.training.cudnn_benchmark_after > 0
     assert seen
     assert set(seen) == {0.0}

@@ -4,15 +4,14 @@ from types import SimpleNamespace
 
 import torch
 
-from bullettrain.training import clock as clock_module
-from bullettrain.training.checkpoint import Position
-from bullettrain.training.clock import Clock
+from bullettrain.training import steps
+from bullettrain.training.steps import Clock
 
 
 def test_captures_are_no_training_whether_the_clock_runs_or_stands(monkeypatch):
     now = SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: now.seconds)
-    stepper, at = SimpleNamespace(capture_seconds=0.0), Position()
+    monkeypatch.setattr(steps.time, "perf_counter", lambda: now.seconds)
+    stepper = SimpleNamespace(capture_seconds=0.0)
     clock = Clock(torch.device("cpu"), stepper)
 
     stepper.capture_seconds += 2.5  # a first mini-batch, before the clock is started
@@ -20,13 +19,11 @@ def test_captures_are_no_training_whether_the_clock_runs_or_stands(monkeypatch):
     clock.start()
     stepper.capture_seconds += 4.0
     now.seconds += 5.0
-    clock.stop(at)
-    assert (at.seconds, at.epoch_seconds, at.capture_seconds) == (1.0, 1.0, 6.5)
+    assert clock.stop() == (1.0, 6.5)
 
-    now.seconds += 7.0  # judging, saving
+    now.seconds += 7.0  # evaluating, saving
     clock.start()
     now.seconds += 2.0
     assert clock.running() == 2.0
-    clock.stop(at)
-    clock.stop(at)  # it stands already
-    assert (at.seconds, at.epoch_seconds, at.capture_seconds) == (3.0, 3.0, 6.5)
+    assert clock.stop() == (2.0, 0.0)
+    assert clock.stop() == (0.0, 0.0)  # it stands already

@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bullettrain import models
+from bullettrain.config import RECIPES, Config, ConfigError, recipe
+from bullettrain.config.methods import with_method
+from bullettrain.config.recipes import one_line
+from bullettrain.config.settings import as_setting, number
 from bullettrain.data import ImageSet
 from bullettrain.evaluation.specs import threat_of
-from bullettrain.training import RECIPES, Config, ConfigError, recipe
-from bullettrain.training.methods import with_method
-from bullettrain.training.optim import make_optimizer, rate
-from bullettrain.training.recipes import one_line
-from bullettrain.training.settings import as_setting, number
-from bullettrain.training.setup import Place, make_loader
+from bullettrain.processes import Place
+from bullettrain.run_folder import RunFolder
+from bullettrain.training.optimizer import make_optimizer, rate
+from bullettrain.training.setup import make_loader
 
 SOME = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64), ("a", "b"))
 WANTED = {
@@ -82,7 +84,7 @@ def test_the_short_recipes_differ_in_their_objective_alone():
 )
 def test_the_fast_recipes_are_those_that_were_measured(name, folder):
     record = Path(__file__).parents[1] / "results" / "augmix" / folder / "config.yaml"
-    measured = Config.from_dict(yaml.safe_load(record.read_text()))
+    measured = RunFolder(record.parent).config()
     differ = {"recipe", "schedule.final", "training.compile"}  # the second is a cosine's alone
     assert recipe(name).differences(measured).keys() <= differ
     assert measured.training.compile
@@ -121,7 +123,7 @@ def test_the_papers_settings():
     mnist = recipe("mnist-pgd")
     assert (mnist.method.eps, mnist.method.boundary, mnist.method.scale) == (0.3, 7, 1.7)
     assert (mnist.evaluation.steps, mnist.evaluation.restarts) == (100, 20)
-    assert mnist.method.ramp == 0.2  # else its baseline never learns
+    assert mnist.method.eps_warmup == 0.2  # else its baseline never learns
     short = recipe("cifar10-trades-short")
     assert (short.network.name, short.training.epochs, short.schedule.name) == ("preact-resnet-18", 30, "one-cycle")
     assert (short.optimizer.weight_decay, short.optimizer.decay_norms) == (5e-4, False)
@@ -132,9 +134,9 @@ def test_the_papers_settings():
     [("cifar10-trades", "eval"), ("cifar10-mart", "train"), ("cifar10-pgd", "eval"), ("cifar10-augmix", "train")],
 )
 def test_which_clean_logits_select(name, own):
-    assert recipe(name).method.make_objective().selection == own
+    assert recipe(name).method.build_objective().selection == own
     for mode in ("eval", "train"):
-        assert recipe(name).with_settings([f"selection={mode}"]).method.make_objective().selection == mode
+        assert recipe(name).with_settings([f"selection={mode}"]).method.build_objective().selection == mode
 
 
 def test_a_baseline_gives_everyone_the_full_steps():
@@ -216,6 +218,10 @@ def test_every_setting_can_be_set_as_it_is_shown(name):
         ("eps=8", "did you mean 8/255"),
         ("clip=-1", "optimizer.clip is -1"),
         ("threads=-1", "training.threads is -1"),
+        ("milestones=5,-1", "schedule.milestones is -1; it has to be at least 1"),
+        ("data.crop=1000000", "data.crop is 1000000; it has to be at least 0 and at most 1024"),
+        ("training.batch_size=10000000000", "at most 1e.06"),
+        ("boundary=100000000", "at most 10000"),
         ("probe=-5", "training.probe is -5"),
         ("evaluation.steps=-1", "evaluation.steps is -1"),
         ("evaluation.batch_size=0", "evaluation.batch_size is 0"),
@@ -230,7 +236,7 @@ def test_every_setting_can_be_set_as_it_is_shown(name):
         ("gamma=2", "gamma is 2"),
         ("average=1", "training.average is 1"),
         ("data.validation=-1", "data.validation is -1"),
-        ("objective=pgd-at", "beta is 6.0, but pgd-at has no beta; it has to be null: --set beta=null$"),
+        ("objective=pgd-at", "beta is 6.0, but pgd-at takes none: --set beta=null$"),
     ],
 )
 def test_bad_settings(setting, message):

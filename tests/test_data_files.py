@@ -1,5 +1,6 @@
 """Folders of images and .npz files."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from PIL import Image
 
 from bullettrain.data import DataError, load
+from bullettrain.errors import UserError
 from test_data_readers import complains
 
 rng = np.random.default_rng(1)
@@ -108,6 +110,17 @@ def test_images_of_other_sizes_need_an_image_size(tmp_path):
     assert load(f"folder:{tmp_path}", split="train", image_size=8).images.shape[1:] == (3, 8, 8)
     with pytest.raises(DataError, match="1 to 8192 pixels each way"):
         load(f"folder:{tmp_path}", split="train", image_size=0)
+
+
+def test_a_pipe_among_images_is_not_waited_for(tmp_path):
+    write_folder(tmp_path)
+    os.mkfifo(tmp_path / "cat" / "9.png")
+    complains("9.png is no regular file", f"folder:{tmp_path}", tmp_path)
+
+
+def test_a_folder_of_nobody():
+    with pytest.raises(UserError, match="there is no user called 'nosuch' here"):
+        load("folder:~nosuch/images", split="train")
 
 
 def test_wrong_folders_are_named(tmp_path):

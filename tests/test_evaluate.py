@@ -1,29 +1,39 @@
-"""Judging a network: what is kept, what is reused, what is concluded, and what a person sees of it."""
+"""Evaluating a network: what is kept, what is reused, what is concluded, and what a person sees of it."""
 
 import io
 import json
+import re
 import sys
-import types
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from bullettrain.data import DataError, load
-from bullettrain.evaluation import evaluate as judging
+from bullettrain.config import recipe
+from bullettrain.data import load
+from bullettrain.evaluation import evaluate as evaluation
 from bullettrain.evaluation.evaluate import Plan, evaluate
-from bullettrain.evaluation.masking import smells
-from bullettrain.evaluation.paper import paper_figure
-from bullettrain.evaluation.results import FILE, Result, Store, pack, unpack, unpack_counts, worst_cases
+from bullettrain.evaluation.masking import masking_signs
+from bullettrain.evaluation.progress import EvaluationProgress
+from bullettrain.evaluation.results import (
+    FILE,
+    CorruptionDetails,
+    Result,
+    Store,
+    pack,
+    pack_counts,
+    unpack,
+    unpack_counts,
+    worst_cases,
+)
 from bullettrain.evaluation.specs import PGD, Clean, Corruptions, Defaults, parse_attacks
-from bullettrain.evaluation.subject import Subject, find_subject
-from bullettrain.evaluation.watch import Watch
+from bullettrain.loading import LoadedModel, load_model
+from bullettrain.processes import StoppedError
 from bullettrain.reporting.attack_rows import difference, mean_in_words
+from bullettrain.reporting.paper import paper_figure
 from bullettrain.reproduction.records import figure_of
-from bullettrain.training import recipe
-from bullettrain.training.folder import RunError
-from bullettrain.training.signals import StoppedError
+from bullettrain.run_folder import RunError
 from conftest import assert_same, snapshot
 
 CPU = torch.device("cpu")
@@ -35,11 +45,11 @@ def digits():
     return load("digits", split="test")
 
 
-class Eye(Watch):
+class Eye(EvaluationProgress):
     """Looks on, and stops after so many batches."""
 
-    def __init__(self, stop_after=None):
-        super().__init__()
+    def __init__(self, stop_after=None, console=None):
+        super().__init__(console)
         self.seen, self.batches, self.stop_after = [], 0, stop_after
 
     def done(self, result, *, kept):
@@ -59,16 +69,16 @@ class Eye(Watch):
         return bar
 
 
-def judge(subject, images, folder, texts, *, eye=None, **plan):
+def evaluate_on(model, data, folder, texts, *, eye=None, **plan):
     eye = eye or Eye()
     entry, asked = evaluate(
-        subject,
-        images,
+        model,
+        data,
         "digits",
         Plan(parse_attacks(texts, AT), batch_size=100, **plan),
         device=CPU,
         store=Store(folder),
-        watch=eye,
+        progress=eye,
     )
     return entry, asked, eye
 
@@ -76,18 +86,17 @@ def judge(subject, images, folder, texts, *, eye=None, **plan):
 def test_results_agree_with_the_plain_functions(robust_run, digits, tmp_path):
     from bullettrain.evaluation import clean_accuracy, robust_accuracy
 
-    subject = find_subject(str(robust_run))
-    before = snapshot(subject.network)
-    entry, asked, _ = judge(subject, digits, tmp_path, ["pgd5x2"], seed=3)
-    subject.network.requires_grad_(True)  # held for good while it is judged, and only that
-    assert_same(before, snapshot(subject.network))
+    model = load_model(str(robust_run))
+    before = snapshot(model.network)
+    entry, asked, _ = evaluate_on(model, digits, tmp_path, ["pgd5x2"], seed=3)
+    model.network.requires_grad_(True)  # held for good while it is evaluated, and only that
+    assert_same(before, snapshot(model.network))
     clean, attacked = asked
-    assert clean.accuracy == clean_accuracy(subject.network, digits, device=CPU)
+    assert clean.accuracy == clean_accuracy(model.network, digits, device=CPU)
     assert (clean.correct, clean.examples) == (round(clean.accuracy * 359), 359)
     assert clean.interval[0] < clean.accuracy < clean.interval[1]
-    again = robust_accuracy(
-        subject.network, digits, eps=0.15, steps=5, step_size=0.075, restarts=2, device=CPU, batch_size=100, seed=3
-    )
+    attack = PGD(5, 2, 0.075, "ce", "linf", 0.15)
+    again = robust_accuracy(model.network, digits, attack, device=CPU, batch_size=100, seed=3)
     assert attacked.accuracy == again
     assert attacked.accuracy < clean.accuracy - 0.05
     assert not (attacked.mask & ~clean.mask).any()
@@ -111,27 +120,29 @@ def test_a_terminal_shows_a_bar_that_ends_full(robust_run, digits, tmp_path, mon
 
     monkeypatch.setattr(Progress, "update", update)
     console = Console(force_terminal=True, width=80, file=io.StringIO())
-    with Watch(console) as watch:
-        plan = Plan(parse_attacks(["pgd2x2", "pgd3"], AT), batch_size=100, curves=AT, curve_size=40)
-        evaluate(find_subject(str(robust_run)), digits, "digits", plan, device=CPU, store=Store(tmp_path), watch=watch)
+    with EvaluationProgress(console) as progress:
+        plan = Plan(parse_attacks(["pgd2x2", "pgd3"], AT), batch_size=100, curves=AT, curve_images=40)
+        evaluate(
+            load_model(str(robust_run)), digits, "digits", plan, device=CPU, store=Store(tmp_path), progress=progress
+        )
     assert shown[3] == (359, 359)  # the clean look
     ends = [index for index in range(4, len(shown)) if shown[index][0] == shown[index][1]]
     assert all(done <= total for done, total in shown)
     # PGD twice; of the curves one point is in both, and one more is without bounds.
-    assert len(ends) == 2 + len(judging.CURVE_STEPS) + len(judging.CURVE_EPS)
+    assert len(ends) == 2 + len(evaluation.CURVE_STEPS) + len(evaluation.CURVE_EPS)
     text = console.file.getvalue()
     assert "PGD-2×2  L∞ 0.15" in text
     assert "curve of" not in text  # the bar is enough for those
 
 
 def test_what_is_there_is_not_computed_again(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
-    _, first, _ = judge(subject, digits, tmp_path, ["pgd3"])
-    _, second, eye = judge(subject, digits, tmp_path, ["pgd3", "pgd4"])
+    model = load_model(str(robust_run))
+    _, first, _ = evaluate_on(model, digits, tmp_path, ["pgd3"])
+    _, second, eye = evaluate_on(model, digits, tmp_path, ["pgd3", "pgd4"])
     assert eye.seen == [("clean", "attack", True), ("pgd3", "attack", True), ("pgd4", "attack", False)]
     assert second[:2] == first
     assert {result.name for result in Store(tmp_path).entries[0].results} == {"clean", "pgd3", "pgd4"}
-    _, third, eye = judge(subject, digits, tmp_path, ["pgd3"], overwrite=True)
+    _, third, eye = evaluate_on(model, digits, tmp_path, ["pgd3"], overwrite=True)
     assert eye.seen[1] == ("pgd3", "attack", False)
     assert third[1].survived == first[1].survived
 
@@ -141,12 +152,12 @@ CHANGES = ["weights", "images", "seed", "batch_size", "precision", "eps", "label
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_nothing_stale_is_reused(robust_run, digits, tmp_path, change):
-    subject = find_subject(str(robust_run))
+    model = load_model(str(robust_run))
     images = digits.subset(torch.arange(60))
-    judge(subject, images, tmp_path, ["pgd2"])
+    evaluate_on(model, images, tmp_path, ["pgd2"])
     texts, plan = ["pgd2"], {}
     if change == "weights":
-        subject.network.conv1.bias[0] += 1e-3
+        model.network.conv1.bias[0] += 1e-3
     elif change == "images":
         images = replace(images, images=images.images.clone())
         images.images[30, 0, 0, 0] += 1
@@ -159,45 +170,45 @@ def test_nothing_stale_is_reused(robust_run, digits, tmp_path, change):
     arguments = {"batch_size": 100, **plan}
     eye = Eye()
     plan = Plan(parse_attacks(texts, AT), **arguments)
-    evaluate(subject, images, "digits", plan, device=CPU, store=Store(tmp_path), watch=eye)
+    evaluate(model, images, "digits", plan, device=CPU, store=Store(tmp_path), progress=eye)
     assert ("pgd2", "attack", False) in eye.seen
     kept = [result for result in Store(tmp_path).entries[0].results if result.name == "pgd2"]
     # Of other weights or images nothing is kept; of other circumstances the newest; other attacks stand beside.
     assert len(kept) == (2 if change in ("eps", "precision") else 1)
 
 
-@pytest.mark.parametrize("stop", [2, 4, 5, 6, 8])
+@pytest.mark.parametrize("stop", [2, 4, 6, 8])
 def test_an_interrupted_evaluation_goes_on(robust_run, digits, tmp_path, stop):
-    subject = find_subject(str(robust_run))
-    _, whole, counted = judge(subject, digits, tmp_path / "whole", ["pgd3x2", "pgd4"])
+    model = load_model(str(robust_run))
+    _, whole, counted = evaluate_on(model, digits, tmp_path / "whole", ["pgd3x2", "pgd4"])
     with pytest.raises(StoppedError):
-        judge(subject, digits, tmp_path / "cut", ["pgd3x2", "pgd4"], eye=Eye(stop_after=stop))
+        evaluate_on(model, digits, tmp_path / "cut", ["pgd3x2", "pgd4"], eye=Eye(stop_after=stop))
     (kept,) = json.loads((tmp_path / "cut" / FILE).read_text())["unfinished"].values()
     assert kept["batches"] + 4 * len(kept["shares"]) > 0
     if stop > 4:  # something else in between does not lose what was done
-        judge(subject, digits, tmp_path / "cut", ["pgd2"])
-    _, rest, eye = judge(subject, digits, tmp_path / "cut", ["pgd3x2", "pgd4"])
+        evaluate_on(model, digits, tmp_path / "cut", ["pgd2"])
+    _, rest, eye = evaluate_on(model, digits, tmp_path / "cut", ["pgd3x2", "pgd4"])
     assert [(r.key, r.survived, r.rounds) for r in rest] == [(r.key, r.survived, r.rounds) for r in whole]
     assert eye.batches == counted.batches - stop  # not a batch was made twice
     assert "unfinished" not in json.loads((tmp_path / "cut" / FILE).read_text())
 
 
-@pytest.mark.parametrize("stop", [1, 6, 17, 45])
-def test_what_is_judged_again_and_interrupted_goes_on_without_results_from_before(robust_run, digits, tmp_path, stop):
-    """In the clean look, in attacks, in the second precision, and in a curve."""
-    subject, texts = find_subject(str(robust_run)), ["pgd3x2", "pgd4"]
-    plan = {"precisions": ("float32", "bf16"), "curves": AT, "curve_size": 50}
-    entry, whole, counted = judge(subject, digits, tmp_path, texts, **plan)
+@pytest.mark.parametrize("stop", [17, 45])
+def test_an_interrupted_overwrite_goes_on_without_results_from_before(robust_run, digits, tmp_path, stop):
+    """In a curve, and in the second precision."""
+    model, texts = load_model(str(robust_run)), ["pgd3x2", "pgd4"]
+    plan = {"precisions": ("float32", "bf16"), "curves": AT, "curve_images": 50}
+    entry, whole, counted = evaluate_on(model, digits, tmp_path, texts, **plan)
     was = {(result.name, result.role, result.precision, result.survived) for result in entry.results}
-    judge(subject, digits, tmp_path, ["pgd2"])
+    evaluate_on(model, digits, tmp_path, ["pgd2"])
     with pytest.raises(StoppedError):
-        judge(subject, digits, tmp_path, texts, eye=(cut := Eye(stop_after=stop)), overwrite=True, **plan)
+        evaluate_on(model, digits, tmp_path, texts, eye=(cut := Eye(stop_after=stop)), overwrite=True, **plan)
     assert not any(kept for *_, kept in cut.seen)
     (left,) = Store(tmp_path).entries
     assert "pgd2" in {result.name for result in left.results}  # was not asked for
     assert len(left.results) == 1 + len(cut.seen)
     assert {name for case in left.worst for name in case["attacks"]} <= {result.name for result in left.results}
-    entry, rest, eye = judge(subject, digits, tmp_path, texts, **plan)
+    entry, rest, eye = evaluate_on(model, digits, tmp_path, texts, **plan)
     assert [kept for *_, kept in eye.seen] == [index < len(cut.seen) for index in range(len(eye.seen))]
     assert cut.batches + eye.batches == counted.batches  # not a batch was made twice, and none was left out
     now = {(result.name, result.role, result.precision, result.survived) for result in entry.results}
@@ -206,25 +217,25 @@ def test_what_is_judged_again_and_interrupted_goes_on_without_results_from_befor
 
 
 def test_an_unfinished_attack_of_other_weights_is_not_gone_on_with(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
+    model = load_model(str(robust_run))
     with pytest.raises(StoppedError):
-        judge(subject, digits, tmp_path, ["pgd3x2"], eye=Eye(stop_after=6))
-    subject.network.conv1.bias[0] += 1e-3
-    _, found, _ = judge(subject, digits, tmp_path, ["pgd3x2"])
-    _, fresh, _ = judge(subject, digits, tmp_path / "fresh", ["pgd3x2"])
+        evaluate_on(model, digits, tmp_path, ["pgd3x2"], eye=Eye(stop_after=6))
+    model.network.conv1.bias[0] += 1e-3
+    _, found, _ = evaluate_on(model, digits, tmp_path, ["pgd3x2"])
+    _, fresh, _ = evaluate_on(model, digits, tmp_path / "fresh", ["pgd3x2"])
     assert found[1].survived == fresh[1].survived
 
 
 def test_parts_of_a_dataset_stand_beside_the_whole(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
-    judge(subject, digits, tmp_path, ["pgd2"])
-    judge(subject, digits.subset(torch.arange(50)), tmp_path, ["pgd2"])
+    model = load_model(str(robust_run))
+    evaluate_on(model, digits, tmp_path, ["pgd2"])
+    evaluate_on(model, digits.subset(torch.arange(50)), tmp_path, ["pgd2"])
     assert [entry.examples for entry in Store(tmp_path).entries] == [359, 50]
     # A run that was renamed is still the same; with other weights nothing of it is true any more.
-    judge(replace(subject, name="renamed"), digits, tmp_path, ["pgd2"])
+    evaluate_on(replace(model, name="renamed"), digits, tmp_path, ["pgd2"])
     assert [(entry.model, entry.examples) for entry in Store(tmp_path).entries] == [("renamed", 359), ("robust", 50)]
-    subject.network.conv1.bias[0] += 1e-3
-    judge(subject, digits, tmp_path, ["pgd2"])
+    model.network.conv1.bias[0] += 1e-3
+    evaluate_on(model, digits, tmp_path, ["pgd2"])
     assert [(entry.model, entry.examples) for entry in Store(tmp_path).entries] == [("renamed", 359), ("robust", 359)]
 
 
@@ -238,16 +249,21 @@ def test_two_evaluations_in_one_folder_would_overwrite_each_other(tmp_path):
 
 def test_how_far_it_is_is_written_while_it_runs(robust_run, digits, tmp_path, monkeypatch):
     """A kill leaves no time to write, so it is written before."""
-    monkeypatch.setattr(judging, "SAVE_SECONDS", -1.0)
+    from rich.console import Console
+
+    monkeypatch.setattr(evaluation, "SAVE_SECONDS", -1.0)
     written, original = [], Store.save
 
     def save(store):
-        written.append(next((state["batches"] for state in store.unfinished.values()), None))
+        written.append(next((state.batches for state in store.unfinished.values()), None))
         original(store)
 
     monkeypatch.setattr(Store, "save", save)
+    eye = Eye(stop_after=7, console=Console(file=io.StringIO(), width=100))
     with pytest.raises(StoppedError):
-        judge(find_subject(str(robust_run)), digits, tmp_path, ["pgd3x2"], eye=Eye(stop_after=7))
+        evaluate_on(load_model(str(robust_run)), digits, tmp_path, ["pgd3x2"], eye=eye)
+    said = eye.console.file.getvalue().splitlines()[-1]  # where there is no bar
+    assert re.fullmatch(r"  in restart 1  \d+\.\d\d %  \d+\.\d s, about \d+\.\d s left", said)
     clean, attack = written[: written.index(None)], written[written.index(None) + 1 :]
     assert clean == [1, 2, 3, 4, 0]  # after each batch, and after the round
     assert attack == [1, 2, 3, 3]  # the last again, when it was stopped
@@ -284,8 +300,8 @@ def test_the_worst_case_is_over_attacks_on_one_threat():
 
 
 def test_curves_fall_and_show_no_masking_for_an_honest_network(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
-    entry, _, _ = judge(subject, digits, tmp_path, ["clean"], curves=AT, curve_size=150)
+    model = load_model(str(robust_run))
+    entry, _, _ = evaluate_on(model, digits, tmp_path, ["clean"], curves=AT, curve_images=150)
     curve = [result for result in entry.results if result.role == "curve"]
     assert {result.examples for result in curve} == {150}
     by_eps = sorted((r.attack["eps"], r.accuracy) for r in curve if r.attack.get("steps") == 20)
@@ -295,14 +311,14 @@ def test_curves_fall_and_show_no_masking_for_an_honest_network(robust_run, digit
     assert sorted(r.attack["steps"] for r in curve if r.attack.get("eps") == 0.15) == [1, 2, 5, 10, 20, 50, 100]
     assert entry.warnings == []
     # Another ε: the points of the first curve have no place beside it.
-    entry, _, _ = judge(subject, digits, tmp_path, ["clean"], curves=Defaults("linf", 0.1), curve_size=50)
+    entry, _, _ = evaluate_on(model, digits, tmp_path, ["clean"], curves=Defaults("linf", 0.1), curve_images=50)
     assert {result.examples for result in entry.results if result.role == "curve"} == {50}
 
 
 def test_a_point_of_a_curve_is_the_attack_of_that_name(robust_run, digits, tmp_path):
     """Two accuracies under PGD-20 at one ε would make a reader wonder which is right."""
     few = digits.subset(torch.arange(60))
-    entry, asked, eye = judge(find_subject(str(robust_run)), few, tmp_path, ["pgd5", "pgd20", "pgd100"], curves=AT)
+    entry, asked, eye = evaluate_on(load_model(str(robust_run)), few, tmp_path, ["pgd5", "pgd20", "pgd100"], curves=AT)
     at = {r.name: r for r in entry.results if r.role == "curve" and r.attack.get("eps", 0.15) == 0.15}
     for result in asked:  # clean too
         assert (at[result.name].attack, at[result.name].survived) == (result.attack, result.survived)
@@ -321,8 +337,8 @@ class Masked(nn.Module):
 
 
 def test_a_network_without_gradients_is_noticed(robust_run, digits, tmp_path):
-    subject = Subject("masked", Masked(find_subject(str(robust_run)).network), "masked")
-    entry, _, _ = judge(subject, digits, tmp_path, ["clean"], curves=AT, curve_size=150)
+    model = LoadedModel("masked", "masked", network=Masked(load_model(str(robust_run)).network))
+    entry, _, _ = evaluate_on(model, digits, tmp_path, ["clean"], curves=AT, curve_images=150)
     assert any("without bounds leaves" in warning for warning in entry.warnings)
     assert all("masked" in warning for warning in entry.warnings)
 
@@ -337,7 +353,7 @@ def pgd_result(steps, eps, alive, *, restarts=1, n=1000, loss="ce"):
 
 def test_each_sign_of_masking_has_its_sentence():
     def said(*results):
-        return smells(results, dimensions=64)
+        return masking_signs(results, dimensions=64)
 
     assert said(pgd_result(20, 0.1, 500), pgd_result(100, 0.1, 480), pgd_result(20, 0.2, 300)) == []
     (text,) = said(pgd_result(10, 0.1, 400), pgd_result(20, 0.1, 450), pgd_result(100, 0.1, 470))
@@ -358,8 +374,8 @@ def test_each_sign_of_masking_has_its_sentence():
 
 
 def test_an_attack_that_cannot_reach_the_edge_is_noticed(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
-    entry, _, _ = judge(subject, digits, tmp_path, ["pgd5:step=0.02", "pgd3:step=0.05"])
+    model = load_model(str(robust_run))
+    entry, _, _ = evaluate_on(model, digits, tmp_path, ["pgd5:step=0.02", "pgd3:step=0.05"])
     assert entry.warnings == [
         "pgd5 moves by 5 × 0.02 at most, less than ε = 0.15: it is weaker than it sounds; give it a larger step"
     ]
@@ -369,18 +385,18 @@ def test_a_search_without_gradients_that_finds_more_is_noticed():
     rounds = [("clean", 0.8), ("apgd-ce", 0.52), ("apgd-t", 0.5), ("fab-t", 0.5), ("square", 0.45)]
     attack = {"attack": "autoattack", "norm": "linf", "eps": 8 / 255}
     result = Result("autoattack", attack, "attack", "float32", "k", 100, 45, 0.45, (0, 1), 1, rounds=rounds)
-    (text,) = smells([result], dimensions=64)
+    (text,) = masking_signs([result], dimensions=64)
     assert text.startswith("Square, which uses no gradients, breaks 5.0 % more")
     quiet = replace(result, rounds=[*rounds[:4], ("square", 0.495)])
-    assert smells([quiet], dimensions=64) == []
+    assert masking_signs([quiet], dimensions=64) == []
 
 
 # ------------------------------------------------------------------------------------------ precision, corruptions
 
 
 def test_both_precisions_and_their_difference(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
-    _, asked, _ = judge(subject, digits, tmp_path, ["pgd3"], precisions=("float32", "bf16"))
+    model = load_model(str(robust_run))
+    _, asked, _ = evaluate_on(model, digits, tmp_path, ["pgd3"], precisions=("float32", "bf16"))
     assert [(result.name, result.precision) for result in asked] == [
         (name, precision) for precision in ("float32", "bf16") for name in ("clean", "pgd3")
     ]
@@ -396,19 +412,6 @@ def test_both_precisions_and_their_difference(robust_run, digits, tmp_path):
     )
 
 
-@dataclass(frozen=True)
-class Stand:
-    """What the corruption reader gives."""
-
-    accuracy: dict
-    missing: tuple
-    examples: int
-    mean: float
-    over: int
-    kept: torch.Tensor | None = None
-    fingerprint: str = ""
-
-
 @pytest.fixture
 def corruptions(monkeypatch, tmp_path):
     calls = []
@@ -416,33 +419,24 @@ def corruptions(monkeypatch, tmp_path):
     folder.mkdir()
     (folder / "fog.npy").write_bytes(b"x")
 
-    def corruption_accuracy(model, folder, *, classes, device, batch_size, size, tick):
+    def corruption_accuracy(model, folder, *, classes, device, batch_size, size, baseline, tick):
         calls.append((folder.name, classes, batch_size, model.training))
         tick(10)
-        found = {"fog": (0.9, 0.8, 0.7, 0.6, 0.5), "snow": (0.5,) * 5}
-        return Stand(found, ("frost",), size or 359, 0.6, 14, torch.arange(size or 359) % 71, "theirs")
+        found, n = {"fog": [0.9, 0.8, 0.7, 0.6, 0.5], "snow": [0.5] * 5}, size or 359
+        return CorruptionDetails(found, ["frost"], 14, n, pack_counts(torch.arange(n) % 71), "theirs", 0.25)
 
-    def mean_corruption_error(result, baseline):
-        if "fog" not in baseline:
-            raise DataError("the baseline has no fog")
-        return 1 - result.mean / baseline["fog"][0]
-
-    module = types.ModuleType("bullettrain.evaluation.corruptions")
-    module.CorruptionResult = lambda accuracy, missing, examples: Stand(accuracy, missing, examples, 0.0, 15)
-    module.corruption_accuracy = corruption_accuracy
-    module.mean_corruption_error = mean_corruption_error
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("bullettrain.evaluation.corruptions.corruption_accuracy", corruption_accuracy)
     return folder, calls
 
 
 def test_corruptions_say_what_is_missing(robust_run, digits, tmp_path, corruptions):
     folder, calls = corruptions
-    subject = find_subject(str(robust_run))
+    model = load_model(str(robust_run))
     plan = {"corruptions": folder, "mce_baseline": {"fog": [0.8]}}
-    entry, asked, _ = judge(subject, digits, tmp_path, ["corruptions"], **plan)
+    entry, asked, _ = evaluate_on(model, digits, tmp_path, ["corruptions"], **plan)
     result = asked[-1]
     assert calls == [("digits-c", 10, 100, False)]
-    assert (result.accuracy, result.examples) == (0.6, 359)
+    assert (result.accuracy, result.examples) == (pytest.approx(0.6), 359)
     assert result.interval[0] < 0.6 < result.interval[1]
     assert mean_in_words(result) == ("mean over 14 of 15, without frost: 60.00 %; mean corruption error 25.00 %")
     assert entry.worst == []
@@ -450,15 +444,12 @@ def test_corruptions_say_what_is_missing(robust_run, digits, tmp_path, corruptio
     assert (figure["over"], figure["corruptions"].keys()) == (14, {"fog", "snow"})
     assert figure["fingerprint"] == "theirs"
     assert unpack_counts(figure["kept"], 359).tolist() == [i % 71 for i in range(359)]
-    judge(subject, digits, tmp_path, ["corruptions"], **plan)
+    evaluate_on(model, digits, tmp_path, ["corruptions"], **plan)
     assert len(calls) == 1  # the folder is as it was
     (folder / "snow.npy").write_bytes(b"y")
-    judge(subject, digits, tmp_path, ["corruptions"], **plan)
+    evaluate_on(model, digits, tmp_path, ["corruptions"], **plan)
     assert len(calls) == 2
-    with pytest.raises(DataError, match="has no fog"):  # said before anything is judged
-        judge(subject, digits, tmp_path, ["corruptions"], corruptions=folder, mce_baseline={"snow": [0.5]})
-    assert len(calls) == 2
-    _, asked, _ = judge(subject, digits, tmp_path, ["corruptions"], **plan, size=40)  # some images are not all
+    _, asked, _ = evaluate_on(model, digits, tmp_path, ["corruptions"], **plan, images=40)  # some images are not all
     assert (asked[-1].examples, len(calls)) == (40, 3)
 
 
@@ -466,7 +457,7 @@ def test_autoattack_that_is_not_installed_is_named_before_anything_runs(robust_r
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
     monkeypatch.setitem(sys.modules, "autoattack", None)
     with pytest.raises(ImportError, match=r'AutoAttack needs pyautoattack: pip install "bullettrain\[eval\]"'):
-        judge(find_subject(str(robust_run)), digits, tmp_path, ["autoattack"])
+        evaluate_on(load_model(str(robust_run)), digits, tmp_path, ["autoattack"])
     assert not (tmp_path / FILE).exists()
 
 
@@ -497,17 +488,17 @@ def test_the_papers_figures_stand_beside_the_papers_recipes_only():
 
 def test_only_what_exists_is_attacked():
     assert [type(a) for a in parse_attacks(["clean", "corruptions", "pgd20"])] == [Clean, Corruptions, PGD]
-    assert judging.CURVE_STEPS[0] == 1
+    assert evaluation.CURVE_STEPS[0] == 1
 
 
 def test_a_part_of_the_images_says_which_of_them_it_is(robust_run, digits, tmp_path):
-    subject = find_subject(str(robust_run))
-    _, whole, _ = judge(subject, digits, tmp_path, ["clean"])
-    entry, asked, _ = judge(subject, digits, tmp_path, ["clean"], size=40)
+    model = load_model(str(robust_run))
+    _, whole, _ = evaluate_on(model, digits, tmp_path, ["clean"])
+    entry, asked, _ = evaluate_on(model, digits, tmp_path, ["clean"], images=40)
     chosen = unpack(entry.among["chosen"], len(digits))
     assert asked[0].examples == entry.examples == int(chosen.sum()) == 40
     assert asked[0].mask.tolist() == whole[0].mask[chosen].tolist()
     kept = Store(tmp_path).entries
     assert [(e.examples, e.among.get("fingerprint")) for e in kept] == [(len(digits), None), (40, kept[0].fingerprint)]
-    every, _, _ = judge(subject, digits, tmp_path / "every", ["clean"], size=len(digits))
+    every, _, _ = evaluate_on(model, digits, tmp_path / "every", ["clean"], images=len(digits))
     assert not every.among

@@ -10,20 +10,20 @@ import torch
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
 from bullettrain.baselines import GradAlign, grad_align
+from bullettrain.config import recipe
+from bullettrain.config.methods import with_method
 from bullettrain.data import ImageSet, load, to_unit
 from bullettrain.engine.cuda_graphs import CudaGraphRunner, materialize
 from bullettrain.engine.forwards import FastForwards
 from bullettrain.engine.phases import EAGER, Batch
 from bullettrain.models import WideResNet, build
-from bullettrain.training import recipe
+from bullettrain.processes import Place
+from bullettrain.run_folder import RunFolder, read_weights
 from bullettrain.training import run as runs
-from bullettrain.training.average import MovingAverage
 from bullettrain.training.collapse import CollapseError
-from bullettrain.training.folder import read_weights
-from bullettrain.training.methods import with_method
-from bullettrain.training.setup import Place
-from bullettrain.training.steppers import Stepper
-from bullettrain.training.tally import Tally
+from bullettrain.training.metrics import StepMetrics
+from bullettrain.training.optimizer import MovingAverage
+from bullettrain.training.steps import Stepper
 from conftest import batch, few_queries, no_waiting
 from grouped import Trained
 from short_runs import interrupt_at_the_third_group
@@ -267,8 +267,8 @@ def test_a_baselines_captured_step_is_the_plain_one(name, compile):
     said, both = [], []
     for whole in (False, True):
         own = copy.deepcopy(net)
-        mine = config.with_settings(["precision=float32", f"engine={'graphs' if whole else 'plain'}"])
-        parts = config.method.engine(), own, MovingAverage(own, 0.9), Tally(CUDA), mine, Place(CUDA)
+        mine = config.with_settings(["precision=float32", f"engine={'graphs' if whole else 'eager'}"])
+        parts = config.method.build(), own, MovingAverage(own, 0.9), StepMetrics(CUDA), mine, Place(CUDA)
         both.append(Stepper(*parts, say=said.append))
     for step in range(12):
         x, y, start = (t.double() if t.is_floating_point() else t for t in on_gpu(9 if step % 4 == 3 else 24, step % 5))
@@ -278,8 +278,8 @@ def test_a_baselines_captured_step_is_the_plain_one(name, compile):
     assert not said
     plain, whole = both
     assert whole.fast.runner.graphs
-    assert plain.tally.passes == whole.tally.passes
-    states = ([*s.network.state_dict().values(), *s.average.state_dict().values(), s.tally.sums] for s in both)
+    assert plain.metrics.passes == whole.metrics.passes
+    states = ([*s.network.state_dict().values(), *s.average.state_dict().values(), s.metrics.sums] for s in both)
     for mine, expected in zip(*states, strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-8)
     assert whole.engine.steps_taken == plain.engine.steps_taken == 12
@@ -290,7 +290,7 @@ def test_baselines_are_captured_and_resume(tmp_path, monkeypatch, name):
     config = with_method(small("attack_group=1", "network.name=wrn-10-1", "probe=0"), name)  # some collapse, so small
     whole = runs.train(config, tmp_path / "whole", Place(CUDA))
     assert whole.finished
-    assert not whole.end["notes"]
+    assert not [record for record in RunFolder(tmp_path / "whole").records() if record["kind"] == "note"]
     calls, original = [0], Stepper.take
 
     def take(self, *args):
@@ -428,7 +428,9 @@ def test_mining_does_not_wait_for_the_device():
 
 def small(*settings):
     cuts = ("epochs=2", "data.train_size=400", "data.validation=60", "training.batch_size=50", "log_every=2")
-    return recipe("digits").with_settings([*cuts, "probe=20", "threads=0", "attack_group=2", "bucket=4", *settings])
+    return recipe("digits").with_settings(
+        [*cuts, "probe=20", "threads=0", "attack_group=2", "size_multiple=4", *settings]
+    )
 
 
 def test_a_run_on_the_gpu_resumes_in_the_middle_of_an_epoch(tmp_path, monkeypatch):
@@ -451,10 +453,10 @@ def test_a_nan_inside_a_captured_step_is_noticed(tmp_path):
 def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
     """Channels last, exact float32: what survives differs by rounding alone. AutoAttack in a short form."""
     from bullettrain.evaluation.evaluate import Plan, evaluate
+    from bullettrain.evaluation.progress import EvaluationProgress
     from bullettrain.evaluation.results import Store
     from bullettrain.evaluation.specs import parse_attacks
-    from bullettrain.evaluation.subject import Subject
-    from bullettrain.evaluation.watch import Watch
+    from bullettrain.loading import LoadedModel
 
     digits = load("digits", split="test").subset(torch.arange(64))
     images = digits.images.expand(-1, 3, -1, -1).contiguous()
@@ -466,7 +468,7 @@ def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
         texts += ["autoattack:eps=0.002"]
     found = {}
     for device in ("cpu", "cuda"):
-        subject = Subject("net", copy.deepcopy(network), "net")
+        subject = LoadedModel("net", "net", network=copy.deepcopy(network))
         _, asked = evaluate(
             subject,
             data,
@@ -474,7 +476,7 @@ def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
             Plan(parse_attacks(texts), ("float32",) if device == "cpu" else ("float32", "tf32", "bf16")),
             device=torch.device(device),
             store=Store(tmp_path / device),
-            watch=Watch(),
+            progress=EvaluationProgress(),
         )
         found[device] = asked
     expected = {on_cpu.name: on_cpu.accuracy for on_cpu in found["cpu"]}
@@ -487,13 +489,14 @@ def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
 @pytest.mark.parametrize("half", [False, True])
 def test_a_compiled_network_is_judged_as_it_is(half):
     """Logits and gradients of all sizes, of images that lie either way."""
-    from bullettrain.evaluation.network import Judged
+    from bullettrain.evaluation.evaluated_model import EvaluatedModel
     from bullettrain.precision import arithmetic
 
     torch.manual_seed(0)
     network = build("preact-resnet-18", num_classes=10).to(CUDA, memory_format=torch.channels_last)
     network.eval().requires_grad_(False)
-    plain, compiled = Judged(network, half=half), Judged(network, half=half, compiled=True)
+    dtype = torch.bfloat16 if half else torch.float32
+    plain, compiled = EvaluatedModel(network, dtype=dtype), EvaluatedModel(network, dtype=dtype, compiled=True)
     close = {"rtol": 0.05, "atol": 0.02} if half else {"rtol": 1e-3, "atol": 1e-4}
     with arithmetic("bf16" if half else "float32"):
         for m in (64, 37, 8, 1):

@@ -2,15 +2,15 @@
 
 import pytest
 
-from bullettrain.checks import instead
+from bullettrain.config.recipes import RECIPES
+from bullettrain.config.sections import Config, flatten
 from bullettrain.corruptions import CORRUPTIONS
+from bullettrain.errors import guesses
 from bullettrain.evaluation.specs import PGD
-from bullettrain.guess import guesses
 from bullettrain.models import NETWORKS
 from bullettrain.precision import Precision
 from bullettrain.reproduction.studies import STUDIES
-from bullettrain.training.config import Config, flatten
-from bullettrain.training.recipes import RECIPES
+from bullettrain.validation import instead
 
 KEYS = [key.rpartition(".")[2] for key in flatten(Config().to_dict())]
 GUESSES = [

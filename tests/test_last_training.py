@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from bullettrain.data import ImageSet, Loader
+from bullettrain.run_folder import RunFolder
 from bullettrain.training.collapse import CollapseError
-from bullettrain.training.folder import RunFolder
-from bullettrain.training.loop import Trainer
 from bullettrain.training.setup import load_data
+from bullettrain.training.trainer import Trainer
 from short_runs import CPU, small
 
 
@@ -25,7 +25,14 @@ def test_loaders_say_which_images_a_batch_has(world, replays, resident):
 
 @pytest.mark.parametrize(
     "settings_",
-    [(), ("accumulate=2",), ("replays=2",), ("attack_group=2",), ("replays=2", "attack_group=3"), ("clean=0.4",)],
+    [
+        (),
+        ("accumulate=2",),
+        ("replays=2",),
+        ("attack_group=2",),
+        ("replays=2", "attack_group=3"),
+        ("clean_warmup=0.4",),
+    ],
 )
 def test_a_run_names_the_examples_it_trains_on(tmp_path, settings_):
     config = small("selection=last", *settings_)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import bullettrain as bt
-from bullettrain.evaluation.subject import find_subject
+from bullettrain.config.settings import ConfigError
+from bullettrain.loading import load_model
 from bullettrain.models import build
+from bullettrain.run_folder import RunError
 from bullettrain.training import run as runs
-from bullettrain.training.folder import RunError
-from bullettrain.training.settings import ConfigError
 from short_runs import CPU, interrupt_at_the_third_group, small
 
 SOURCE = """
@@ -36,7 +36,7 @@ def mine(tmp_path, monkeypatch):
     sys.modules.pop("my_networks", None)
 
 
-def test_it_is_trained_resumed_judged_and_loaded(tmp_path, monkeypatch, mine):
+def test_it_is_trained_resumed_evaluated_and_loaded(tmp_path, monkeypatch, mine):
     config = small(f"network.name={mine}", "network.mean=[0.5]", "network.std=[0.25]", "attack_group=2")
     with monkeypatch.context() as patched:
         interrupt_at_the_third_group(patched)
@@ -45,7 +45,7 @@ def test_it_is_trained_resumed_judged_and_loaded(tmp_path, monkeypatch, mine):
     assert runs.train(config, tmp_path / "whole", CPU).finished
     one, other = ((tmp_path / name / "last.safetensors").read_bytes() for name in ("run", "whole"))
     assert one == other
-    subject = find_subject(str(tmp_path / "run"), weights="last", network=mine)
+    subject = load_model(str(tmp_path / "run"), weights="last", network=mine)
     network = bt.load(tmp_path / "run", weights="last", trust=True)
     x = torch.rand(3, 1, 8, 8)
     assert torch.equal(subject.network(x), network(x))

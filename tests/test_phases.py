@@ -12,8 +12,8 @@ from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.attacks import LOSSES, pgd
 from bullettrain.attacks.losses import closed_form, gradient_at_logits
 from bullettrain.attacks.schedule import packed, packed_sizes, ragged, ragged_sizes
-from bullettrain.checks import DivergedError
 from bullettrain.engine.cuda_graphs import materialize
+from bullettrain.validation import DivergedError
 from conftest import batch, counting, norm_net, tiny_net
 from grouped import BUDGETS, OBJECTIVES, Fast, engine, learnable
 

@@ -17,7 +17,7 @@ import bullettrain as bt
 from bullettrain.commands import app
 from bullettrain.data import load, to_unit
 from bullettrain.models import build
-from bullettrain.training.folder import RunFolder, pack_weights, read_weights
+from bullettrain.run_folder import RunFolder, pack_weights, read_weights
 from conftest import few_queries
 
 
@@ -69,7 +69,7 @@ def test_the_threat_of_a_file_that_does_not_say_it_is_that_of_its_run(here):
 
 
 def test_augmix_has_no_threat():
-    from bullettrain.training import recipe
+    from bullettrain.config import recipe
 
     assert recipe("digits-augmix").method.threat is None
 
@@ -113,6 +113,7 @@ def test_predict_with_weights_of_others(here):
     [
         (["run", "none.png"], "none.png is missing: give image files"),
         (["run", "run"], "run is a folder where an image belongs"),
+        (["run", "/dev/zero"], "/dev/zero is no file but a pipe, socket or device"),
         (["run", "run/config.yaml"], "config.yaml is truncated or not an image"),
         (["nothing", "0.png"], "'nothing' is no network"),
     ],
@@ -158,7 +159,7 @@ def test_torch_export_agrees_and_keeps_the_classes(here):
     assert json.loads(kept["classes"]) == list("0123456789")
 
 
-def test_a_hub_folder_is_loaded_judged_and_described(here, monkeypatch):
+def test_a_hub_folder_is_loaded_evaluated_and_described(here, monkeypatch):
     few_queries(monkeypatch)
     invoke("evaluate", "run", "--attack", "autoattack", "--images", 24)
     said = invoke("export", "run", "--format", "hub")
@@ -217,7 +218,7 @@ def odd():
         (["run", "--format", "onx"], "--format is 'onx'; there are onnx, torch-export, hub; did you mean 'onnx'?"),
         (["run", "--format", "hub", "--out", "."], "--out . holds other files; give a new folder"),
         (["run", "--format", "hub", "--out", "0.png"], "--out 0.png is a file; give a folder"),
-        (["run", "--format", "torch-export", "--out", "0.png/x.pt2"], "0.png/x.pt2 could not be written"),
+        (["run", "--format", "torch-export", "--out", "0.png/x.pt2"], "could not be written to 0.png"),
         (["net.pt", "--network", "wrn-10-1", "--channels", "1"], "net.pt does not fit wrn-10-1"),
         (["test_predict_export:odd", "--format", "torch-export"], "torch.export cannot trace this network"),
     ],

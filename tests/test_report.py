@@ -17,11 +17,11 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from bullettrain.commands import app
-from bullettrain.reporting import read_run, write_report
-from bullettrain.reporting import run as run_module
-from bullettrain.reporting.formatting import duration, number, percent, points, setting, times
+from bullettrain.formatting import duration, number, percent, points, setting, times
+from bullettrain.reporting import Run, write_report
 from bullettrain.reporting.plotting import POINTS, thin
-from bullettrain.training.folder import RunError
+from bullettrain.run_folder import RunError
+from bullettrain.run_folder import log as log_module
 from made_runs import make_comparison, make_run, read_log, write_config, write_log, write_samples
 
 MINING = ["shares", "svar", "histogram", "allocation"]
@@ -158,6 +158,8 @@ def test_headline_and_figures(pages):
         "14.5 passes an example, 27.0 without",
     ):
         assert words in page.text
+    assert "<h1>run</h1>" in page.source, "a report is called by its folder, as --out names it"
+    assert "recipe trades-short TRADES with BulletTrain L∞, ε = 8/255 preact-resnet18 cifar10" in page.text
     for words in ("24 % outlier 0 steps each", "33 % boundary 10 steps each", "43 % robust 2 steps each"):
         assert words in page.text
     assert "last 81.46 % 51.21 % best 81.02 % 51.48 % averaged 81.71 % 51.63 %" in page.text
@@ -272,7 +274,7 @@ def test_text_of_the_run_is_text(tmp_path):
     page = report(tmp_path)
     assert "script" not in {tag for tag, _ in page.elements}
     assert "img" not in {tag for tag, _ in page.elements}
-    assert page.text.count('<script>alert("1")</script>') == 5  # title, heading, warning, configuration, command
+    assert page.text.count('<script>alert("1")</script>') == 4  # facts, warning, configuration, command
 
 
 def test_unfinished(tmp_path):
@@ -298,7 +300,7 @@ def test_resumed_run(tmp_path):
     make_run(tmp_path, epochs=2, samples=False)
     again = [{"kind": "step", "step": 400, "epoch": 1.03, "loss": 9.0}]
     write_log(tmp_path, [*read_log(tmp_path), *again])
-    run = read_run(tmp_path)
+    run = Run.read(tmp_path)
     assert run.ended is None, "it went on after that end"
     assert run.steps["step"][-2:].tolist() == [390, 400], "what was logged beyond the checkpoint is gone"
     assert (np.diff(run.steps["step"]) > 0).all()
@@ -368,9 +370,9 @@ def test_the_command_reads_each_file_once(robust_run, tmp_path, monkeypatch):
         (tmp_path / name / "evaluation.json").write_text('{"format": 1, "evaluations": []}')
     rows = [{"name": name, "clean": 0.5, "pgd5": 0.4, "seconds": 1.0} for name in ("baseline", "bullettrain")]
     (tmp_path / "comparison.json").write_text(json.dumps({"rows": rows}))
-    read, text, samples = [], Path.read_text, run_module._read_samples
+    read, text, samples = [], Path.read_text, log_module._read_samples
     monkeypatch.setattr(Path, "read_text", lambda path, *a, **k: (read.append(path), text(path, *a, **k))[1])
-    monkeypatch.setattr(run_module, "_read_samples", lambda path, notes: (read.append(path), samples(path, notes))[1])
+    monkeypatch.setattr(log_module, "_read_samples", lambda path, notes: (read.append(path), samples(path, notes))[1])
     assert reported(tmp_path) == [f"report  {tmp_path}/report.html"]
     names = ("config.yaml", "metrics.jsonl", "evaluation.json", "samples.safetensors")
     files = [tmp_path / part / name for part in ("baseline", "bullettrain") for name in names]
@@ -385,7 +387,7 @@ def test_the_command_refuses_a_run_that_recorded_nothing(robust_run, tmp_path, c
         if content is not None:
             (tmp_path / name / "metrics.jsonl").write_text(content)
     run = tmp_path / "both" / "bullettrain"
-    (run / "report.html").unlink()
+    (run / "report.html").unlink(missing_ok=True)
     what = "is missing" if content is None else "holds no record that can be read"
     error = reported(run)
     assert isinstance(error, RunError)
@@ -407,13 +409,13 @@ def test_samples(tmp_path):
 
 
 def test_what_is_not_amplified_is_not_called_so(tmp_path):
-    make_run(tmp_path, epochs=1)
-    path = tmp_path / "samples.safetensors"
+    folder = make_run(tmp_path / "run", epochs=1)
+    path = folder / "samples.safetensors"
     tensors = load_file(path)
     save_file({**tensors, "adversarial": 255 - tensors["clean"]}, path)
-    page = report(tmp_path)
+    page = report(folder)
     assert "and the difference around grey." in page.text
-    assert "amplified" not in page.source.replace(str(tmp_path), "")
+    assert "amplified" not in page.source.replace(str(folder), "")
     assert "×1<" not in page.source
 
 
@@ -460,10 +462,13 @@ def test_not_a_run(tmp_path):
     with pytest.raises(ValueError, match=r"is not a run: it has no config\.yaml$"):
         write_report(tmp_path / "nowhere")
     (tmp_path / "config.yaml").write_text("- a\n- list\n")
+    with pytest.raises(ValueError, match=r"config\.yaml cannot be read: it holds no settings"):
+        write_report(tmp_path)
+    (tmp_path / "config.yaml").write_text("a: 3\n")
     with pytest.raises(ValueError, match="no section 'method'"):
         write_report(tmp_path)
     (tmp_path / "config.yaml").write_text("a: [")
-    with pytest.raises(ValueError, match="cannot be read as YAML"):
+    with pytest.raises(ValueError, match="cannot be read"):
         write_report(tmp_path)
     (tmp_path / "comparison.json").write_text('{"rows": 3}')
     with pytest.raises(ValueError, match="not a comparison"):

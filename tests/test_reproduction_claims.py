@@ -9,16 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from bullettrain.evaluation.paper import paper_figure
 from bullettrain.evaluation.results import pack
 from bullettrain.evaluation.scores import rank_correlation
+from bullettrain.processes import Place
+from bullettrain.reporting.paper import paper_figure
 from bullettrain.reproduction import STUDIES, Check, tables
-from bullettrain.reproduction.records import Record, run_name
+from bullettrain.reproduction.records import CSV_COLUMNS, Record, read_csv, run_name
 from bullettrain.reproduction.results import Results, Verdict
-from bullettrain.reproduction.scales import PAPER, SCALES, SHORT, SMOKE
-from bullettrain.reproduction.studies import panel_rows
-from bullettrain.reproduction.tasks import Task, merged, seconds_left
-from bullettrain.training.setup import Place
+from bullettrain.reproduction.runs import Task, merged
+from bullettrain.reproduction.scales import MEDIUM, PAPER, SCALES, SHORT, SMOKE
+from bullettrain.reproduction.studies import LARGE, panel_rows
+from bullettrain.run_folder import RunError
 
 CPU = Place(torch.device("cpu"))
 TRADES = STUDIES["table-trades"]
@@ -33,7 +34,7 @@ def record(row, scale=SHORT, *, seed=0, jobs=1, seconds=100.0, shares=None, devi
     steps = sum(shares[name] * getattr(budget, name) for name in shares)
     uniform = budget.uniform_steps is not None
     touched = 1.0 if uniform else sum(shares[name] for name in shares if getattr(budget, name))
-    cost = method.make_objective().cost
+    cost = method.build_objective().cost
     work = float(cost.work(steps=budget.boundary if uniform else steps, touched=touched, selects=not uniform).total)
     figures = {name: {"accuracy": value / 100, "examples": 10000} for name, value in accuracy.items()}
     assert method.budget()
@@ -59,6 +60,11 @@ PAPERS = {"boundary": 0.28, "robust": 0.54, "outlier": 0.18}
 
 def results(*records, study=TRADES, settings=()):
     return Results(study, SHORT, {one.name: one for one in records}, settings=settings)
+
+
+def cell(found, row, metric, kind="ours"):
+    column = next(one for one in tables.columns(found) if (one.metric, one.kind) == (metric, kind))
+    return tables.cell(found, row, column)
 
 
 # ---------------------------------------------------------------------------------------- which run
@@ -90,7 +96,7 @@ def test_rows_have_names_of_their_own_and_claims_speak_of_rows(scale):
 
 def test_identity_is_what_is_learnt():
     config = ROWS["bt-nr2"].config(SHORT)
-    same = ["seed=3", "training.compile=true", "threads=2", "engine=plain", "log_every=7"]
+    same = ["seed=3", "training.compile=true", "threads=2", "engine=eager", "log_every=7"]
     same += ["evaluation.search=bf16", "evaluation.batch_size=2000"]
     assert config.with_settings(same).identity() == config.identity()
     for other in ("gamma=0.7", "attack_group=4", "epochs=29", "evaluation.steps=10", "score=margin"):
@@ -126,9 +132,9 @@ def test_the_papers_figures_are_those_that_evaluate_shows():
 
 def test_same_runs_are_merged_and_all_that_is_wanted_is_wanted(tmp_path):
     config = ROWS["trades"].config(SMOKE)
-    tasks = [Task(config, tmp_path, ("clean",), label="a"), Task(config, tmp_path, ("clean", "pgd5"), True, label="b")]
+    tasks = [Task(config, tmp_path, ("clean",), 50, label="a"), Task(config, tmp_path, ("clean", "pgd5"), label="b")]
     (one,) = merged(tasks)
-    assert (one.attacks, one.ranks, one.label) == (("clean", "pgd5"), True, "a = b")
+    assert (one.attacks, one.images, one.label) == (("clean", "pgd5"), 0, "a = b")
 
 
 # ------------------------------------------------------------------------------------------- figures
@@ -163,8 +169,8 @@ def test_augmix_costs_three_forwards_or_one():
 def test_seeds_give_mean_and_std():
     runs = [record(ROWS["trades"], seed=seed, clean=value) for seed, value in enumerate((80.0, 81.0, 82.0))]
     found = results(*runs)
-    assert tables.ours(found, ROWS["trades"], "clean").text == "81.00 ± 1.00"
-    assert tables.ours(results(runs[0]), ROWS["trades"], "clean").text == "80.00"
+    assert cell(found, ROWS["trades"], "clean").text == "81.00 ± 1.00"
+    assert cell(results(runs[0]), ROWS["trades"], "clean").text == "80.00"
     other = dataclasses.replace(ROWS["trades"], settings=("attack_group=4",))
     assert results(*runs, record(other, clean=10)).value("trades", "clean").values == (80.0, 81.0, 82.0)
     grouped = results(*runs, record(other, clean=10), settings=["attack_group=4"])
@@ -185,23 +191,19 @@ def test_the_small_print_is_shown():
     runs = [record(ROWS[name], clean=80, pgd20=50, autoattack=47) for name in ("trades", "bt-nr2")]
     assert results(*runs).notes() == []
     runs[1].figures["autoattack"]["examples"] = 1000
-    assert results(*runs).notes() == ["TRADES λ=1/6 + BT, N_R=2: AutoAttack on 1000 of 10000 test images."]
+    assert results(*runs).notes() == ["AutoAttack on 1000 of 10000 test images (TRADES λ=1/6 + BT, N_R=2)."]
     runs[0].figures["autoattack"]["examples"] = 1000
     assert results(*runs).notes() == ["AutoAttack on 1000 of 10000 test images."]
-    more = [record(ROWS[name], clean=80, pgd20=50) for name in ("fast", "bt-nr0", "yopo")]
-    assert results(*runs, *more).notes() == ["AutoAttack on 1000 of 10000 test images."]  # of all that have it
-    for run in (*runs, *more[1:]):
-        run.figures["pgd20"]["precision"] = "bf16"
-    said = "All but TRADES λ=1/6 + FAST: PGD-20 searched in bf16."
-    assert said in results(*runs, *more).notes()
+    runs[0].figures["pgd20"]["precision"] = "bf16"
+    assert results(*runs).notes()[0] == "PGD-20 searched in bf16 (TRADES λ=1/6)."
     alone = record(ROWS["bt-nr2"], clean=80, pgd20=50, jobs=2)
     assert results(alone).notes() == [
-        "TRADES λ=1/6 + BT, N_R=2: no seconds: the device was shared (`--timing` times such runs).",
+        "No seconds: the device was shared (`--timing` times such runs) (TRADES λ=1/6 + BT, N_R=2).",
     ]
     study = STUDIES["table-augmix"]
     one = record(study.rows(SHORT)[0], clean=90, corruptions=80)
     one.figures["corruptions"]["over"] = 2
-    assert results(one, study=study).notes() == ["AugMix, CIFAR-10: corruptions: the mean of 2, not of 15."]
+    assert results(one, study=study).notes() == ["Corruptions: the mean of 2, not of 15 (AugMix, CIFAR-10)."]
     one.note = "made by hand"
     assert any("made by hand" in note for note in results(one, study=study).notes())
 
@@ -238,10 +240,10 @@ def judged(base, mined, claim=0, **options):
 def test_robust_accuracy_is_judged_against_our_own_baseline(mined, verdict):
     found, said = judged(50.0, mined)
     assert said is verdict
-    cell = tables.gain(found, ROWS["bt-nr2"], "pgd20")
-    assert cell.verdict is verdict
-    assert cell.text.endswith("(−0.26)")
-    assert f'<td class="{tables.CLASSES[verdict]}">{cell.text}</td>' in tables.html(found, [])
+    shown = cell(found, ROWS["bt-nr2"], "pgd20", "gain")
+    assert shown.verdict is verdict
+    assert shown.text.endswith("(−0.26)")
+    assert f'<td class="{tables.CLASSES[verdict]}">{shown.text}</td>' in tables.html(found, [])
 
 
 @given(st.floats(5, 90), st.floats(-5, 5), st.floats(0, 5))
@@ -343,8 +345,8 @@ def test_what_is_measured_of_a_claim_is_shown_whatever_becomes_of_the_claim():
     assert "· **not measured yet**: … and is above that of multi-step FAST" in text
     assert "≈ TRADES + BT, N_B=6, PGD-20: −0.20 ± 0.71 points against TRADES + FAST, N=5 (unpaired" in text
     # A mark stands beside the figure that it is about: the loss against TRADES is as small as the paper's.
-    assert tables.gain(found, rows["bt-nb6"], "pgd20").verdict is Verdict.HOLDS
-    assert tables.ours(found, rows["bt-nb6"], "pgd20", beside=True).verdict is Verdict.CHANCE
+    assert cell(found, rows["bt-nb6"], "pgd20", "gain").verdict is Verdict.HOLDS
+    assert cell(found, rows["bt-nb6"], "pgd20").verdict is Verdict.CHANCE
 
 
 def test_what_holds_by_the_allowance_says_so():
@@ -359,9 +361,9 @@ def test_a_class_of_examples_has_its_share_beside_the_papers():
     run = record(row, clean=80)
     run.shares = {"boundary": 0.3, "robust": 0.5, "outlier": 0.2}
     found = results(run)
-    assert tables.ours(found, row, "shares").text == "30.0 / 50.0 / 20.0"
-    assert tables.both(found, row, "shares") == "28.0 / 54.0 / 18.0 (+2.0 / −4.0 / +2.0)"
-    assert tables.ours(found, ROWS["trades"], "shares").text == tables.both(found, ROWS["trades"], "shares") == "–"
+    assert cell(found, row, "shares").text == "30.0 / 50.0 / 20.0"
+    assert cell(found, row, "shares", "paper").text == "28.0 / 54.0 / 18.0 (+2.0 / −4.0 / +2.0)"
+    assert cell(found, ROWS["trades"], "shares").text == cell(found, ROWS["trades"], "shares", "paper").text == "–"
 
 
 def test_a_mark_is_of_what_is_measured():
@@ -378,7 +380,7 @@ def test_seconds_are_compared_where_only_the_method_differs():
 
     assert wall().mean == pytest.approx(2)
     assert wall(seed=0, log_every=7).mean == pytest.approx(2)
-    assert wall(compile=True) is wall(engine="plain") is None
+    assert wall(compile=True) is wall(engine="eager") is None
 
 
 def test_seconds_that_were_timed_apart_are_compared_with_such_alone():
@@ -407,6 +409,60 @@ def test_the_classes_over_training():
     assert record(row).value("robust_rise") is None
 
 
+# ------------------------------------------------------------------------------------ the paper's scale
+
+ORDER = {
+    "medium": "trades bt-nr2 fast-3 random bt-nb5 pgd-at pgd-at-3 pgd-at-bt",
+    "paper": "bt-nr2 bt-nb5 trades fast-3 random mart mart-bt bt-nr0 fast",
+}
+LINES = """paper,trades,0,76,last,84.50,56.00,54.10,52.90,10000,,,,27.0,40.0,H200,abc
+paper,bt-nr2,0,76,last,85.50,55.90,54.20,52.80,2000,28,54,18,14.2,22.0,H200,abc
+paper,bt-nr2,0,76,averaged,86.00,56.50,,,,28,54,18,14.2,22.0,H200,abc
+medium,trades,0,30,last,83.00,,,,,,,,27.0,,H200,abc
+"""
+
+
+@pytest.fixture
+def paper_scale(tmp_path):
+    file = tmp_path / "paper_scale.csv"
+    file.write_text(",".join(CSV_COLUMNS) + "\n" + LINES)
+    return file
+
+
+@pytest.mark.parametrize("scale", ORDER)
+def test_the_large_network_is_trained_in_order(scale):
+    rows = STUDIES[LARGE].rows(SCALES[scale])
+    assert [row.name for row in rows] == ORDER[scale].split()
+    assert [row.images for row in rows] == [None, None] + [2000] * (len(rows) - 2)
+    assert {row.config(SCALES[scale]).network.name for row in rows} == {"wrn-34-10"}
+    epochs = {row.name: row.config(SCALES[scale]).training.epochs for row in rows}
+    assert set(epochs.values()) == ({30} if scale == "medium" else {76, 90})
+
+
+def test_lines_of_the_table_are_runs_of_every_study(paper_scale):
+    records = read_csv(paper_scale, PAPER, STUDIES[LARGE].rows(PAPER))
+    assert len(records) == 2
+    large, table = (Results(STUDIES[name], PAPER, records) for name in (LARGE, "table-trades"))
+    assert large.value("bt-nr2", "pgd20").mean == table.value("bt-nr2", "pgd20").mean == pytest.approx(55.9)
+    assert table.value("bt-nr2", "theoretical").mean == pytest.approx(11 / (1 + 2.8 + 1.08))
+    assert table.value("bt-nr2", "wall").mean == pytest.approx(40 / 22)
+    assert "averaged weights: Clean 86.00, PGD-20 56.50" in "\n".join(tables.table(large))
+    assert "AutoAttack on 2000 of 10000 test images" in " ".join(large.notes())
+    assert large.status(large.rows["mart"]) == "not run yet"
+    medium = Results(STUDIES[LARGE], MEDIUM, read_csv(paper_scale, MEDIUM, STUDIES[LARGE].rows(MEDIUM)))
+    assert medium.value("trades", "clean").mean == 83
+    assert medium.value("trades", "wall") is None  # it was not timed
+
+
+@pytest.mark.parametrize(("old", "new"), [("paper,trades", "paper,nothing"), ("scale,row", "scale,name")])
+def test_a_table_of_other_rows_is_refused(paper_scale, old, new):
+    paper_scale.write_text(paper_scale.read_text().replace(old, new))
+    with pytest.raises(
+        RunError, match=r"no row 'nothing' at scale paper; there are bt-nr2|columns have to be scale,row"
+    ):
+        read_csv(paper_scale, PAPER, STUDIES[LARGE].rows(PAPER))
+
+
 # ---------------------------------------------------------------------------------- measures, times
 
 
@@ -414,11 +470,11 @@ def test_what_is_left_is_by_the_time_of_the_same_run(tmp_path):
     task = Task(ROWS["trades"].config(SHORT), tmp_path, ("clean",))
     there, here = record(ROWS["trades"], seconds=300.0), record(ROWS["trades"], seed=1, seconds=60.0, device="CPU")
     known = {run.name: run for run in (there, here, record(ROWS["bt-nr2"], seconds=10.0))}
-    assert seconds_left(task, known, "H200") == (pytest.approx(300.0), "H200")
-    assert seconds_left(task, known, "CPU") == (pytest.approx(60.0), "CPU")
-    assert seconds_left(task, known, "A100")[1] in ("H200", "CPU")
+    assert task.seconds_left(known, "H200") == (pytest.approx(300.0), "H200")
+    assert task.seconds_left(known, "CPU") == (pytest.approx(60.0), "CPU")
+    assert task.seconds_left(known, "A100")[1] in ("H200", "CPU")
     there.jobs = 2  # it shared the device
-    assert seconds_left(task, {there.name: there}, "H200") is None
+    assert task.seconds_left({there.name: there}, "H200") is None
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=3, max_size=40))

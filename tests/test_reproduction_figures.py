@@ -2,19 +2,13 @@
 
 import itertools
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from matplotlib.text import Text
 
-from bullettrain.evaluation.results import pack
-from bullettrain.reporting import figures as report
-from bullettrain.reporting.run import read_batch
-from bullettrain.reporting.svg import printed
+from bullettrain.reporting.plotting import printed
 from bullettrain.reproduction import STUDIES, figures, tables
-from bullettrain.reproduction.records import read_records
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.scales import SHORT, SMOKE
 from test_reproduction_claims import PAPERS, record
@@ -29,10 +23,6 @@ def draw(name, records):
         return axes, [Text.get_window_extent(word) for word in axes.texts]
 
 
-def drawn_heights(axes):
-    return [float(y) for bars in axes.containers for y in bars[0].get_ydata()]
-
-
 def readable(axes, boxes):
     """Every word inside the axes, and on no other word."""
     assert boxes
@@ -41,115 +31,6 @@ def readable(axes, boxes):
     for box in boxes:
         assert axes.bbox.x0 <= box.x0 <= box.x1 <= axes.bbox.x1
         assert axes.bbox.y0 <= box.y0 <= box.y1 <= axes.bbox.y1
-
-
-def test_every_method_of_the_plane_can_be_read():
-    rows = STUDIES["plane"].rows(SHORT)
-    rng = np.random.default_rng(0)
-    runs = [record(row, seconds=rng.uniform(30, 400), autoattack=rng.uniform(40, 50)) for row in rows]
-    axes, boxes = draw("plane", runs)
-    assert len(boxes) == len(rows)
-    readable(axes, boxes)
-    legend = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert legend == ["full attack for all", "BulletTrain", "other"]
-    assert not axes.get_legend().get_window_extent().overlaps(axes.bbox)
-
-
-def test_a_method_judged_on_some_images_is_placed_beside_one_judged_on_all():
-    """The first 100 of 400 are easy: what is judged on them alone would look better than it is."""
-    rows = {row.name: row for row in STUDIES["plane"].rows(SHORT)}
-    whole = torch.zeros(400, dtype=torch.bool)
-    whole[:80], whole[100:180] = True, True
-    part = torch.ones(100, dtype=torch.bool)
-    part[:30] = False
-    chosen = torch.arange(400) < 100
-    trades, yopo = (record(rows[name], autoattack=40.0) for name in ("trades", "yopo"))
-    trades.figures["autoattack"] = figure = {"accuracy": 0.4, "examples": 400, "survived": pack(whole)}
-    figure["fingerprint"] = "all"
-    among = {"fingerprint": "all", "examples": 400, "chosen": pack(chosen)}
-    some = {"accuracy": 0.7, "examples": 100, "fingerprint": "some", "survived": pack(part), "among": among}
-    yopo.figures["autoattack"] = some
-    with printed():
-        (picture,) = figures.draw(Results(STUDIES["plane"], SHORT, {run.name: run for run in (trades, yopo)}))
-    heights = drawn_heights(picture.figure.axes[0])
-    assert heights == pytest.approx([40.0, 30.0])  # ten points less on the images that both have, not thirty more
-    assert "placed by how far it is from TRADES on these" in picture.caption
-    yopo.figures["autoattack"] = {key: value for key, value in some.items() if key != "survived"}
-    with printed():  # it is not known which images: it stands where it was found
-        (picture,) = figures.draw(Results(STUDIES["plane"], SHORT, {run.name: run for run in (trades, yopo)}))
-    assert drawn_heights(picture.figure.axes[0]) == pytest.approx([40.0, 70.0])
-    assert "placed by" not in picture.caption
-
-
-def test_a_method_far_below_does_not_press_the_others_together():
-    rows = STUDIES["plane"].rows(SHORT)[:5]
-    runs = [
-        record(row, seconds=100.0 * n, autoattack=accuracy)
-        for n, row, accuracy in zip(range(1, 6), rows, (46.0, 45.0, 1.5, 30.0, 44.0), strict=True)
-    ]
-    axes, boxes = draw("plane", runs)
-    readable(axes, boxes)
-    low, high = axes.get_ylim()
-    assert high - low < 20
-    heights = set(drawn_heights(axes))
-    assert {46.0, 45.0, 44.0} < heights
-    assert low < min(heights)
-    said = " ".join(word.get_text() for word in axes.texts)
-    assert "1.5 %" in said
-    assert "30.0 %" in said
-    assert "46.0 %" not in said
-    near, _ = draw("plane", runs[:2])
-    assert "far below, not to scale" not in [text.get_text() for text in near.get_legend().get_texts()]
-
-
-def test_seeds_of_the_plane_do_not_hide_words():
-    rows = list(enumerate(STUDIES["plane"].rows(SHORT)[:7], 1))
-    runs = [record(row, seed=s, seconds=100.0 * n, autoattack=40 + 4 * s) for s in (0, 1) for n, row in rows]
-    readable(*draw("plane", runs))
-
-
-def test_the_plane_is_over_minutes_where_all_have_them():
-    rows = STUDIES["plane"].rows(SHORT)[:3]
-    some = [record(row, pgd20=45.0, **({} if row is rows[0] else {"autoattack": 40.0})) for row in rows]
-    axes, boxes = draw("plane", some)
-    assert (axes.get_ylabel(), axes.get_xlabel(), len(boxes)) == ("AutoAttack accuracy, %", "training, minutes", 2)
-    shared = [record(row, jobs=2 if row is rows[2] else 1, autoattack=40.0) for row in rows[1:]]
-    axes, boxes = draw("plane", shared)  # of two one has no minutes: both are over passes
-    assert (axes.get_xlabel(), len(boxes)) == ("training, counted passes an example", 2)
-    alone = Results(STUDIES["plane"], SHORT, {run.name: run for run in shared[:1]})
-    with printed():
-        assert figures.draw(alone) == []
-
-
-def test_names_in_the_histogram_keep_off_each_other():
-    records = read_records(Path(__file__).parents[1] / "results" / "reproduce" / "short" / "records")
-    batches = {name: batch for name, one in records.items() if (batch := read_batch(one.batch or {})) is not None}
-    if not batches:
-        pytest.skip("results/ is not here")
-    few = [name for name in batches if not name.startswith("mnist")] + [name for name in batches if "mnist" in name][
-        ::8
-    ]
-    for name in few:
-        batch = batches[name]
-        with printed():
-            figure = report.draw_histogram(batch)
-            figure.draw_without_rendering()
-        boxes = [Text.get_window_extent(word) for word in figure.axes[0].texts]
-        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2)), name
-        if "trades" in name and "r2" in name:  # outliers whose sizes were rounded up have the robust ones' steps
-            (line,) = figure.axes[0].lines
-            off_the_line(figure.axes[0], line, boxes)
-
-
-def off_the_line(axes, line, boxes):
-    """No name on the line, which goes up and down half way between two examples."""
-    x, y = line.get_data()
-    corners = [(x[0], y[0])]
-    for (a, low), (b, high) in itertools.pairwise(zip(x, y, strict=True)):
-        corners += [((a + b) / 2, low), ((a + b) / 2, high)]
-    path = axes.transData.transform([*corners, (x[-1], y[-1])])
-    for dot in np.concatenate([np.linspace(a, b, 50) for a, b in itertools.pairwise(path)]):
-        assert not any(box.contains(*dot) for box in boxes)
 
 
 def corrupted(name, by, seed=0, **accuracy):
@@ -211,7 +92,7 @@ def test_every_row_of_corruptions_is_in_the_legend():
 @pytest.mark.parametrize(
     ("theirs", "shown"), [({"fog": [50.0] * 5}, ["fog"]), ({"frost": [50.0] * 5}, None), ({}, None)]
 )
-def test_corruptions_are_shown_that_all_rows_were_judged_by(theirs, shown):
+def test_corruptions_are_shown_that_all_rows_were_evaluated_by(theirs, shown):
     fog, snow = [90.0] * 5, [80.0] * 5
     other = corrupted("bt-10", theirs) if theirs else record(STUDIES["table-augmix"].rows(SHORT)[2], corruptions=50.0)
     runs = [corrupted("augmix-10", {"snow": snow, "fog": fog}), other]

@@ -1,7 +1,6 @@
 """A run that another process goes on with: where it goes on, and what it said before, is told."""
 
 import html
-import json
 
 import pytest
 import torch
@@ -9,12 +8,12 @@ from typer.testing import CliRunner
 
 import bullettrain as bt
 from bullettrain.commands import app
+from bullettrain.config import recipe
+from bullettrain.processes import Place
 from bullettrain.reporting import write_report
-from bullettrain.reporting.run import read_run
-from bullettrain.training import recipe
+from bullettrain.reporting.run import Run
+from bullettrain.run_folder import RunFolder
 from bullettrain.training import run as runs
-from bullettrain.training.folder import RunFolder
-from bullettrain.training.setup import Place
 
 CPU = Place(torch.device("cpu"))
 OFF = "CUDA graphs are off, steps run one by one: there is no CUDA device"
@@ -49,7 +48,7 @@ def stopped(tmp_path, monkeypatch):
     def counted(*args, **kwargs):
         taken.append(1)
         if len(taken) == 3:  # the first is a trial
-            trainers[-1].notes.append(LATE)
+            trainers[-1].recorder.notes.append(LATE)
         if len(taken) == 7:
             raise KilledError
         return step(*args, **kwargs)
@@ -64,27 +63,16 @@ def stopped(tmp_path, monkeypatch):
 
 def test_notes_outlive_the_process_that_said_them(stopped):
     assert notes(stopped) == [OFF, LATE]
-    assert OFF in shown(stopped)
-    result = runs.train(SMALL, stopped, CPU, resume=True)
-    assert result.finished
-    assert result.end["notes"] == [OFF], "the second process had no other"
+    assert runs.train(SMALL, stopped, CPU, resume=True).finished
     assert notes(stopped) == [OFF, LATE], "each once"
-    assert read_run(stopped).notes == [OFF, LATE]
-    assert shown(stopped).count(OFF) == shown(stopped).count(LATE) == 1
-
-
-def test_notes_of_runs_from_before_are_in_their_end(stopped):
-    runs.train(SMALL, stopped, CPU, resume=True)
-    kept = [record for record in RunFolder(stopped).records() if record["kind"] != "note"]
-    (stopped / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
+    assert Run.read(stopped).notes == [OFF, LATE]
     write_report(stopped)
-    assert OFF in shown(stopped)
-    assert LATE not in shown(stopped)
+    assert shown(stopped).count(OFF) == shown(stopped).count(LATE) == 1
 
 
 def test_a_run_that_had_everything_has_no_notes(robust_run):
     assert notes(robust_run) == []
-    assert read_run(robust_run).notes == []
+    assert Run.read(robust_run).notes == []
 
 
 def test_resume_says_which_folder_it_takes(stopped, monkeypatch):
@@ -92,5 +80,5 @@ def test_resume_says_which_folder_it_takes(stopped, monkeypatch):
     words = ["train", "--device", "cpu", "--resume", *(word for setting in SETTINGS for word in ("--set", setting))]
     done = CliRunner(env={"COLUMNS": "120"}).invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert done.output.splitlines()[:2] == [OFF, "digits on cpu: runs/digits, from step 4"]
+    assert done.output.splitlines()[:2] == [OFF, "runs/digits: digits on cpu, from step 4"]
     assert done.output.splitlines()[2].startswith("epoch 2/2")

@@ -1,24 +1,32 @@
 """Runs that are killed, stopped or damaged: nothing is lost, and a folder that holds something else is left alone."""
 
+import json
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import bullettrain as bt
 from bullettrain import BulletTrain
-from bullettrain.training import recipe
+from bullettrain.commands import app
+from bullettrain.config import recipe
+from bullettrain.reporting import write_report
+from bullettrain.run_folder import RunError, RunFolder, environment, read_weights
 from bullettrain.training import run as runs
-from bullettrain.training.folder import RunError, RunFolder, read_weights
-from bullettrain.training.optim import load_optimizer, make_optimizer
+from bullettrain.training import state
+from bullettrain.training.optimizer import load_optimizer, make_optimizer
+from bullettrain.training.setup import load_data
 from short_runs import CPU, died, interrupt_at_the_third_group, kinds, small, weights_of
 
 
 def killing_self(place, at):
     """SIGKILL this process at the at-th call of a place in the code, before or after it."""
-    import bullettrain.training.folder as folder_module
+    import bullettrain.run_folder.folder as folder_module
 
     targets = {"replace": (folder_module.os, "replace"), "step": (bt.BulletTrain, "updates"), "log": (RunFolder, "log")}
     owner, name = targets[place.split("-")[0]]
@@ -56,7 +64,7 @@ def unfinished(tmp_path):
 # -------------------------------------------------------------------------------------- nothing is lost
 
 KILLS = [("step", 1), ("step", 8), ("step-after", 13), ("log", 6), ("log-after", 11)]
-KILLS += [("replace", n) for n in range(1, 20)]  # every moment at which a file is renewed
+KILLS += [("replace", n) for n in (*range(1, 9), 13, 16)]  # every kind of file that is renewed, and the last
 
 
 @pytest.mark.parametrize(("place", "at"), KILLS)
@@ -69,33 +77,15 @@ def test_a_killed_run_resumes_and_ends_bit_for_bit(tmp_path, whole, place, at):
     assert [r["step"] for r in kinds(folder, "step")] == [r["step"] for r in kinds(whole, "step")]
     assert [r["loss"] for r in kinds(folder, "epoch")] == [r["loss"] for r in kinds(whole, "epoch")]
     assert len(kinds(folder, "end")) == 1
-    assert not [path for path in folder.iterdir() if path.name.startswith("previous")]
+    assert {path.name for path in folder.iterdir()} == {path.name for path in whole.iterdir()}
 
 
-def test_every_renewal_of_a_file_was_killed_at_once(tmp_path):
-    assert killed(tmp_path / "a", "replace", 19)
-    assert not killed(tmp_path / "b", "replace", 20)
+def test_the_last_renewal_of_a_file_was_killed_at_once(tmp_path):
+    assert killed(tmp_path / "a", "replace", 16)
+    assert not killed(tmp_path / "b", "replace", 17)
 
 
-def test_every_process_of_a_resumed_run_reads_the_checkpoint_that_a_kill_left_in_halves(tmp_path):
-    halves = 0
-    for at in range(8, 20):
-        folder = RunFolder(tmp_path / str(at))
-        assert killed(folder.path, "replace", at)
-        if not (folder.has_checkpoint() and (folder.path / "previous.safetensors").exists()):
-            continue
-        before, (first, state), (second, _) = sorted(folder.path.iterdir()), folder.load(), folder.load()
-        assert sorted(folder.path.iterdir()) == before
-        assert all(torch.equal(first[key], second[key]) for key in first)
-        halves += read_weights(folder.path / "previous.safetensors")[1].step == state["step"]
-        folder.settle(state["step"])
-        last, about = read_weights(folder.path / "last.safetensors")
-        assert about.step == state["step"]
-        assert all(torch.equal(first[key], last[key]) for key in first)
-    assert halves >= 2
-
-
-@pytest.mark.parametrize("points", [(9, 6, 4), (11, 4), (11, 5), (17, 4), (17, 5), (12, 6), (15, 6), (16, 5)])
+@pytest.mark.parametrize("points", [(9, 6, 4), (9, 2), (14, 1), (16, 1)])
 def test_a_run_killed_again_and_again_ends_bit_for_bit(tmp_path, whole, points):
     folder = tmp_path / "run"
     for at in points:
@@ -107,7 +97,7 @@ def test_a_run_killed_again_and_again_ends_bit_for_bit(tmp_path, whole, points):
 def test_saving_within_an_epoch_changes_nothing(tmp_path, whole):
     config = small("save_minutes=0")
     assert killed(tmp_path / "run", "step", 9, config)
-    assert torch.load(tmp_path / "run" / "state.pt", weights_only=True)["position"]["index"] > 0
+    assert RunFolder(tmp_path / "run").load().state["position"]["index"] > 0
     runs.train(config, tmp_path / "run", CPU, resume=True)
     assert weights_of(tmp_path / "run") == weights_of(whole)
 
@@ -116,7 +106,7 @@ def test_saving_within_an_epoch_changes_nothing(tmp_path, whole):
     "settings",
     [
         ("attack_group=3",),
-        ("attack_group=2", "fresh=1", "objective=mart"),
+        ("attack_group=2", "refresh_steps=1", "objective=mart"),
         ("attack_group=2", "data.views=true"),
         ("attack_group=2", "selection=last"),
     ],
@@ -132,7 +122,7 @@ def test_groups_train_and_resume_bit_for_bit(tmp_path, monkeypatch, settings):
 
 
 def test_a_run_whose_attack_begins_later_resumes_bit_for_bit(tmp_path, monkeypatch):
-    config = small("clean=0.4", "ramp=0.3")
+    config = small("clean_warmup=0.4", "eps_warmup=0.3")
     assert runs.train(config, tmp_path / "whole", CPU).finished
     calls, original = [0], BulletTrain.updates
 
@@ -169,9 +159,39 @@ def test_an_optimiser_goes_on_from_another_devices_state(name):
         assert all(torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])) for key in a)
 
 
-def test_the_state_is_loadable_without_code(whole):
-    state = torch.load(whole / "state.pt", weights_only=True)
-    assert {"optimizer", "engine", "average", "rng", "position"} <= set(state)
+def test_the_checkpoint_holds_everything_once_and_no_code(whole):
+    content = torch.load(whole / "checkpoint.pt", weights_only=True)
+    assert set(content["weights"]) == {"last", "best", "averaged"}
+    tensors = {
+        id(tensor.untyped_storage()) for part in content["weights"].values() for tensor in part["tensors"].values()
+    }
+    assert len(tensors) == sum(len(part["tensors"]) for part in content["weights"].values())
+    assert {"optimizer", "engine", "rng", "position"} <= set(content["state"])
+    weights = sum((whole / f"{name}.safetensors").stat().st_size for name in content["weights"])
+    assert (whole / "checkpoint.pt").stat().st_size < 2 * weights  # Adam has two moments more
+
+
+def test_a_run_moves_to_another_machine_with_three_files(tmp_path, unfinished, whole, monkeypatch):
+    """The rest of the folder is written from them, and the log says where it went on."""
+    (tmp_path / "moved").mkdir()
+    for name in ("config.yaml", "metrics.jsonl", "checkpoint.pt"):
+        (tmp_path / "moved" / name).write_bytes((unfinished / name).read_bytes())
+    here = environment(CPU.device)
+    monkeypatch.setattr(state, "environment", lambda device: {**here, "machine": "another", "device": "its CPU"})
+    assert runs.train(small(), tmp_path / "moved", CPU, resume=True).finished
+    assert weights_of(tmp_path / "moved") == weights_of(whole)
+    (moved,) = kinds(tmp_path / "moved", "machine")
+    assert (moved["machine"], moved["device"], moved["step"]) == ("another", "its CPU", 5)
+    assert kinds(whole, "machine") == []
+    (tmp_path / "moved" / "last.safetensors").unlink()
+    assert runs.train(small(), tmp_path / "moved", CPU, resume=True).finished  # and it is written again
+    assert weights_of(tmp_path / "moved") == weights_of(whole)
+
+
+def test_a_log_that_was_left_behind_is_missed(unfinished):
+    (unfinished / "metrics.jsonl").write_text("")
+    with pytest.raises(RunError, match=r"metrics\.jsonl is shorter than its checkpoint says: copy it again"):
+        runs.train(small(), unfinished, CPU, resume=True)
 
 
 def test_resume_starts_afresh_where_there_is_nothing(tmp_path):
@@ -204,10 +224,10 @@ def test_signals_finish_the_step_and_save(tmp_path, whole, monkeypatch, number, 
 
 
 def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(tmp_path, whole, monkeypatch):
-    from bullettrain.evaluation import rounds, survival
+    from bullettrain.evaluation import accuracy
 
     for at in (3, 14):  # in a validation, and in the final evaluation
-        calls, original = [0], survival.correct
+        calls, original = [0], accuracy.correct
 
         def correct(*args, calls=calls, original=original, at=at):
             calls[0] += 1
@@ -215,8 +235,7 @@ def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(tmp_path, whole, mo
                 signal.raise_signal(signal.SIGTERM)
             return original(*args)
 
-        monkeypatch.setattr(survival, "correct", correct)
-        monkeypatch.setattr(rounds, "correct", correct)
+        monkeypatch.setattr(accuracy, "correct", correct)
         result = runs.train(small(), tmp_path / str(at), CPU)
         assert result.signal == signal.SIGTERM
         assert calls[0] <= at + 1
@@ -235,8 +254,7 @@ def test_a_folder_in_use_is_refused(tmp_path, unfinished):
     with folder.alone(), pytest.raises(RunError, match="is in use"):
         runs.train(small(), unfinished, CPU, resume=True)
     assert folder.records() == records
-    for name in ("state.pt", "last.safetensors"):  # nor before there is a checkpoint
-        (unfinished / name).unlink()
+    (unfinished / "checkpoint.pt").unlink()  # nor before there is a checkpoint
     with folder.alone(), pytest.raises(RunError, match="is in use"):
         runs.train(small(), unfinished, CPU, resume=True)
     assert folder.records() == records
@@ -333,32 +351,42 @@ def test_data_that_changed_is_refused(tmp_path):
         runs.train(config, tmp_path / "run", CPU, resume=True)
 
 
-@pytest.mark.parametrize("name", ["state.pt", "last.safetensors"])
 @pytest.mark.parametrize("damage", ["cut", "noise", "empty", "gone"])
-def test_a_damaged_checkpoint_is_named(unfinished, name, damage):
-    file = unfinished / name
+def test_a_damaged_checkpoint_is_named(unfinished, damage):
+    file = unfinished / "checkpoint.pt"
     content = file.read_bytes()
     if damage == "gone":
         file.unlink()
-    else:
-        file.write_bytes({"cut": content[: len(content) // 2], "noise": b"\x00" * 100, "empty": b""}[damage])
-    if (name, damage) == ("state.pt", "gone"):
         assert runs.train(small(), unfinished, CPU, resume=True).finished  # no checkpoint: from the start
         return
-    with pytest.raises(RunError, match=f"{name}.*damaged|{name}.*missing") as caught:
+    file.write_bytes({"cut": content[: len(content) // 2], "noise": b"\x00" * 100, "empty": b""}[damage])
+    with pytest.raises(RunError, match=r"checkpoint\.pt is damaged .*; copy it again from where it was made") as caught:
         runs.train(small(), unfinished, CPU, resume=True)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["checkpoint.pt", "last.safetensors"])
+def test_no_flipped_bit_is_resumed_from_or_evaluated(unfinished, name):
+    file, rng = unfinished / name, np.random.default_rng(0)
+    content = file.read_bytes()
+    read = RunFolder(unfinished).load if name == "checkpoint.pt" else lambda: read_weights(file)
+    for at in rng.integers(0, len(content), 200):
+        changed = bytearray(content)
+        changed[at] ^= 1 << int(rng.integers(8))
+        file.write_bytes(bytes(changed))
+        with pytest.raises(RunError, match=f"{name} is damaged.*; (copy it again|delete it, and)"):
+            read()
+
+
 def test_a_full_disk_leaves_the_older_state(unfinished, monkeypatch):
-    import bullettrain.training.folder as folder_module
+    import bullettrain.run_folder.folder as folder_module
 
     before = {path.name: path.read_bytes() for path in unfinished.glob("*.*t*") if path.name != "metrics.jsonl"}
     real, calls = os.fsync, [0]
 
     def full(descriptor):
         calls[0] += 1
-        if calls[0] > 3:
+        if calls[0] > 2:
             raise OSError(28, "No space left on device")
         real(descriptor)
 
@@ -366,8 +394,8 @@ def test_a_full_disk_leaves_the_older_state(unfinished, monkeypatch):
     with pytest.raises(RunError, match=r"could not be written.*No space left on device"):
         runs.train(small(), unfinished, CPU, resume=True)
     monkeypatch.undo()
-    assert before["state.pt"] == (unfinished / "state.pt").read_bytes()
-    assert not list(unfinished.glob(".last*.new"))
+    assert before["checkpoint.pt"] == (unfinished / "checkpoint.pt").read_bytes()
+    assert not list(unfinished.glob(".*.new"))
     assert runs.train(small(), unfinished, CPU, resume=True).finished
 
 
@@ -383,8 +411,45 @@ def test_foreign_bytes_are_no_traceback(unfinished, name):
 
 
 def test_a_checkpoint_that_does_not_fit_is_no_traceback(unfinished):
-    state = torch.load(unfinished / "state.pt", weights_only=True)
-    del state["optimizer"]
-    torch.save(state, unfinished / "state.pt")
+    kept = RunFolder(unfinished).load()
+    RunFolder(unfinished).save(kept._replace(state={k: v for k, v in kept.state.items() if k != "optimizer"}))
     with pytest.raises(RunError, match="does not fit: 'optimizer'"):
         runs.train(small(), unfinished, CPU, resume=True)
+
+
+# ----------------------------------------------------------------------------------------- older formats
+
+OLD = Path(__file__).parent / "old_run"
+"""Of commit f70dca3."""
+
+
+def test_a_run_of_format_1_loads_evaluates_and_reports(tmp_path):
+    shutil.copytree(OLD, tmp_path / "old")
+    config = RunFolder(tmp_path / "old").config()
+    assert (config.training.paired_forward, config.training.cudnn_benchmark_after) == (True, 60.0)
+    assert runs.train(config, tmp_path / "old", CPU, resume=True).finished  # which it is
+    images = load_data(config, None)[2]
+    network = bt.load(tmp_path / "old", weights="last")
+    (clean,) = (r for r in kinds(OLD, "evaluation") if (r["weights"], r["attack"]) == ("last", "clean"))
+    hits = network(images.images.float() / 255).argmax(dim=1) == images.labels
+    assert float(hits.float().mean()) == pytest.approx(clean["accuracy"])
+    assert write_report(tmp_path / "old").is_file()
+    assert main_output("evaluate", str(tmp_path / "old"), "--attack", "clean", "--images", "50").exit_code == 0
+
+
+def test_a_run_of_another_format_is_not_resumed(tmp_path):
+    shutil.copytree(OLD, tmp_path / "old")
+    folder, metrics = RunFolder(tmp_path / "old"), tmp_path / "old" / "metrics.jsonl"
+    metrics.write_text("".join(f"{json.dumps(record)}\n" for record in folder.records() if record["kind"] != "end"))
+    (tmp_path / "old" / "state.pt").touch()
+    for resume in (True, False):
+        with pytest.raises(RunError, match=r"trained by an older version, .* can be evaluated, not resumed"):
+            runs.train(folder.config(), folder.path, CPU, resume=resume)
+    text = (tmp_path / "old" / "config.yaml").read_text()
+    (tmp_path / "old" / "config.yaml").write_text(f"format: 3\n{text}")
+    with pytest.raises(RunError, match="has format 3, and this version reads up to 2: update bullettrain"):
+        folder.config()
+
+
+def main_output(*words):
+    return CliRunner().invoke(app, list(words))

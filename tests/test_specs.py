@@ -2,6 +2,7 @@
 
 import pytest
 
+from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation.specs import (
     PGD,
     AutoAttack,
@@ -12,7 +13,6 @@ from bullettrain.evaluation.specs import (
     parse_attacks,
     radius,
 )
-from bullettrain.training.settings import ConfigError
 
 
 def one(text, defaults=None):

@@ -9,11 +9,11 @@ import torch
 import torch.multiprocessing
 
 import bullettrain as bt
+from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation import clean_accuracy
+from bullettrain.run_folder import read_weights
 from bullettrain.training import run as runs
-from bullettrain.training.average import MovingAverage
-from bullettrain.training.folder import read_weights
-from bullettrain.training.settings import ConfigError
+from bullettrain.training.optimizer import MovingAverage
 from bullettrain.training.setup import load_data
 from conftest import norm_net
 from emulated import EmulatedRunner
@@ -26,7 +26,7 @@ def spawned(rank, port, folder, settings):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
     os.environ["WORLD_SIZE"] = "2"
     torch.set_num_threads(1)
-    from bullettrain.training.setup import find_place, leave_group
+    from bullettrain.processes import find_place, leave_group
 
     place = find_place("cpu")
     runs.train(small("optimizer.name=sgd", *settings), folder, place)
@@ -174,27 +174,20 @@ def test_the_average_of_a_short_run_has_learned_what_the_run_has(tmp_path):
 # ----------------------------------------------------------------------------------- what cannot be had
 
 
-def test_a_fresh_that_does_not_fit_is_said_in_a_line(tmp_path):
-    with pytest.raises(ConfigError, match="fresh is 5"):
-        runs.train(small("attack_group=2", "fresh=5"), tmp_path / "run", CPU)
+def test_refresh_steps_that_do_not_fit_are_said_in_a_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"training.refresh_steps is 5, but some examples get 1 steps"):
+        runs.train(small("attack_group=2", "refresh_steps=5"), tmp_path / "run", CPU)
 
 
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (("engine=graphs",), "there is no CUDA device"),
-        (("attack_group=2", "accumulate=2"), "gradients are accumulated"),
+        (("engine=graphs",), "CUDA graphs are off, steps run one by one: there is no CUDA device"),
+        (("attack_group=2", "accumulate=2"), "mini-batches are attacked one by one: gradients are accumulated"),
     ],
 )
-def test_what_the_fast_engine_cannot_do_is_said_in_a_line(tmp_path, settings, line):
-    from rich.console import Console
-
-    console = Console(record=True, width=200)
-    assert runs.train(small("epochs=1", *settings), tmp_path / "run", CPU, console=console).finished
-    assert line in console.export_text()
-
-
-def test_what_cannot_be_had_is_kept_with_the_run(tmp_path):
-    result = runs.train(small("engine=graphs", "epochs=1"), tmp_path / "run", CPU)
-    assert len(result.end["notes"]) == 1
-    assert result.end["notes"][0].startswith("CUDA graphs are off")
+def test_what_the_fast_engine_cannot_do_is_said_in_a_line_and_kept(tmp_path, caplog, settings, line):
+    caplog.set_level("INFO", "bullettrain")
+    assert runs.train(small("epochs=1", *settings), tmp_path / "run", CPU).finished
+    assert caplog.messages[0] == line
+    assert [record["message"] for record in kinds(tmp_path / "run", "note")] == [line]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bullettrain.evaluation.compared import difference
+from bullettrain.evaluation.comparison import difference
 from bullettrain.evaluation.results import Store, unpack
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,11 +13,13 @@ from torch import nn
 from bullettrain.attacks import pgd
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.evaluation import clean_accuracy, robust_accuracy
-from bullettrain.evaluation.compared import Difference, difference
-from bullettrain.evaluation.results import pack, pack_counts, unpack, unpack_counts
-from bullettrain.evaluation.rounds import pgd_rounds
+from bullettrain.evaluation.accuracy import clean_round, pgd_rounds
+from bullettrain.evaluation.comparison import Difference, difference
+from bullettrain.evaluation.evaluated_model import correct
+from bullettrain.evaluation.results import class_shares, pack, pack_counts, unpack, unpack_counts
+from bullettrain.evaluation.specs import PGD
 from bullettrain.evaluation.statistics import paired_error, rises, share_error, wilson
-from bullettrain.evaluation.survival import Round, Survival, clean_round, correct, survive
+from bullettrain.evaluation.survival import Round, Survival, survive
 from conftest import assert_same, norm_net, snapshot
 
 CPU = torch.device("cpu")
@@ -48,11 +50,11 @@ def test_later_rounds_see_only_survivors_in_full_batches():
     seen = []
 
     def breaks(numbers):
-        def withstood(x, y, seed):
+        def survives(x, y, seed):
             seen.append((len(x), seed))
             return ~torch.isin(x[:, 0, 0, 0].mul(255).round().long(), torch.tensor(numbers))
 
-        return withstood
+        return survives
 
     data = images(10)
     data.images[:, 0, 0, 0] = torch.arange(10)
@@ -92,7 +94,7 @@ def test_nothing_left_needs_no_more_rounds():
 def test_a_stop_after_any_batch_changes_nothing(stop):
     net = shaky_net()
     data = images(17, net)
-    rounds = [clean_round(net), *pgd_rounds(net, eps=0.02, steps=2, step_size=0.01, restarts=2, device=CPU)]
+    rounds = [clean_round(net), *pgd_rounds(net, PGD(2, 2, 0.01, "ce", "linf", 0.02))]
     arguments = {"device": CPU, "batch_size": 3, "seed": 5}
     whole = survive(rounds, data, **arguments)
     assert 0 < whole.share < whole.shares[0]
@@ -119,7 +121,7 @@ def test_accuracies_are_means_of_what_survives_and_change_nothing():
     net.train()
     before = snapshot(net)
     clean = clean_accuracy(net, data, device=CPU, batch_size=7)
-    robust = robust_accuracy(net, data, eps=0.01, steps=3, step_size=0.004, restarts=3, device=CPU, batch_size=7)
+    robust = robust_accuracy(net, data, PGD(3, 3, 0.004, "ce", "linf", 0.01), device=CPU, batch_size=7)
     assert_same(before, snapshot(net))
     net.eval()
     right = net(to_unit(data.images)).argmax(dim=1) == data.labels
@@ -150,7 +152,7 @@ def test_the_worst_of_the_restarts_counts(norm, loss):
             **settings,
         )
         alive[rows] &= net(x_adv).argmax(dim=1) == y[rows]
-    found = robust_accuracy(net, data, restarts=3, device=CPU, seed=9, **settings)
+    found = robust_accuracy(net, data, PGD(2, 3, eps / 2, loss, norm, eps), device=CPU, seed=9)
     assert found == int(alive.sum()) / 25
     assert 0 < found < 20 / 25
 
@@ -159,8 +161,7 @@ def test_more_restarts_never_raise_the_accuracy():
     net = shaky_net()
     data = images(40, net)
     accuracies = [
-        robust_accuracy(net, data, eps=0.06, steps=1, step_size=0.001, restarts=n, device=CPU, batch_size=9)
-        for n in (1, 2, 4, 8)
+        robust_accuracy(net, data, PGD(1, n, 0.001, "ce", "linf", 0.06), device=CPU, batch_size=9) for n in (1, 2, 4, 8)
     ]
     assert accuracies == sorted(accuracies, reverse=True)
     assert accuracies[0] > accuracies[-1]
@@ -169,7 +170,7 @@ def test_more_restarts_never_raise_the_accuracy():
 def test_what_is_left_is_an_upper_bound_that_ends_at_zero():
     net = shaky_net()
     data = images(20, net)
-    rounds = [clean_round(net), *pgd_rounds(net, eps=0.02, steps=1, step_size=0.02, restarts=2, device=CPU)]
+    rounds = [clean_round(net), *pgd_rounds(net, PGD(1, 2, 0.02, "ce", "linf", 0.02))]
     done, left = [0], [Survival.fresh(20).left(rounds, 6)]
 
     def tick(count):
@@ -223,35 +224,17 @@ def test_masks_survive_being_written(bits):
 
 
 def test_accuracy_in_each_class():
-    from bullettrain.evaluation.results import result_of
-    from bullettrain.evaluation.specs import Clean
-
     labels = torch.tensor([0, 0, 0, 1, 3, 3])
     alive = torch.tensor([True, False, True, False, True, True])
-    result = result_of(
-        Clean(),
-        Survival(alive, alive, 0, [alive.float().mean().item()]),
-        labels,
-        4,
-        role="attack",
-        precision="float32",
-        key="k",
-        seconds=1.0,
-        rounds=["clean"],
-    )
-    assert result.per_class == [pytest.approx(2 / 3), 0.0, None, 1.0]
-    assert (result.correct, result.examples) == (4, 6)
-    assert result.accuracy == pytest.approx(4 / 6)
-    assert torch.equal(result.mask, alive)
-    assert not math.isnan(np.mean(result.interval))
+    assert class_shares(alive, labels, 4) == [pytest.approx(2 / 3), 0.0, None, 1.0]
 
 
 def test_a_network_in_half_precision_gives_float32_logits_and_close_ones():
-    from bullettrain.evaluation.network import Judged
+    from bullettrain.evaluation.evaluated_model import EvaluatedModel
 
     net = norm_net().eval()
     x = to_unit(images(8).images)
-    exact, half = Judged(net, half=False)(x), Judged(net, half=True)(x)
+    exact, half = EvaluatedModel(net, dtype=torch.float32)(x), EvaluatedModel(net, dtype=torch.bfloat16)(x)
     assert exact.dtype == half.dtype == torch.float32
     assert torch.equal(exact, net(x))
     assert not torch.equal(exact, half)
@@ -260,19 +243,19 @@ def test_a_network_in_half_precision_gives_float32_logits_and_close_ones():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_whatever_the_precision_float32_gives_the_verdict(monkeypatch, compiled):
-    from bullettrain.evaluation.network import Judged, verdict
+    from bullettrain.evaluation.evaluated_model import EvaluatedModel, float32_logits
 
     net = nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)).eval().requires_grad_(False)
     net[1].weight.copy_(torch.tensor([[1.0], [1.001]]))  # the same in bf16, where the first of equals counts
     monkeypatch.setattr(torch, "compile", lambda network: network)
-    judged, x = Judged(net, half=True, compiled=compiled), torch.ones(3, 1, 1, 1)
-    assert judged(x).argmax(dim=1).tolist() == [0, 0, 0]
-    assert correct(judged, x, torch.ones(3, dtype=torch.int64)).all()
-    assert torch.equal(judged.exact(x), net(x))
+    evaluated, x = EvaluatedModel(net, dtype=torch.bfloat16, compiled=compiled), torch.ones(3, 1, 1, 1)
+    assert evaluated(x).argmax(dim=1).tolist() == [0, 0, 0]
+    assert correct(evaluated, x, torch.ones(3, dtype=torch.int64)).all()
+    assert torch.equal(evaluated.exact(x), net(x))
     with torch.autocast("cpu", torch.bfloat16):
-        assert verdict(judged, x).argmax(dim=1).tolist() == [1, 1, 1]
-    net.add_module("verdict", nn.Identity())  # a user's network may have parts called anything
-    assert torch.equal(verdict(net, x), net(x))
+        assert float32_logits(evaluated, x).argmax(dim=1).tolist() == [1, 1, 1]
+    net.add_module("float32_logits", nn.Identity())  # a user's network may have parts called anything
+    assert torch.equal(float32_logits(net, x), net(x))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks at it
@@ -281,24 +264,24 @@ def test_two_programs_are_compiled_however_images_lie_and_gradients_are_asked_fo
     """AutoAttack looks at networks with gradients on that nobody takes, and its images lie row by row."""
     from torch._dynamo.testing import CompileCounter
 
-    from bullettrain.evaluation.network import Judged
+    from bullettrain.evaluation.evaluated_model import EvaluatedModel
 
     torch._dynamo.reset()  # what other tests have compiled counts towards its limit
     counter, compile = CompileCounter(), torch.compile
     monkeypatch.setattr(torch, "compile", lambda network: compile(network, backend=counter))
-    monkeypatch.setattr("bullettrain.evaluation.network.channels_last", lambda device: last)
+    monkeypatch.setattr("bullettrain.evaluation.evaluated_model.channels_last", lambda device: last)
     net = norm_net().eval().requires_grad_(False)
-    plain, judged = Judged(net, half=False), Judged(net, half=False, compiled=True)
+    plain, evaluated = EvaluatedModel(net, dtype=torch.float32), EvaluatedModel(net, dtype=torch.float32, compiled=True)
     for n in (5, 8, 1, 3):
         rows = to_unit(images(n).images)
         for x in (rows, rows.contiguous(memory_format=torch.channels_last)) if last else (rows,):
-            assert torch.allclose(judged(x), plain(x))
-            assert not judged(x).requires_grad
+            assert torch.allclose(evaluated(x), plain(x))
+            assert not evaluated(x).requires_grad
             with torch.no_grad():
-                judged(x)
+                evaluated(x)
             leaf = x.clone().requires_grad_()
             for at in (leaf, 1 * leaf):
-                gradients = [torch.autograd.grad(network(at).exp().sum(), at)[0] for network in (judged, plain)]
+                gradients = [torch.autograd.grad(network(at).exp().sum(), at)[0] for network in (evaluated, plain)]
                 assert torch.allclose(*gradients)
                 assert gradients[0].abs().sum() > 0
     assert counter.frame_count == 2
@@ -343,7 +326,7 @@ def test_float32_is_float32_where_the_newer_switches_are_set():
 
 def test_a_network_without_batch_norm_too():
     net = nn.Sequential(nn.Flatten(), nn.Linear(108, 4))
-    assert 0 <= robust_accuracy(net, images(12), eps=0.1, steps=2, step_size=0.1, device=CPU) <= 1
+    assert 0 <= robust_accuracy(net, images(12), PGD(2, 1, 0.1, "ce", "linf", 0.1), device=CPU) <= 1
 
 
 # ------------------------------------------------------------------------------------------------ two networks
@@ -383,7 +366,7 @@ def test_only_outcomes_on_the_same_images_are_paired():
 
 
 @given(st.integers(1, 30).flatmap(lambda n: st.tuples(*[st.lists(st.booleans(), min_size=n, max_size=n)] * 4)))
-def test_a_part_of_the_images_is_compared_on_the_images_that_both_were_judged_on(drawn):
+def test_a_part_of_the_images_is_compared_on_the_images_that_both_were_evaluated_on(drawn):
     mine, other, first, second = (torch.tensor(mask) for mask in drawn)
     n = len(mine)
 
@@ -430,11 +413,11 @@ def test_no_figures_have_no_error():
 def test_even_batches_are_of_nearly_one_size_and_go_on_where_they_stopped():
     data, seen = images(23, shaky_net()), []
 
-    def withstood(x, y, seed):
+    def survives(x, y, seed):
         seen.append(len(x))
         return (torch.arange(len(x)) + seed) % 3 > 0
 
-    rounds = [Round("one", withstood, passes=2, even=True), Round("two", withstood, passes=5, even=True)]
+    rounds = [Round("one", survives, passes=2, even=True), Round("two", survives, passes=5, even=True)]
     states, ticks = [], []
     whole = survive(
         rounds, data, device=CPU, batch_size=10, tick=ticks.append, saved=lambda s: states.append(copy.deepcopy(s))

@@ -12,7 +12,7 @@ from torch import nn
 
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget, baselines
-from bullettrain.training.setup import leave_group
+from bullettrain.processes import leave_group
 from conftest import batch, norm_net, tiny_net
 from grouped import Fast
 from short_runs import free_port

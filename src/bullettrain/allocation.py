@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from bullettrain.checks import MendableError, check_count, check_fraction, check_positive
 from bullettrain.history import Past
 from bullettrain.mining import Category
-from bullettrain.precision import widest
+from bullettrain.precision import accumulation_dtype
+from bullettrain.validation import MendableError, check_count, check_fraction, check_positive
 
 
 class Allocated(NamedTuple):
@@ -101,7 +101,7 @@ class StepBudget:
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
         """Step sizes (m,), float64, for categories (m,); 0 where there are no steps."""
         sizes = self.boundary_step(eps), _spread(1.7, eps, self.robust), _spread(1.7, eps, self.outlier)
-        return _by_category(category, *sizes, widest(category.device))
+        return _by_category(category, *sizes, accumulation_dtype(category.device))
 
     def boundary_step(self, eps: float) -> float:
         """α of the boundary examples."""
@@ -130,7 +130,7 @@ class _Graded:
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
         """1.7·ε over the number of steps."""
-        return 1.7 * eps / steps.clamp_min(1).to(widest(steps.device))
+        return 1.7 * eps / steps.clamp_min(1).to(accumulation_dtype(steps.device))
 
 
 @dataclass(frozen=True)

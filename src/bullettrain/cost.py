@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bullettrain.allocation import StepBudget
-from bullettrain.checks import check_count
+from bullettrain.validation import check_count
 
 
 def theoretical_speedup(

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from bullettrain.errors import UserError
+
 PACKAGES = {"PIL": "Pillow", "cv2": "OpenCV", "sklearn": "scikit-learn", "yaml": "PyYAML"}
 """What to install, where it is not called what is imported."""
+
+
+class MissingPackageError(UserError, ImportError):
+    """A package of an extra is not installed: which one, and how to get it."""
 
 
 @contextmanager
@@ -16,5 +22,5 @@ def extra(what: str, name: str = "app") -> Iterator[None]:
         yield
     except ImportError as error:
         module = (error.name or "a package").partition(".")[0]
-        message = f'{what} needs {PACKAGES.get(module, module)}: pip install "bullettrain[{name}]"'
-        raise ImportError(message, name=error.name) from error
+        package = PACKAGES.get(module, module)
+        raise MissingPackageError(f'{what} needs {package}: pip install "bullettrain[{name}]"') from error

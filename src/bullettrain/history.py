@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from bullettrain.checks import described
 from bullettrain.mining import Category, Separation
-from bullettrain.precision import wide
+from bullettrain.precision import at_least_float32
+from bullettrain.validation import described
 
 
 class Past(NamedTuple):
@@ -131,7 +131,7 @@ class HistorySampler(Sampler[int]):
 
 def margin_of(z_prime: Tensor, y: Tensor) -> Tensor:
     """(m,) probability of the true class less the largest other one, of logits (m, K), or the mean of (v, m, K)."""
-    p = wide(z_prime.detach()).softmax(dim=-1)
+    p = at_least_float32(z_prime.detach()).softmax(dim=-1)
     true = (y[:, None] == torch.arange(p.shape[-1], device=y.device)).expand_as(p)
     margin = torch.where(true, p, 0).sum(dim=-1) - torch.where(true, 0, p).amax(dim=-1)
     return margin if margin.ndim == 1 else margin.mean(dim=0)

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bullettrain.checks import check_fraction
-from bullettrain.precision import wide, widest
+from bullettrain.precision import accumulation_dtype, at_least_float32
+from bullettrain.validation import check_fraction
 
 if TYPE_CHECKING:
     from bullettrain.objectives import Objective
@@ -59,19 +59,19 @@ def signed_prediction_variance(logits: Tensor, labels: Tensor) -> Tensor:
     Returns:
         (m,) floats in [−1/4, 1/4]. A misclassified example with a uniform softmax gets −0.0: its sign counts.
     """
-    variance = wide(logits).softmax(dim=1).var(dim=1, correction=0)
+    variance = at_least_float32(logits).softmax(dim=1).var(dim=1, correction=0)
     return torch.where(is_correct(logits, labels), variance, -variance)
 
 
 def signed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy as a score: log K − CE where correct (CE < log K there), −CE where not."""
-    ce = nn.functional.cross_entropy(wide(logits), labels, reduction="none")
+    ce = nn.functional.cross_entropy(at_least_float32(logits), labels, reduction="none")
     return torch.where(is_correct(logits, labels), (math.log(logits.shape[1]) - ce).clamp_min(0), -ce)
 
 
 def signed_margin(logits: Tensor, labels: Tensor) -> Tensor:
     """Probability of the true class less the largest other one; the sign is the prediction's, also in a tie."""
-    p = wide(logits).softmax(dim=1)
+    p = at_least_float32(logits).softmax(dim=1)
     true = p.gather(1, labels[:, None])[:, 0]
     other = p.scatter(1, labels[:, None], -1.0).amax(dim=1)
     margin = (true - other).abs()
@@ -80,14 +80,14 @@ def signed_margin(logits: Tensor, labels: Tensor) -> Tensor:
 
 def signed_gradient_norm(logits: Tensor, labels: Tensor) -> Tensor:
     """Norm of the loss gradient at the logits, ‖softmax − onehot‖₂ ≤ √2: √2 − norm where correct, −norm where not."""
-    p = wide(logits).softmax(dim=1)
+    p = at_least_float32(logits).softmax(dim=1)
     norm = (p - nn.functional.one_hot(labels, logits.shape[1])).norm(dim=1)
     return torch.where(is_correct(logits, labels), (math.sqrt(2) - norm).clamp_min(0), -norm)
 
 
 def random_score(logits: Tensor, labels: Tensor) -> Tensor:
     """A uniform draw with the prediction's sign: the control that any score has to beat."""
-    draw = torch.rand_like(wide(logits[:, 0]))
+    draw = torch.rand_like(at_least_float32(logits[:, 0]))
     return torch.where(is_correct(logits, labels), draw, -draw)
 
 
@@ -107,7 +107,7 @@ def separate(svar: Tensor, robust_fraction: float | Tensor) -> Tensor:
     Returns:
         Like ``svar``, int64 of :class:`Category`.
     """
-    wide_svar = svar.to(widest(svar.device))
+    wide_svar = svar.to(accumulation_dtype(svar.device))
     F_R = robust_fraction if torch.is_tensor(robust_fraction) else wide_svar.new_full((), robust_fraction)
     boundary = wide_svar < torch.quantile(wide_svar, 1 - F_R.to(wide_svar), dim=-1, keepdim=True)
     category = torch.where(boundary, int(Category.BOUNDARY), int(Category.ROBUST))
@@ -167,7 +167,7 @@ class RobustFraction:
     def to(self, device: torch.device) -> None:
         """Keep F_R there; it is updated in place, so that a captured graph finds it where it was."""
         if self._value.device != device:
-            self._value = self._value.to(device, widest(device))
+            self._value = self._value.to(device, accumulation_dtype(device))
 
     def update(self, z_prime: Tensor, y: Tensor, *, group: dist.ProcessGroup | None = None) -> None:
         """Fold in one mini-batch.
@@ -185,7 +185,7 @@ class RobustFraction:
     @staticmethod
     def counts(z_prime: Tensor, y: Tensor) -> Tensor:
         """(2,): how many predictions are right, of how many; what processes add up."""
-        correct = (z_prime.detach().argmax(dim=-1) == y).to(widest(y.device))
+        correct = (z_prime.detach().argmax(dim=-1) == y).to(accumulation_dtype(y.device))
         return torch.stack([correct.sum(), correct.new_full((), correct.numel())])
 
     def move(self, counts: Tensor) -> None:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from bullettrain.attacks import Norm, frozen, pgd
 from bullettrain.attacks.norms import AUTO, Bounds, Limit, check_eps, find_norm
 from bullettrain.brief import brief, one_line
-from bullettrain.checks import check_bounds, check_count, check_positive
 from bullettrain.mining import Category, Separation, is_correct
 from bullettrain.objectives import Objective
+from bullettrain.validation import check_bounds, check_count, check_positive
 
 
 class OracleSeparation:

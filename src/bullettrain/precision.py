@@ -13,12 +13,12 @@ from torch import Tensor
 Precision = Literal["float32", "tf32", "bf16"]
 
 
-def wide(t: Tensor) -> Tensor:
+def at_least_float32(t: Tensor) -> Tensor:
     """Half precision as float32; float32 and float64 as they are."""
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
-def widest(device: torch.device) -> torch.dtype:
+def accumulation_dtype(device: torch.device) -> torch.dtype:
     """float64, except on Apple's GPUs, which have none."""
     return torch.float32 if device.type == "mps" else torch.float64
 

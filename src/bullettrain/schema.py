@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from bullettrain.checks import instead
+from bullettrain.validation import instead
 
 LARGEST = 1e300
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
@@ -54,7 +54,7 @@ def conform(value: Any, kind: Any, where: str = "", *, text: Callable[[str, Any,
         return float(value) if kind is float else value
     if text is not None and isinstance(value, str):
         return text(value, kind, where)
-    raise SchemaError(f"{where or 'it'} is {_short(value)}; it has to be {_said(kind)}")
+    raise SchemaError(f"{where or 'it'} is {_short(value)}; it has to be {said(kind)}")
 
 
 def _fields(value: Any, kind: Any, where: str, text: Callable[[str, Any, str], Any] | None) -> Any:
@@ -84,17 +84,18 @@ def _is(value: Any, kind: Any) -> bool:
     return isinstance(value, list | tuple if kind is tuple else kind)
 
 
-def _said(kind: Any) -> str:
+def said(kind: Any, limits: str = "") -> str:
+    """A type in words, with the ``limits`` of its numbers."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(map(_said, arguments))
+        return " or ".join(said(argument, limits) for argument in arguments)
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return "a list of " + " and ".join(map(_said, arguments))
+        return "a list of " + " and ".join(map(said, arguments))
     if origin in (list, tuple):
-        return f"a list, each {_said(arguments[0])}"
-    return NAMES.get(kind, "a section of keys")
+        return f"a list, each {said(arguments[0], limits)}"
+    return NAMES.get(kind, "a section of keys") + (limits if kind in (int, float) else "")
 
 
 def _join(where: str, key: str) -> str:

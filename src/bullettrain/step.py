@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bullettrain import checks
+from bullettrain import validation
 from bullettrain.allocation import Allocation
 from bullettrain.attacks.pgd import AttackState
 from bullettrain.attacks.state import bare
@@ -143,16 +143,16 @@ class BulletTrain:
         group: dist.ProcessGroup | None = None,
         joint: bool = True,
     ) -> None:
-        checks.check_parts(objective, budget, score, separation)
+        validation.check_parts(objective, budget, score, separation)
         self.objective = objective
         self.budget = budget
         self.robust_fraction = RobustFraction(gamma, momentum)
-        self.history = History(checks.check_count(examples, "examples"))
+        self.history = History(validation.check_count(examples, "examples"))
         self.score = score
         self.separation = separation
         self.check_settings()
         self.group, self.joint = group, joint
-        self.check_every = checks.check_count(check_every, "check_every")
+        self.check_every = validation.check_count(check_every, "check_every")
         self.steps_taken = 0
         self.looking = False
         """Whether this step's values are looked at."""
@@ -190,7 +190,7 @@ class BulletTrain:
         the attack's forwards overwrite. With several workers compile first, then wrap.
         """
         batch = Batch(x, y, start, index)
-        checks.check_module(model)
+        validation.check_module(model)
         with self.validated(model, [batch]), self._forwards_watched(model, y):
             (out,) = algorithm(self, Phases(self, Forwards(model)), [batch])
         return out
@@ -227,12 +227,12 @@ class BulletTrain:
     def on_host(self, s: Tensor | None, svar: Tensor | None, category: Tensor, steps: Tensor) -> list[int]:
         """Steps of each example on the host: waits for the device, unless everybody gets the same number anyway."""
         if self.looking and s is not None:
-            checks.check_logits(s.detach(), self.steps_taken + 1)
+            validation.check_logits(s.detach(), self.steps_taken + 1)
         if self.looking and svar is not None:
-            checks.check_selection(svar, category, list(Category))
+            validation.check_selection(svar, category, list(Category))
         same = self.budget.uniform_steps
         counts: list[int] = steps.tolist() if same is None else [same] * len(steps)
-        checks.check_count(min(counts), "steps")
+        validation.check_count(min(counts), "steps")
         most = self.objective.max_steps
         if most is not None and max(counts) > most:
             raise ValueError(f"the budget allocated {max(counts)} steps; {type(self.objective).__name__} has {most}")
@@ -250,7 +250,7 @@ class BulletTrain:
         if index is None or not self.history.examples:
             return ()
         if self.looking and learnt.score is not None:
-            checks.check_no_nan(learnt.score)
+            validation.check_no_nan(learnt.score)
         return tuple(workers.gather_batch(known, batch) for known in (index, learnt.score, learnt.margin, steps))
 
     def work(self, counts: Sequence[int], t: int | None, steps: float, phases: Phases, batches: int, late: int) -> Work:
@@ -271,7 +271,7 @@ class BulletTrain:
     def check_settings(self) -> None:
         """ValueError where its parts do not go together."""
         self.objective.check_budget(self.budget)
-        checks.check_last(self.objective, self.budget, self.separation, self.history.examples)
+        validation.check_last(self.objective, self.budget, self.separation, self.history.examples)
         self.separation_for_objective()  # refuses one that does not go with the objective
 
     def is_due(self, steps: int = 1) -> bool:
@@ -285,14 +285,14 @@ class BulletTrain:
         due = self.is_due(len(batches))
         self.check_settings()
         for batch in batches:
-            checks.check_batch(batch.x, batch.y)
+            validation.check_batch(batch.x, batch.y)
             if self.selects_by_last or (batch.indices is not None and self.history.examples):
-                checks.check_index(batch.indices, batch.y, self.history.examples, look=due)
+                validation.check_index(batch.indices, batch.y, self.history.examples, look=due)
                 self.history.to(batch.y.device)
             if due:
                 self.objective.check_inputs(batch.x)
         if due or not self._seen:
-            checks.check_network(network)
+            validation.check_network(network)
             self._seen = True
         self.looking = due
         try:
@@ -309,15 +309,15 @@ class BulletTrain:
             return
 
         def look(module: nn.Module, args: tuple[Any, ...], logits: Tensor) -> None:
-            checks.check_logits_shape(logits, len(args[0]))
-            checks.check_labels(y, logits.shape[1])
-            checks.check_logits(logits, self.steps_taken + 1)
-            checks.check_unnormalised(logits)
+            validation.check_logits_shape(logits, len(args[0]))
+            validation.check_labels(y, logits.shape[1])
+            validation.check_logits(logits, self.steps_taken + 1)
+            validation.check_unnormalised(logits)
 
         # Not traced where net.compile() has hooks compiled too: it waits for the device, and a graph breaks there.
         hook = bare(model).register_forward_hook(torch.compiler.disable(look))  # type: ignore[no-untyped-call]
         try:
-            with checks.buffers_restored_on_error(bare(model)):
+            with validation.buffers_restored_on_error(bare(model)):
                 yield
         finally:
             hook.remove()
@@ -351,7 +351,7 @@ class BulletTrain:
         if now != before:
             said = f"the state was made with (gamma, momentum) = {now}, used from here on, not {before}"
             warnings.warn(f"{said}; to change that, set robust_fraction.gamma after loading", stacklevel=2)
-        self.steps_taken = checks.check_count(state["steps_taken"], "steps_taken")
+        self.steps_taken = validation.check_count(state["steps_taken"], "steps_taken")
         self.objective.load_state_dict(state.get("objective", {}))
         if self.history.examples and "history" in state:
             self.history.load_state_dict(state["history"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -10,6 +11,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+from bullettrain import formatting
 
 
 def terminal() -> Console:
@@ -28,13 +31,16 @@ class _ConsoleHandler(logging.Handler):
         self.console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(self.console, self.format(record))
+        text: str | Text = self.format(record)
+        if record.levelno >= logging.WARNING:
+            text = Text.assemble(("warning", "bold red"), f" {text}")
+        say(self.console, text)
 
 
 @contextmanager
-def logged(console: Console) -> Iterator[None]:
-    """Show on ``console`` what the package logs meanwhile."""
-    logger, handler = logging.getLogger("bullettrain"), _ConsoleHandler(console)
+def logged(console: Console, name: str = "bullettrain") -> Iterator[None]:
+    """Show on ``console`` what the package, or the part of it that is called ``name``, logs meanwhile."""
+    logger, handler = logging.getLogger(name), _ConsoleHandler(console)
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -55,6 +61,16 @@ def say_rows(console: Console, rows: Iterable[Sequence[str | Text]]) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def percent(share: float | None) -> str:
+    """0.8146 as 81.5 %."""
+    return formatting.plain(formatting.percent(math.nan if share is None else share))
+
+
+def duration(seconds: float) -> str:
+    """12.3 s, 5 min 12 s, 1 h 23 min."""
+    return formatting.plain(formatting.duration(seconds))
 
 
 def fits(console: Console, table: Table) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.brief import brief
-from bullettrain.checks import check_bounds, check_positive, check_range
+from bullettrain.validation import check_bounds, check_positive, check_range
 
 Limit = float | Tensor
 """A number, or a tensor that broadcasts to one example: (C, 1, 1) for images, (D,) for tabular data."""

@@ -15,8 +15,8 @@ from bullettrain.attacks.losses import AttackLoss, closed_form, gradient_at_logi
 from bullettrain.attacks.norms import AUTO, Ball, Bounds, Limit, Norm, per_example
 from bullettrain.attacks.schedule import ragged
 from bullettrain.attacks.state import Mode, bare, frozen, underflows
-from bullettrain.checks import check_batch, check_count, check_logits_shape, check_module, check_positive
-from bullettrain.precision import wide
+from bullettrain.precision import at_least_float32
+from bullettrain.validation import check_batch, check_count, check_logits_shape, check_module, check_positive
 
 RandomStart = Literal["uniform", "normal", "clipped", "zero"]
 """Where an attack starts: uniform in the ball; x + 0.001·N(0,1); uniform, clipped to valid pixels; x itself."""
@@ -157,9 +157,9 @@ def ascent_step(
     def gradient(logits: Tensor) -> Tensor:
         check_logits_shape(logits, len(attack.labels) if rows is None else len(rows))
         if fast is not None:
-            return fast.gradient(wide(logits.detach()), attack.labels, attack.target, rows).to(logits.dtype)
+            return fast.gradient(at_least_float32(logits.detach()), attack.labels, attack.target, rows).to(logits.dtype)
         labels, target = take(attack.labels, rows), None if attack.target is None else take(attack.target, rows)
-        found = gradient_at_logits(loss, wide(logits), labels, target)
+        found = gradient_at_logits(loss, at_least_float32(logits), labels, target)
         # A power of two changes no direction; float16 would round small gradients to 0 without it.
         return (found * 1024 if underflows(logits.device) else found).to(logits.dtype)
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bullettrain.checks import buffers_restored_on_error
+from bullettrain.validation import buffers_restored_on_error
 
 Mode = Literal["eval", "train"]
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bullettrain.precision import widest
+from bullettrain.precision import accumulation_dtype
 
 MOST = 10.0
 """The level at which an operation has its full strength."""
@@ -149,7 +149,7 @@ def _look_up(images: Tensor, tones: Tensor) -> Tensor:
     histogram.scatter_add_(2, pixels, histogram.new_ones(()).expand_as(pixels))
 
     # Autocontrast: darkest to 0, brightest to 255, and between in proportion. One colour stays.
-    width = (high - low).clamp_min(1).to(widest(pixels.device))
+    width = (high - low).clamp_min(1).to(accumulation_dtype(pixels.device))
     scale = torch.full_like(width, 255) / width  # 255 / width would be 255 · (1 / width)
     stretched = (byte * scale + -low * scale).clamp(0, 255).int()
     # Equalize: by how many pixels are darker. One colour, or too few pixels, make steps of 0, and stay.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.augmix.operations import ALL, FEW, MOST, Operation, maps_of, operate, tones_of
-from bullettrain.precision import wide, widest
+from bullettrain.precision import accumulation_dtype, at_least_float32
 
 SMALL = 17 * 23
 """Pixels below which images are not for the kernel: the smallest that it has been tried with on a GPU."""
@@ -59,7 +59,7 @@ class ViewMaker:
     ) -> Tensor:
         """All that is random about n images' views: (n, views, numbers), uniform in [0, 1)."""
         place = torch.device(device)
-        return torch.rand(n, views, self.numbers, generator=generator, device=place, dtype=widest(place))
+        return torch.rand(n, views, self.numbers, generator=generator, device=place, dtype=accumulation_dtype(place))
 
     def leave_alone(self, draws: Tensor, which: Tensor) -> Tensor:
         """The same ``draws`` (n, v, numbers), but that images ``which``, booleans (n,), are mixed with no chain."""
@@ -80,7 +80,7 @@ class ViewMaker:
             wanted = f"({len(x)}, views, {self.numbers})"
             raise ValueError(f"draws have the shape {tuple(draws.shape)}; {len(x)} images need {wanted}")
         share, weights, operation, level = self.choices(draws)
-        image = wide(x.detach())
+        image = at_least_float32(x.detach())
         pixels = (image * 255).round().to(torch.uint8)
         share, weights = share.to(image.dtype), weights.to(image.dtype)
         factor = share[:, None] * weights / 255

@@ -13,13 +13,13 @@ from bullettrain.attacks import Attack, Norm
 from bullettrain.attacks.ascent import LogitGradient, Move, WholeNetwork
 from bullettrain.attacks.norms import AUTO, Bounds, length, per_example
 from bullettrain.attacks.state import Mode, uncompiled, underflows
-from bullettrain.checks import check_positive
 from bullettrain.cost import Cost
 from bullettrain.engine.forwards import forward
 from bullettrain.objectives import PGDAT
 from bullettrain.objectives.base import Selection
-from bullettrain.precision import wide
+from bullettrain.precision import at_least_float32
 from bullettrain.step import BulletTrain
+from bullettrain.validation import check_positive
 
 
 class GradAlign(PGDAT):
@@ -85,7 +85,7 @@ class GradAlign(PGDAT):
             raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
         at = (self.initial_perturbation(x) if start is None else start).detach().requires_grad_()
         # The wrapper of several workers has seen this step's first forward, and syncs the gradients of this one.
-        value = F.cross_entropy(wide(forward(uncompiled(model), at)), y, reduction="sum")
+        value = F.cross_entropy(at_least_float32(forward(uncompiled(model), at)), y, reduction="sum")
         (near_x,) = torch.autograd.grad(value * 1024 if underflows(x.device) else value, at, create_graph=True)
         cosine = (_unit(at_x) * _unit(near_x)).flatten(1).sum(dim=1)
         told = (length(at_x) > 0) & (length(near_x) > 0)

@@ -16,9 +16,9 @@ from bullettrain.attacks import Attack
 from bullettrain.attacks.ascent import LogitGradient, Move
 from bullettrain.attacks.state import forward_some, uncompiled
 from bullettrain.baselines.fast import attacked
-from bullettrain.checks import check_count
 from bullettrain.objectives import AdversarialObjective
 from bullettrain.step import BulletTrain
+from bullettrain.validation import check_count
 
 
 class FirstLayer:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from bullettrain.terminal import terminal
+from bullettrain.terminal import logged, terminal
 
 
 def bench(
@@ -44,11 +43,12 @@ def bench(
       bullettrain bench cifar10-trades-short --engines graphs,compile --out results/bench.json
     """
     from bullettrain.commands.bench_terminal import HEADINGS, cells, markdown
+    from bullettrain.config.recipes import recipe as find_recipe
+    from bullettrain.config.settings import ConfigError, number
+    from bullettrain.processes import find_place
+    from bullettrain.run_folder import RunFolder
     from bullettrain.training import bench as benchmark
-    from bullettrain.training.folder import RunFolder
-    from bullettrain.training.recipes import recipe as find_recipe
-    from bullettrain.training.settings import ConfigError, number
-    from bullettrain.training.setup import find_place, load_data
+    from bullettrain.training.setup import load_data
 
     console = terminal()
     _check(out)
@@ -63,18 +63,18 @@ def bench(
         if len(parts) != 3 or not (min(parts) >= 0 and abs(sum(parts) - 1) <= 0.02):
             raise ConfigError(f"--shares {shares}: give three shares that add up to 1, outlier,boundary,robust")
         fractions = (parts[0], parts[1], parts[2])
-    result = benchmark.bench(
-        config,
-        place,
-        load_data(config, data_dir),
-        engines=names,
-        train_steps=train_steps,
-        steps=steps,
-        repeats=repeats,
-        shares=fractions,
-        checkpoint=checkpoint,
-        say=lambda text: console.print(text, soft_wrap=True),
-    )
+    with logged(console):
+        result = benchmark.bench(
+            config,
+            place,
+            load_data(config, data_dir),
+            engines=names,
+            train_steps=train_steps,
+            steps=steps,
+            repeats=repeats,
+            shares=fractions,
+            checkpoint=checkpoint,
+        )
     table = Table(box=None, pad_edge=False, show_header=False)  # a case a column: it fits a narrow terminal
     for index, values in enumerate(zip(HEADINGS.values(), *(cells(row) for row in result["rows"]), strict=True)):
         table.add_row(*values, style="bold" if index < 2 else None)
@@ -82,15 +82,15 @@ def bench(
         column.justify = "right"
     console.print(table)
     if out is not None:
-        RunFolder(out.parent).write(out.name, (json.dumps(result, indent=2) + "\n").encode())
+        RunFolder(out.parent).write_json(out.name, result)
         RunFolder(out.parent).write(out.with_suffix(".md").name, (markdown(result) + "\n").encode())
         console.print(f"written  {out}", soft_wrap=True)
 
 
 def _check(out: Path | None) -> None:
     """Before anything is timed: the figures can be written."""
-    from bullettrain.training.folder import try_folder
-    from bullettrain.training.settings import ConfigError
+    from bullettrain.config.settings import ConfigError
+    from bullettrain.run_folder import try_folder
 
     if out is None:
         return

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from bullettrain.commands.options import Device
 from bullettrain.terminal import say_rows, terminal
 
 if TYPE_CHECKING:
@@ -91,18 +91,18 @@ def verify(name: Annotated[str, typer.Argument(help=NAMES)], data_dir: Where = N
 
 @data_app.command()
 def corrupt(
-    out: Annotated[Path, typer.Option(help="Folder for the files. What is there already is kept.")],
+    out: Annotated[Path, typer.Option(help="Folder for the files; existing files are kept.")],
     dataset: Annotated[str, typer.Option(help=f"Whose test images: {' or '.join(SMALL)}.")] = "cifar10",
     data_dir: Where = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--only", metavar="NAME", help="Make this one; again for more, or several with commas between them."
+            "--only", metavar="NAME", help="Only this corruption; repeatable, or several separated by commas."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="What chance does depends on it.")] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one a core.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random parts.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: one per core.")] = None,
+    device: Device = None,
 ) -> None:
     """Make CIFAR-10-C or CIFAR-100-C: the test images under 19 common corruptions, at 5 severities.
 
@@ -114,9 +114,9 @@ def corrupt(
     """
     from bullettrain import corruptions
     from bullettrain import data as datasets
+    from bullettrain.config.settings import ConfigError
     from bullettrain.corruptions.files import image_file
-    from bullettrain.training.settings import ConfigError
-    from bullettrain.training.setup import find_place
+    from bullettrain.processes import find_place
 
     if dataset not in SMALL:
         raise ConfigError(f"--dataset is {dataset!r}; corruptions are made of {' and '.join(SMALL)}")
@@ -152,9 +152,9 @@ def corrupt(
 
 def _corruptions(only: list[str] | None) -> list[str]:
     """The corruptions that are asked for, each once; all of them, where none is."""
-    from bullettrain.checks import instead
+    from bullettrain.config.settings import ConfigError
     from bullettrain.corruptions import CORRUPTIONS
-    from bullettrain.training.settings import ConfigError
+    from bullettrain.validation import instead
 
     asked = [name.strip() for text in only or () for name in text.split(",") if name.strip()]
     there = tuple(CORRUPTIONS)
@@ -167,14 +167,12 @@ def _corruptions(only: list[str] | None) -> list[str]:
 @contextmanager
 def _making(images: int) -> Iterator[Told]:
     """How far it is: a bar over all ``images`` on a terminal, and everywhere a line for each file that is made."""
+    from bullettrain.progress import progress_bar
+
     console = terminal()
-    columns = (
-        TextColumn("{task.description:17}"),
-        BarColumn(bar_width=None),
-        TaskProgressColumn(),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal, expand=True, transient=True) as bar:
+    bar = progress_bar(console, transient=True, percent=True)
+    bar.disable = not console.is_terminal
+    with bar:
         task = bar.add_task("starting", total=images)
         before = 0
 

@@ -1,4 +1,4 @@
-"""`bullettrain evaluate`: how robust is a network, judged by attacks that others accept."""
+"""`bullettrain evaluate`: how robust a network is, under attacks that others accept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -15,10 +15,10 @@ from bullettrain.commands import options
 from bullettrain.terminal import terminal
 
 if TYPE_CHECKING:
+    from bullettrain.config.sections import Config
     from bullettrain.data import ImageSet
-    from bullettrain.evaluation.specs import Attack, Defaults
+    from bullettrain.evaluation.specs import Defaults, NormName
     from bullettrain.precision import Precision
-    from bullettrain.training.config import Config
 
 PRECISIONS: dict[str, tuple[Precision, ...]] = {
     "float32": ("float32",),
@@ -54,7 +54,7 @@ def evaluate(
     mean: options.Mean = None,
     std: options.Std = None,
     number: Annotated[
-        int, typer.Option("--images", min=0, help="Judge only so many test images, every class alike; 0: all.")
+        int, typer.Option("--images", min=0, help="Evaluate only so many test images, every class alike; 0: all.")
     ] = 0,
     image_size: Annotated[
         int | None,
@@ -62,12 +62,12 @@ def evaluate(
     ] = None,
     precision: Annotated[
         str,
-        typer.Option(help="What attacks search in: float32, tf32, bf16, or both (the first and last). Float32 judges."),
+        typer.Option(help="Of the search of attacks: float32, tf32, bf16, or both (first and last). Float32 decides."),
     ] = "float32",
     curves: Annotated[
         bool, typer.Option("--curves", help="Also accuracy against ε and against steps, and a look for masking.")
     ] = False,
-    curve_size: Annotated[int, typer.Option(min=1, help="Images for --curves.")] = 1000,
+    curve_images: Annotated[int, typer.Option(min=1, help="Images for --curves.")] = 1000,
     corruptions: Annotated[Path | None, typer.Option(help="Folder of CIFAR-10-C's or -100-C's files.")] = None,
     mce_baseline: Annotated[
         Path | None, typer.Option(help="JSON of accuracies by corruption, for the mean corruption error.")
@@ -88,7 +88,7 @@ def evaluate(
         Path | None, typer.Option(help="Folder of evaluation.json and report.html. Default: the run's.")
     ] = None,
 ) -> None:
-    """Judge a network, trained here or not, under the attacks that the field accepts.
+    """Evaluate a network, trained here or not, under the attacks that the field accepts.
 
     Results are kept in evaluation.json as they come; the same command again goes on where it was stopped. pgd20 is
     the paper's: ε 0.031, step 0.003, uniform start. pgd:… takes steps, restarts, step, loss (ce, kl, margin), norm
@@ -109,45 +109,30 @@ def evaluate(
     """
     import torch
 
-    from bullettrain.checks import instead
     from bullettrain.commands.evaluate_terminal import show
+    from bullettrain.config.settings import ConfigError
     from bullettrain.evaluation import evaluate as evaluation
+    from bullettrain.evaluation.progress import EvaluationProgress
     from bullettrain.evaluation.results import FILE, Store
-    from bullettrain.evaluation.specs import Clean, parse_attack, parse_attacks
-    from bullettrain.evaluation.subject import check_form, config_of, find_subject
-    from bullettrain.evaluation.watch import Watch
+    from bullettrain.evaluation.specs import parse_attacks
+    from bullettrain.loading import find_source, load_model
+    from bullettrain.processes import StoppedError, StopRequest, find_place
     from bullettrain.reporting import write_report
-    from bullettrain.training.folder import RunError, RunFolder
-    from bullettrain.training.settings import ConfigError
-    from bullettrain.training.setup import find_place
-    from bullettrain.training.signals import StoppedError, StopRequest
+    from bullettrain.run_folder import RunError, RunFolder
+    from bullettrain.validation import instead
 
     console = terminal()
-    config = config_of(model)
+    source = find_source(model, weights)
+    config = source.config
     defaults = _defaults(config, eps, norm)
-    attacks = parse_attacks(attack, defaults) if attack else [Clean(), parse_attack("pgd20", defaults)]
-    _check_corruptions(attacks, corruptions, mce_baseline)
+    attacks = parse_attacks(attack or ["clean", "pgd20"], defaults)
+    if (corruptions or mce_baseline) and "corruptions" not in {attack.name for attack in attacks}:
+        raise ConfigError("--corruptions and --mce-baseline go with --attack corruptions")
     if precision not in PRECISIONS:
         raise ConfigError(f"--precision is {precision!r}{instead(precision, PRECISIONS)}")
     place = find_place(device)
     if place.together:
         raise ConfigError("evaluate runs in one process; start it without torchrun")
-    if config is not None and config.training.threads:
-        torch.set_num_threads(config.training.threads)  # as it was trained: a small network waits for its threads
-    check_form(model)
-    name = data or (config.data.name if config else None)
-    if name is None:
-        raise ConfigError("say which images to judge it on, e.g. --data cifar10")
-    images = _images(name, config, data_dir, number, image_size)
-    subject = find_subject(
-        model,
-        weights=weights,
-        network=network,
-        trust=trust,
-        mean=options.numbers(mean),
-        std=options.numbers(std),
-        **_shape(images),
-    )
     plan = evaluation.Plan(
         attacks,
         PRECISIONS[precision],
@@ -155,31 +140,46 @@ def evaluate(
         seed,
         compile_network,
         defaults if curves else None,
-        curve_size,
+        curve_images,
         corruptions,
         _baseline(mce_baseline),
         overwrite,
         number,
     )
-    folder = out or subject.folder or Path("runs") / f"evaluate-{_plain(model)}"
-    if RunFolder(folder).exists and (subject.folder is None or not folder.samefile(subject.folder)):
-        raise ConfigError(f"--out {folder} is a run, but not the one that is judged; choose another --out")
+    if config is not None and config.training.threads:
+        torch.set_num_threads(config.training.threads)  # as it was trained: a small network waits for its threads
+    data = data or (config.data.name if config else None)
+    if data is None:
+        raise ConfigError("say which images to evaluate it on, e.g. --data cifar10")
+    images = _images(data, config, data_dir, number, image_size)
+    loaded = load_model(
+        model,
+        weights=weights,
+        network=network,
+        trust=trust,
+        mean=options.numbers(mean),
+        std=options.numbers(std),
+        channels=images.images.shape[1],
+        image_size=images.images.shape[2],
+        classes=len(images.classes),
+    )
+    folder = out or source.folder or Path("runs") / f"evaluate-{_folder_name(model)}"
+    if RunFolder(folder).exists and (source.folder is None or not folder.samefile(source.folder)):
+        raise ConfigError(f"--out {folder} is a run, but not the one that is evaluated; choose another --out")
     store = Store(folder)
-    said = f"{subject.name}" + (f", {subject.weights} weights" if subject.folder else "")
-    console.print(f"{said}: {number or len(images)} images of {name} on {place.device}", soft_wrap=True)
+    console.print(f"{source}: {number or len(images)} images of {data} on {place.device}", soft_wrap=True)
     with StopRequest() as stop:
         try:
-            with store.alone(), Watch(console, stop) as watch:
+            with store.alone(), EvaluationProgress(console, stop) as progress:
                 entry, asked = evaluation.evaluate(
-                    subject, images, name, plan, device=place.device, store=store, watch=watch
+                    loaded, images, data, plan, device=place.device, store=store, progress=progress
                 )
         except (StoppedError, KeyboardInterrupt):  # a second Ctrl-C ends it at once, with what was saved before
             words = [word for word in sys.argv[1:] if not (store.forgot and word == "--overwrite")]
-            command = shlex.join(["bullettrain", *words])
             how = "this goes on, where --overwrite would start over" if store.forgot else "the same command goes on"
-            console.print(f"interrupted; {how}:\n  {command}", soft_wrap=True)
+            console.print(f"interrupted; {how}:\n  {shlex.join(['bullettrain', *words])}", soft_wrap=True)
             sys.exit(128 + (stop.signal or 2))
-    show(console, entry, asked, subject.config, curves=curves)
+    show(console, entry, asked, config, curves=curves)
     console.print(f"written  {folder / FILE}", soft_wrap=True)
     try:
         console.print(f"report   {write_report(folder)}", soft_wrap=True)
@@ -188,52 +188,33 @@ def evaluate(
 
 
 def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defaults:
-    """What attacks have that do not say: options first, then the run's, then the paper's."""
-    from bullettrain.evaluation.specs import Defaults, parse_attack, threat_of
-    from bullettrain.training.settings import ConfigError
+    """Settings of attacks that do not give them: options first, then the run's, then the paper's."""
+    from bullettrain.config.settings import ConfigError, number
+    from bullettrain.evaluation.specs import Defaults, check_eps, threat_of
 
+    own = threat_of(config) if config else Defaults()
     if norm not in (None, "linf", "l2"):
         raise ConfigError(f"--norm is {norm!r}; there are linf, l2")
-    own = cast(Literal["linf", "l2"], norm or (config.method.norm if config else "linf"))
-    defaults = Defaults(own)
-    if config is not None and own == config.method.norm and config.method.objective != "augmix":
-        defaults = threat_of(config)
-    if eps is None:
-        return defaults
-    radius = parse_attack(f"pgd:norm={own},eps={eps}", Defaults()).eps  # type: ignore[union-attr]
-    return defaults if radius == defaults.eps else Defaults(own, radius)
-
-
-def _check_corruptions(attacks: list[Attack], folder: Path | None, baseline: Path | None) -> None:
-    """Before anything is computed: the folder is there where it is asked for, and only there."""
-    from bullettrain.evaluation.specs import Corruptions
-    from bullettrain.training.settings import ConfigError
-
-    wanted = any(isinstance(attack, Corruptions) for attack in attacks)
-    if wanted and folder is None:
-        raise ConfigError("--attack corruptions needs the folder that holds them: --corruptions DIR")
-    if not wanted and (folder or baseline):
-        raise ConfigError("--corruptions and --mce-baseline go with --attack corruptions")
-    if folder is not None and not folder.is_dir():
-        raise ConfigError(f"--corruptions {folder} is no folder; `bullettrain data corrupt` makes one")
+    asked = Defaults(cast("NormName", norm or own.norm))
+    if eps is not None:
+        asked = Defaults(asked.norm, check_eps(number(eps), asked.norm, "--"))
+    return own if asked.norm == own.norm and asked.eps in (None, own.eps) else asked
 
 
 def _baseline(path: Path | None) -> dict[str, list[float]] | None:
-    from bullettrain.training.settings import ConfigError
+    from bullettrain.config.settings import ConfigError
+    from bullettrain.schema import conform
 
-    if path is None:
-        return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): [float(value) for value in values] for name, values in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        reason = getattr(error, "strerror", None) or "not JSON of the form {corruption: [accuracy, …]}"
-        raise ConfigError(f"--mce-baseline {path} cannot be read: {reason}") from None
+        return conform(json.loads(path.read_text(encoding="utf-8")), dict[str, list[float]]) if path else None
+    except (OSError, ValueError, RecursionError) as error:
+        form = "give JSON of the form {corruption: [accuracy, …]}"
+        raise ConfigError(f"--mce-baseline {path} cannot be read ({error}); {form}") from None
 
 
 def _images(name: str, config: Config | None, data_dir: Path | None, number: int, image_size: int | None) -> ImageSet:
+    from bullettrain.config.settings import ConfigError
     from bullettrain.data import load
-    from bullettrain.training.settings import ConfigError
 
     if image_size is None and config is not None and name == config.data.name:
         image_size = config.data.image_size
@@ -243,11 +224,5 @@ def _images(name: str, config: Config | None, data_dir: Path | None, number: int
     return images
 
 
-def _shape(images: ImageSet) -> dict[str, int]:
-    _, channels, height, _ = images.images.shape
-    return {"channels": channels, "image_size": height, "classes": len(images.classes)}
-
-
-def _plain(model: str) -> str:
-    """A name for a folder."""
+def _folder_name(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name if Path(model).exists() else model).strip("-")

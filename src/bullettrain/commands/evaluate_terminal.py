@@ -10,12 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bullettrain.config.sections import Config
+from bullettrain.evaluation.progress import interval, share
 from bullettrain.evaluation.results import Entry, Result
-from bullettrain.evaluation.watch import interval, share
 from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows, weakest
-from bullettrain.terminal import fitting, say
-from bullettrain.training.config import Config
-from bullettrain.training.display import duration
+from bullettrain.terminal import duration, fitting, say
 
 STYLES: dict[str, str | None] = {"attack": None, "part": "dim", "worst": "bold"}
 COLUMNS = ("attack", "threat", "accuracy", "95 %", "paper", "time")

@@ -40,15 +40,15 @@ def export(
 
       bullettrain export runs/cifar10-trades --format hub --weights averaged --out my-model
     """
-    from bullettrain.checks import instead
-    from bullettrain.evaluation.subject import find_subject
+    from bullettrain.config.settings import ConfigError
     from bullettrain.exporting import FORMATS
     from bullettrain.exporting import export as write
-    from bullettrain.training.settings import ConfigError
+    from bullettrain.loading import load_model
+    from bullettrain.validation import instead
 
     if form not in FORMATS:
         raise ConfigError(f"--format is {form!r}{instead(form, FORMATS)}")
-    subject = find_subject(
+    loaded = load_model(
         model,
         weights=weights,
         network=network,
@@ -58,5 +58,5 @@ def export(
         image_size=image_size or 32,
         channels=channels or 3,
     )
-    for path in write(subject, form, out or (subject.folder or Path()) / FORMATS[form]):
+    for path in write(loaded, form, out or (loaded.folder or Path()) / FORMATS[form]):
         terminal().print(f"written  {path}", soft_wrap=True)

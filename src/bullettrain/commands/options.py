@@ -35,6 +35,6 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: 
 
 def numbers(text: str | None) -> list[float] | None:
     """`0.49,0.48,0.45` as numbers."""
-    from bullettrain.training.settings import number
+    from bullettrain.config.settings import number
 
     return None if text is None else [number(part) for part in text.split(",")]

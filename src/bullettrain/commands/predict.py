@@ -44,12 +44,12 @@ def predict(
     from bullettrain.data.augment import to_unit
     from bullettrain.data.files import read_images
     from bullettrain.evaluation.specs import threat_in_words
-    from bullettrain.evaluation.subject import find_subject
-    from bullettrain.training.setup import find_place
+    from bullettrain.loading import load_model, with_shape
+    from bullettrain.processes import find_place
 
     console = terminal()
     place = find_place(device)
-    subject = find_subject(
+    loaded = load_model(
         model,
         weights=weights,
         network=network,
@@ -59,39 +59,33 @@ def predict(
         image_size=image_size or 32,
         channels=channels or 3,
     )
-    about = subject.about.network
-    assert about is not None
-    pixels = read_images(images, channels=channels or about.channels, image_size=image_size or about.image_size)
-    made = subject.network.to(place.device)
+    about = with_shape(loaded, image_size=image_size, channels=channels).about
+    assert about.network is not None
+    pixels = read_images(images, channels=about.network.channels, image_size=about.network.image_size)
+    made = loaded.network.to(place.device)
     with torch.no_grad():
         logits = torch.cat([made(to_unit(part.to(place.device))) for part in torch.split(pixels, BATCH)])
-    shares = logits.float().softmax(dim=1).cpu()
-    classes = subject.about.classes or tuple(str(index) for index in range(shares.shape[1]))
-    order = shares.argsort(dim=1, descending=True)
+    found = []
+    for file, shares in zip(images, logits.float().softmax(dim=1).tolist(), strict=True):
+        ranked = sorted(zip(about.classes, shares, strict=True), key=lambda pair: -pair[1])
+        found.append((str(file), ranked))
     if as_json:
-        found = [
-            {
-                "image": str(file),
-                "class": classes[int(ranked[0])],
-                "probability": float(share[ranked[0]]),
-                "probabilities": {classes[int(index)]: float(share[index]) for index in ranked},
-            }
-            for file, share, ranked in zip(images, shares, order, strict=True)
+        values = [
+            {"image": image, "class": ranked[0][0], "probability": ranked[0][1], "probabilities": dict(ranked)}
+            for image, ranked in found
         ]
-        typer.echo(json.dumps(found, indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(values, indent=1, ensure_ascii=False))
         return
-    threat = subject.about.threat
-    said = f"{subject.name}" + (f", {subject.weights} weights" if subject.folder else "")
-    said += f", trained to withstand {threat_in_words(threat.norm, threat.eps)}" if threat else ""
-    console.print(said, style="dim", soft_wrap=True)
+    said = f", trained to withstand {threat_in_words(**vars(about.threat))}" if about.threat else ""
+    console.print(f"{loaded}{said}", style="dim", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     table.add_column("image", overflow="fold")
     table.add_column("class", style="bold", overflow="fold")
     table.add_column("probability", justify="right", no_wrap=True)
     if top > 1:
         table.add_column("next", style="dim")
-    for file, share, ranked in zip(images, shares, order, strict=True):
-        percent = [f"{100 * float(share[index]):.1f} %" for index in ranked[:top]]
-        others = [f"{classes[int(index)]} {text}" for index, text in zip(ranked[1:top], percent[1:], strict=True)]
-        table.add_row(str(file), classes[int(ranked[0])], percent[0], *([", ".join(others)] if top > 1 else []))
+    for image, ranked in found:
+        (best, share), *others = ranked[:top]
+        after = ", ".join(f"{name} {100 * share:.1f} %" for name, share in others)
+        table.add_row(image, best, f"{100 * share:.1f} %", *([after] if top > 1 else []))
     console.print(table)

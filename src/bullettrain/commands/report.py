@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bullettrain.reporting.run import Contents
 
 
-def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a comparison.")]) -> None:
+def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, a comparison or an evaluation.")]) -> None:
     """Write report.html into a run's folder again, from what the run recorded.
 
     Example:
@@ -23,17 +23,11 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a
     """
     from bullettrain.reporting.report import write_page
     from bullettrain.reporting.run import read_contents
-    from bullettrain.training.folder import RunError
 
     console = terminal()
-    try:
-        contents = read_contents(folder)
-        problems = _problems(contents)
-        path = write_page(contents)
-    except ValueError as error:
-        raise RunError(str(error)) from None
-    except OSError as error:
-        raise RunError(f"report.html could not be written to {folder}: {error.strerror}") from None
+    contents = read_contents(folder)
+    problems = _problems(contents)
+    path = write_page(contents)
     for problem in problems:
         say(console, Text.assemble(("warning", "bold yellow"), f" {problem}"))
     console.print(f"report  {path}", soft_wrap=True)
@@ -41,7 +35,9 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a
 
 def _problems(contents: Contents) -> list[str]:
     """What of the folder cannot be shown; RunError where that is all of it."""
-    from bullettrain.training.folder import RunError, as_config
+    from bullettrain.config import Config
+    from bullettrain.config.settings import ConfigError
+    from bullettrain.run_folder import RunError
 
     problems: list[str] = []
     empty: list[str] = []
@@ -49,9 +45,9 @@ def _problems(contents: Contents) -> list[str]:
     for run, part in runs:
         problems += [*run.notes, *part.damaged]
         try:
-            as_config(run.config, run.folder / "config.yaml")
-        except RunError as error:
-            problems.append(f"{error}; it is shown as it is")
+            Config.from_dict(run.config)
+        except ConfigError as error:
+            problems.append(f"{run.folder / 'config.yaml'} cannot be read: {error}; it is shown as it is")
         if not run.recorded:
             metrics = run.folder / "metrics.jsonl"
             empty.append(f"{metrics} " + ("holds no record that can be read" if metrics.is_file() else "is missing"))

@@ -14,87 +14,87 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from bullettrain.commands.options import Device
 from bullettrain.terminal import logged, say, terminal
 
 if TYPE_CHECKING:
+    from bullettrain.config.sections import Config
+    from bullettrain.processes import Place
     from bullettrain.reproduction.results import Results
+    from bullettrain.reproduction.runs import Task, TaskResult
     from bullettrain.reproduction.scales import Scale
     from bullettrain.reproduction.studies import Row, Study
-    from bullettrain.reproduction.tasks import Task, TaskResult
-    from bullettrain.training.config import Config
-    from bullettrain.training.setup import Place
 
 CORRUPTIONS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
 """Folders beside a dataset where its corruptions are looked for."""
-logger = logging.getLogger(__name__)
+LOGGED = "bullettrain.reproduction"
+"""What is shown of the package's log: not that of each run."""
+logger = logging.getLogger(LOGGED)
 
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="What to reproduce; without any, what there is.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Tables and figures. Without a name: list them.")
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="smoke, short, medium, paper: digits in seconds, minutes or hours on a GPU, all of it.")
-    ] = "smoke",
+        str | None,
+        typer.Option(
+            help="smoke, short, medium, paper: digits in seconds, minutes on a GPU, WRN-34-10 for 30 epochs, or as in "
+            "the paper. Default: smoke. Without a name, medium and paper train WRN-34-10."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of runs, records and tables. Default: runs/reproduce/SCALE.")
     ] = None,
     rows: Annotated[
         list[str] | None,
-        typer.Option(
-            "--rows", metavar="ROW", help="Run these alone, with commas between them; * stands for any letters."
-        ),
+        typer.Option("--rows", metavar="ROW", help="Only these rows, separated by commas; * matches anything."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Run every row so often; tables then have mean ± std.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per row; tables then show mean ± std.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Number of concurrent runs; disables timing.")] = 1,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every row; again for more."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every row; repeatable."),
     ] = None,
-    size: Annotated[
-        int | None,
-        typer.Option(min=0, help="Test images for attacks that training does not end with anyway; 0: all."),
+    images: Annotated[
+        int | None, typer.Option(min=0, help="Test images for the attacks after training; 0: all.")
     ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
-            help="What those attacks search in: float32, tf32 or bf16. Tables say where it is not float32. Default: "
-            "what is there will do, float32 for the rest."
+            help="Precision in which these attacks search: float32, tf32 or bf16. Tables mention it. Default: float32, "
+            "unless there is a result already."
         ),
     ] = None,
     train_only: Annotated[
         bool,
-        typer.Option(
-            "--train-only", help="Leave those attacks for later: for `bullettrain evaluate`, or this without it."
-        ),
+        typer.Option("--train-only", help="Skip these attacks; run them later, without this option or by `evaluate`."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would run and how long it would take, and stop.")
+        bool, typer.Option("--dry-run", help="Show what would run and how long its training takes, and exit.")
     ] = False,
     only_tables: Annotated[
         bool,
         typer.Option(
-            "--tables",
-            help="Train nothing; write tables and pictures of what is there, also of what `evaluate` found since.",
+            "--tables", help="Train nothing; write tables and pictures of finished runs, with what `evaluate` found."
         ),
     ] = False,
     timing: Annotated[
         bool,
         typer.Option(
             "--timing",
-            help="Train nothing; time the steps of the finished runs one after the other, with nothing else on the "
-            "device: minutes and wall-clock of runs that shared it.",
+            help="Train nothing; time the steps of finished runs, one run at a time: for minutes and wall-clock of "
+            "runs that shared the device.",
         ),
     ] = False,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")] = None,
+    device: Device = None,
 ) -> None:
-    """Reproduce a table or a figure of the paper, with its own figures beside ours.
+    """Reproduce a table or a figure of the paper, next to the paper's own figures.
 
-    Rows are recipes with settings. Runs that are finished are kept and reused, also by other tables; the same
-    command again goes on where it was stopped. Of several names, runs that they share are made once.
+    Finished runs are kept, and shared between tables; the same command again continues where it was stopped.
 
     Examples:
 
@@ -105,33 +105,38 @@ def reproduce(
       bullettrain reproduce table-trades --scale short --rows trades,bt-nr2 --seeds 3 --dry-run
 
       bullettrain reproduce fig-gamma fig-nr --scale short --jobs 3
+
+      bullettrain reproduce --scale medium --dry-run
     """
-    from bullettrain.checks import instead
-    from bullettrain.commands.reproduce_terminal import forecast, show, show_list
+    from bullettrain.commands.reproduce_terminal import on_record, show, show_list, show_plan
+    from bullettrain.config.settings import ConfigError
     from bullettrain.data.base import root
     from bullettrain.precision import Precision
+    from bullettrain.processes import find_place
     from bullettrain.reproduction.records import read_records
     from bullettrain.reproduction.results import Results
+    from bullettrain.reproduction.runs import RECORDS, Task, merged, perform
     from bullettrain.reproduction.scales import SCALES
-    from bullettrain.reproduction.studies import STUDIES
-    from bullettrain.reproduction.tasks import RECORDS, Task, merged, perform
-    from bullettrain.training.folder import environment
-    from bullettrain.training.settings import ConfigError
-    from bullettrain.training.setup import find_place
+    from bullettrain.reproduction.studies import LARGE, RANKS, STUDIES
+    from bullettrain.run_folder import environment
+    from bullettrain.validation import instead
 
     console = terminal()
+    if not names and scale in ("medium", "paper"):
+        names = [LARGE]
     if not names:
         show_list(console)
         return
     for name in names:
         if name not in STUDIES:
             raise ConfigError(f"there is nothing called {name!r} to reproduce{instead(name, STUDIES)}")
+    scale = scale or "smoke"
     if scale not in SCALES:
         raise ConfigError(f"--scale is {scale!r}{instead(scale, SCALES)}")
-    studies, size_of = [STUDIES[name] for name in dict.fromkeys(names)], SCALES[scale]
+    studies, at = [STUDIES[name] for name in dict.fromkeys(names)], SCALES[scale]
     patterns = [part for text in rows or [] for part in text.split(",") if part]
     if rows and not patterns:
-        raise ConfigError("--rows names no row; leave it away for all of them")
+        raise ConfigError("--rows names no row; leave it out to run all of them")
     if patterns and len(studies) > 1:
         raise ConfigError(f"--rows {','.join(patterns)} goes with one name; there are {len(studies)}")
     place = find_place(device)
@@ -143,44 +148,39 @@ def reproduce(
     changed = tuple(settings or ())
     if precision is not None and precision not in typing.get_args(Precision):
         raise ConfigError(f"--precision is {precision!r}{instead(precision, typing.get_args(Precision))}")
-    if train_only and only_tables:
-        raise ConfigError("--train-only trains and --tables does not; give one of them")
-    if timing and (train_only or only_tables or dry_run):
-        raise ConfigError("--timing goes without --train-only, --tables and --dry-run")
+    modes = {"--train-only": train_only, "--tables": only_tables, "--timing": timing, "--dry-run": dry_run}
+    if sum(modes.values()) > 1:
+        given = " and ".join(mode for mode, wanted in modes.items() if wanted)
+        raise ConfigError(f"{given} do not go together; give one of them")
 
     evaluated = not (train_only or only_tables)
 
     def task(study: Study, row: Row, seed: int) -> Task:
-        config = _config(row, size_of, changed, seed, place)
+        config = _config(row, at, changed, seed, place)
+        usual = at.images if row.images is None or not at.like_paper else row.images
+        wanted = [attack for attack in (*study.attacks, *row.attacks) if not (row.plain and attack == RANKS)]
         return Task(
             config,
             out,
-            attacks=tuple(size_of.attacks.get(attack, attack) for attack in study.attacks) if evaluated else (),
-            ranks=study.ranks and not row.plain and evaluated,
-            size=size_of.size if size is None else size,
+            attacks=tuple(at.attacks.get(attack, attack) for attack in wanted) if evaluated else (),
+            images=usual if images is None else images,
             precision=cast(Precision | None, precision),
             corruptions=root(data_dir) / CORRUPTIONS[config.data.name] if config.data.name in CORRUPTIONS else None,
             data_dir=data_dir,
             device=device,
-            report=size_of.like_paper,
+            report=at.like_paper,
             label=row.name if seed == 0 else f"{row.name}, seed {seed}",
         )
 
-    tasks = merged(
-        [
-            task(study, row, seed)
-            for seed in range(seeds)
-            for study in studies
-            for row in study.chosen(size_of, patterns)
-        ]
-    )
+    chosen = [(study, row) for study in studies for row in study.chosen(at, patterns)]
+    tasks = merged([task(study, row, seed) for seed in range(seeds) for study, row in chosen])
     records = read_records(out / RECORDS)  # one that is damaged is better found now than after all is trained
     if dry_run:
         title = f"{', '.join(study.name for study in studies)}, scale {scale}"
-        forecast(console, title, tasks, records, environment(place.device)["device"], jobs)
+        show_plan(console, title, tasks, on_record(at) | records, environment(place.device)["device"], jobs)
         return
     written: list[Path] = []
-    with logged(console):
+    with logged(console, LOGGED):
         try:
             if timing or only_tables:
                 _make_folders(out)
@@ -194,7 +194,7 @@ def reproduce(
             for study in studies:
                 if study is not studies[0]:
                     console.print()
-                results = Results(study, size_of, records, settings=changed)
+                results = Results(study, at, records, settings=changed)
                 written += _write(results, out)
                 show(console, results)
         except KeyboardInterrupt:  # a second Ctrl-C ends it at once, with what was saved before
@@ -229,22 +229,18 @@ def _config(row: Row, scale: Scale, settings: tuple[str, ...], seed: int, place:
 
 def _make_folders(out: Path) -> None:
     """Before anything is trained: what comes of it can be written."""
-    from bullettrain.data.base import unwritable
-    from bullettrain.reproduction.tasks import RECORDS, RUNS
-    from bullettrain.training.folder import try_folder
+    from bullettrain.reproduction.runs import RECORDS, RUNS
+    from bullettrain.run_folder import try_folder
 
-    try:
-        for folder in (out, out / RECORDS, out / RUNS):
-            try_folder(folder)
-    except OSError as error:
-        raise unwritable(error, out, " with --out") from None
+    for folder in (out, out / RECORDS, out / RUNS):
+        try_folder(folder)
 
 
 def _check(tasks: list[Task]) -> None:
     """Before anything is trained: what it will be evaluated by and on is there."""
+    from bullettrain.config.settings import ConfigError
     from bullettrain.data.base import elsewhere, root
     from bullettrain.evaluation import autoattack
-    from bullettrain.training.settings import ConfigError
 
     if any("autoattack" in task.attacks for task in tasks):
         autoattack.installed()
@@ -258,8 +254,7 @@ def _check(tasks: list[Task]) -> None:
 
 def _run(console: Console, tasks: list[Task], jobs: int) -> list[TaskResult]:
     """All runs that are not done."""
-    from bullettrain.reproduction.jobs import run_all
-    from bullettrain.reproduction.tasks import DONE, ON_RECORD, RECORDS, attack_name
+    from bullettrain.reproduction.runs import DONE, ON_RECORD, RECORDS, attack_name, run_all
 
     states = [task.state() for task in tasks]
     left = [task for task, state in zip(tasks, states, strict=True) if state not in (DONE, ON_RECORD)]
@@ -281,9 +276,8 @@ def _run(console: Console, tasks: list[Task], jobs: int) -> list[TaskResult]:
 
 def _time(tasks: list[Task], device: str | None, data_dir: Path | None) -> list[TaskResult]:
     """The timing of all runs that are finished, into their records."""
-    from bullettrain.reproduction.jobs import is_timed, time_run
-    from bullettrain.reproduction.tasks import RECORDS
-    from bullettrain.training.setup import find_place
+    from bullettrain.processes import find_place
+    from bullettrain.reproduction.runs import RECORDS, is_timed, time_run
 
     finished = [record for task in tasks if (record := task.record()) is not None and record.finished]
     left = [record for record in finished if not is_timed(record, find_place(device).device)]
@@ -295,14 +289,13 @@ def _time(tasks: list[Task], device: str | None, data_dir: Path | None) -> list[
 def _write(results: Results, out: Path) -> list[Path]:
     """The study's table and pictures; the paths that a person opens."""
     from bullettrain.reproduction import figures, tables
-    from bullettrain.training.folder import RunFolder
+    from bullettrain.run_folder import RunFolder
 
-    name = results.study.name
     pictures = figures.write(results, out)
-    page = tables.html(results, [(caption, address) for _, caption, address in pictures])
-    RunFolder(out).write(f"{name}.html", page.encode())
-    RunFolder(out).write(
-        f"{name}.md",
-        tables.markdown(results, [(f"{picture}.png", caption) for picture, caption, _ in pictures]).encode(),
-    )
-    return [out / f"{name}.md", out / f"{name}.html", *(out / f"{picture}.png" for picture, _, _ in pictures)]
+    pages = {
+        f"{results.study.name}.md": tables.markdown(results, [(f"{name}.png", text) for name, text, _ in pictures]),
+        f"{results.study.name}.html": tables.html(results, [(text, address) for _, text, address in pictures]),
+    }
+    for name, page in pages.items():
+        RunFolder(out).write(name, page.encode())
+    return [out / name for name in (*pages, *(f"{name}.png" for name, _, _ in pictures))]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -11,16 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from bullettrain.reproduction import tables
-from bullettrain.reproduction.records import Record, read_records
+from bullettrain.reproduction.records import Record, read_csv, read_records
 from bullettrain.reproduction.results import NOT_RUN, Results, Verdict
-from bullettrain.reproduction.scales import SCALES
-from bullettrain.reproduction.studies import STUDIES
-from bullettrain.reproduction.tasks import DONE, ON_RECORD, Task, seconds_left
-from bullettrain.terminal import fits, say, say_rows
-from bullettrain.training.display import duration
+from bullettrain.reproduction.runs import DONE, ON_RECORD, Task
+from bullettrain.reproduction.scales import SCALES, Scale
+from bullettrain.reproduction.studies import LARGE, STUDIES
+from bullettrain.terminal import duration, fits, say, say_rows
 
-RESULTS = Path(__file__).resolve().parents[3] / "results" / "reproduce"
-"""Records of a checkout."""
+CHECKOUT = Path(__file__).resolve().parents[3] / "results"
+"""What is on record where this is a checkout."""
 STYLES: dict[Verdict | None, str] = dict(zip(Verdict, ("green", "yellow", "yellow", "red", "dim"), strict=True))
 SHORT = {
     **{"shares": "B / R / O %", "corruptions": "corr. %", "rank_correct": "ρ, correct"},
@@ -40,96 +38,79 @@ def show_list(console: Console) -> None:
 def show(console: Console, results: Results) -> None:
     """The table with as much as there is room for, what is to be said of rows, and the claims."""
     console.print(results.study.title, style="bold")
-    columns = tables.columns(results)
-    titles = fits(console, _table(results, columns, titles=True))
-    for number, part in enumerate([columns] if titles else _parts(console, results, columns)):
-        if number:
-            console.print()
-        console.print(_table(results, part, titles=titles))
-    if any(column.baseline for column in columns):
-        brackets = ", and in brackets the paper's" if any(column.paper for column in columns) else ""
-        console.print(f"to base: points against its baseline{brackets}", style="dim")
+    columns, titles = list(tables.columns(results)), True
+    table, dropped = _table(results, columns, titles), False
+    for kind in ("titles", "paper", "gain", *["ours"] * len(columns)):
+        if fits(console, table):
+            break
+        if kind == "titles":
+            titles = False
+        else:
+            kept = columns[:-1] if kind == "ours" else [column for column in columns if column.kind != kind]
+            columns, dropped = kept or columns, dropped or len(kept) < len(columns)
+        table = _table(results, columns, titles)
+    console.print(table)
+    if dropped:
+        say(console, f"{results.study.name}.md has all columns", style="dim")
     statuses: dict[str, list[str]] = {}
     for row in results.rows.values():
         if (status := results.status(row)) and (status != NOT_RUN or len(results.rows) <= MANY):
             statuses.setdefault(status, []).append(row.title if titles else row.name)
-    for status, rows in statuses.items():
-        say(console, f"{status}: {'; '.join(rows)}", style="dim")
-    for note in results.notes():
-        say(console, note, style="dim")
+    for text in (*(f"{status}: {'; '.join(rows)}" for status, rows in statuses.items()), *results.notes()):
+        say(console, text, style="dim")
+    claims = Table.grid(padding=(0, 2))
+    claims.add_column(no_wrap=True)
+    for verdict, allowed, text, _ in tables.claims(results):
+        claims.add_row(Text(f"{tables.MARKS[verdict]} {verdict.value}", STYLES[verdict]), text + allowed)
     if results.claims:
-        _show_claims(console, results)
+        console.print(claims)
     if not results.scale.like_paper:
         say(console, "scale smoke: it runs, and the figures mean nothing", style="dim")
 
 
-def _show_claims(console: Console, results: Results) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    for verdict, allowed, text, _ in tables.claims(results):
-        table.add_row(Text(f"{tables.MARKS[verdict]} {verdict.value}", STYLES[verdict]), text + allowed)
-    console.print(table)
-
-
-def _parts(console: Console, results: Results, columns: Sequence[tables.Column]) -> Iterator[list[tables.Column]]:
-    """The columns, as many at a time as there is room for: a table each."""
-    part: list[tables.Column] = []
-    for column in columns:
-        if part and not fits(console, _table(results, [*part, column])):
-            yield part
-            part = []
-        part.append(column)
-        if len(part) == 1 and not fits(console, _table(results, part)):  # the paper's figure is in the files
-            part = [dataclasses.replace(column, paper=False)]
-    yield part
-
-
-def _table(results: Results, columns: Sequence[tables.Column], *, titles: bool = False) -> Table:
+def _table(results: Results, columns: Sequence[tables.Column], titles: bool) -> Table:
     """The rows, by their names or by whole titles."""
     table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     for column in columns:
-        table.add_column(SHORT.get(column.metric, column.heading), justify="right", no_wrap=True)
-        if column.paper:
-            table.add_column("paper", justify="right", style="dim", no_wrap=True)
-        if column.baseline:
-            table.add_column("to base", justify="right", no_wrap=True)
+        heading = SHORT.get(column.metric, column.heading) if column.kind == "ours" else column.heading
+        table.add_column(heading, justify="right", style="dim" if column.kind == "paper" else "", no_wrap=True)
     for row in results.rows.values():
         run = bool(results.runs[row.name])
-        if len(results.rows) > MANY and not run:
-            continue
-        cells = [
-            Text(cell.marked, STYLES.get(cell.verdict, "") if cell.marked != cell.text else "")
-            for cell in tables.cells(results, row, columns, paper="{}")
-        ]
-        table.add_row(row.title if titles else row.name, *cells, style=None if run else "dim")
+        if run or len(results.rows) <= MANY:
+            cells = [tables.cell(results, row, column) for column in columns]
+            styled = [Text(cell.marked, STYLES.get(cell.verdict, "")) for cell in cells]
+            table.add_row(row.title if titles else row.name, *styled, style=None if run else "dim")
     return table
 
 
-def forecast(
+def on_record(scale: Scale) -> dict[str, Record]:
+    """What a checkout has on record: of any scale, and of the paper's own network at this one."""
+    found: dict[str, Record] = {}
+    for folder in sorted(CHECKOUT.glob("reproduce/*/records")):
+        found |= read_records(folder)
+    table = CHECKOUT / "paper_scale.csv"
+    return found | (read_csv(table, scale, STUDIES[LARGE].rows(scale)) if table.is_file() else {})
+
+
+def show_plan(
     console: Console, title: str, tasks: Sequence[Task], records: Mapping[str, Record], device: str, jobs: int
 ) -> None:
-    """What would run, and how long its training took where it was measured: here, or on record in a checkout."""
+    """What would run, and how long its training took where it was measured."""
     say(console, f"{title}, on {device}", style="bold")
-    on_record = dict(records)
-    for folder in sorted(RESULTS.glob("*/records")):
-        on_record = read_records(folder) | on_record
     table = Table(box=None, pad_edge=False)
     for heading in ("row", "state", "training", "measured on"):
         table.add_column(heading, justify="right" if heading == "training" else "left", overflow="fold")
     total, unknown = 0.0, 0
     for task in tasks:
-        state = task.state()
-        cells = ["", ""]
+        state, cells = task.state(), ["", ""]
         if state not in (DONE, ON_RECORD):
-            found = seconds_left(task, on_record, device)
+            found = task.seconds_left(records, device)
             cells = [duration(found[0]), found[1]] if found else ["not measured", ""]
             total, unknown = total + (found[0] if found else 0.0), unknown + (found is None)
         table.add_row(task.label, state, *cells)
     console.print(table)
     besides = f", besides {unknown} that {'was' if unknown == 1 else 'were'} not measured" if unknown else ""
-    lines = [f"altogether {duration(total)} of training, one run after another{besides}"]
-    if jobs > 1:
-        lines.append(f"{jobs} concurrent runs share the device: how much sooner they are done is not measured")
-    lines.append("without compilation and evaluation, of which AutoAttack may take longer than training")
-    say(console, "\n".join(lines))
+    shared = f"; {jobs} concurrent runs share the device" if jobs > 1 else ""
+    say(console, f"altogether {duration(total)} of training, one run after another{besides}{shared}")
+    say(console, "without compilation and evaluation, of which AutoAttack may take longer than training")

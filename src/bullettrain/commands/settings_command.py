@@ -26,8 +26,8 @@ class SettingsCommand(TyperCommand):
 
 def _setting(option: str, given: list[str]) -> tuple[str, str] | None:
     """The setting that an unknown option may stand for, and how it is set to the value that was given."""
-    from bullettrain.guess import guesses
-    from bullettrain.training.describe import meanings, sections
+    from bullettrain.config.describe import meanings, sections
+    from bullettrain.errors import guesses
 
     keys: dict[str, list[str]] = {}
     for section, kind in sections().items():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bullettrain.terminal import say, terminal
+from bullettrain.terminal import logged, say, terminal
 
 if TYPE_CHECKING:
-    from bullettrain.training.setup import Place
+    from bullettrain.processes import Place
 
 
 def train(
@@ -26,6 +28,9 @@ def train(
         typer.Option(help="small-cnn, preact-resnet-18, wrn-D-W, package.module:function or timm:NAME."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Instead of --epochs: as many as the whole command does in this time.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images in a mini-batch, over all processes together.")] = None,
     lr: Annotated[str | None, typer.Option("--lr", metavar="NUMBER", help="Learning rate.")] = None,
     eps: Annotated[
@@ -60,6 +65,9 @@ def train(
     compare_both: Annotated[
         bool, typer.Option("--compare", help="Train without and with BulletTrain, and put both in one table.")
     ] = False,
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Keep compiled code here, so that the next run need not compile it again.")
+    ] = None,
     compile_network: Annotated[bool, typer.Option("--compile", help="Compile the network with torch.compile.")] = False,
     accumulate: Annotated[int | None, typer.Option(help="Mini-batches to one update of the weights.")] = None,
     trust: Annotated[
@@ -81,6 +89,8 @@ def train(
 
       bullettrain train cifar10-trades-short --epochs 10 --eps 4/255 --set weight_decay=1e-4
 
+      bullettrain train cifar10-trades-short --minutes 10
+
       bullettrain train cifar10-trades-short --method fast
 
       bullettrain train cifar10-trades-short --data folder:my-images --set data.image_size=32
@@ -91,17 +101,16 @@ def train(
 
       torchrun --nproc-per-node 2 -m bullettrain train cifar10-trades
     """
+    from bullettrain import processes
     from bullettrain.commands import train_terminal as told
-    from bullettrain.training import setup
-    from bullettrain.training.describe import as_yaml
-    from bullettrain.training.folder import RunError, RunFolder
-    from bullettrain.training.methods import with_method
+    from bullettrain.config import RECIPES, ConfigError
+    from bullettrain.config.describe import as_yaml
+    from bullettrain.config.methods import with_method
+    from bullettrain.run_folder import RunError, RunFolder
     from bullettrain.training.recipe_files import find_recipe
-    from bullettrain.training.recipes import RECIPES
     from bullettrain.training.run import resume_command
-    from bullettrain.training.settings import ConfigError
 
-    console = terminal()
+    began, console = time.monotonic(), terminal()
     if list_recipes:
         told.show_list(console)
         return
@@ -121,6 +130,11 @@ def train(
     config = config.replace_section("training", **{key: value for key, value in options.items() if value is not None})
     if baseline and compare_both:
         raise ConfigError("--baseline and --compare were both given; --compare trains the baseline too")
+    if minutes is not None and (resume or compare_both or epochs is not None or minutes <= 0):
+        raise ConfigError(
+            f"--minutes {minutes:g} chooses the epochs of one new run, and is above 0; leave out --epochs, --resume "
+            "and --compare, or --minutes"
+        )
     if baseline:
         config = config.baseline()
     if show:
@@ -135,12 +149,19 @@ def train(
     if resume and not folder.is_dir():
         raise RunError(f"{folder} is not there, so there is nothing to resume; check --out, or leave out --resume")
     again = ["--device", device] if device else []
+    again += ["--cache-dir", str(cache_dir)] if cache_dir else []
     again += ["--compare"] if compare_both else []
     again += ["--keep-going"] if keep_going else []
+    if cache_dir is not None:
+        cache_compiled_code(cache_dir)
     place: Place | None = None
     try:
-        place = setup.find_place(device)
-        told.run(console, config, folder, place, data_dir, resume, keep_going, compare_both, again)
+        place = processes.find_place(device)
+        how: dict[str, Any] = {"data_dir": data_dir, "resume": resume, "keep_going": keep_going}
+        with logged(console):
+            if minutes is not None:
+                config = told.fit_minutes(config, minutes, place, data_dir, folder, began=began)
+            told.run(console, config, folder, place, how, both=compare_both, again=again)
     except KeyboardInterrupt:  # before it trains, or a second one: at once, with what was saved before
         if place is None or place.first:
             if any(RunFolder(path).exists for path in (folder, folder / "baseline")):
@@ -148,4 +169,10 @@ def train(
             else:
                 say(console, "interrupted before the first step; nothing was saved")
         raise
-    setup.leave_group()  # nobody leaves while the first one still writes
+    processes.leave_group()  # nobody leaves while the first one still writes
+
+
+def cache_compiled_code(folder: Path) -> None:
+    """Have PyTorch keep compiled code in ``folder``; before anything is compiled."""
+    for variable, part in {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}.items():
+        os.environ[variable] = str(folder.expanduser().resolve() / part)

@@ -12,23 +12,33 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bullettrain.evaluation.paper import paper_boundary
-from bullettrain.reporting import formatting
-from bullettrain.terminal import fitting, say, say_rows
+from bullettrain import formatting
+from bullettrain.brief import first_line
+from bullettrain.config import RECIPES, Config
+from bullettrain.config.methods import METHODS
+from bullettrain.config.methods import one_line as method_line
+from bullettrain.config.recipes import one_line
+from bullettrain.processes import Place
+from bullettrain.reporting import write_report
+from bullettrain.reporting.paper import paper_boundary
+from bullettrain.run_folder import SHARES, RunError, RunFolder
+from bullettrain.terminal import duration, fitting, percent, say, say_rows
 from bullettrain.training.collapse import CollapseError
-from bullettrain.training.config import Config
-from bullettrain.training.display import duration, percent
-from bullettrain.training.folder import RunError, RunFolder
-from bullettrain.training.methods import METHODS
-from bullettrain.training.methods import one_line as method_line
-from bullettrain.training.recipes import RECIPES, one_line
-from bullettrain.training.run import Result, compare, comparison, resume_command
+from bullettrain.training.minutes import for_minutes
+from bullettrain.training.run import Result, check_folder, compare, comparison, resume_command
 from bullettrain.training.run import train as run_training
-from bullettrain.training.setup import Place
-from bullettrain.training.tally import CLASSES
+from bullettrain.training.setup import load_data
 
 DROPPED = ("outlier", "robust", "boundary", "passes", "training")
 """Columns of a comparison that a narrow terminal does without, first one first."""
+
+
+def fit_minutes(
+    config: Config, minutes: float, place: Place, data_dir: Path | None, folder: Path, *, began: float
+) -> Config:
+    """The config with the epochs that fit into ``minutes``, counted from ``began``; the folder is looked at first."""
+    check_folder(RunFolder(folder), config, resume=False, data_dir=data_dir)
+    return for_minutes(config, minutes, place, load_data(config, data_dir), began=began)
 
 
 def run(
@@ -36,51 +46,58 @@ def run(
     config: Config,
     folder: Path,
     place: Place,
-    data_dir: Path | None,
-    resume: bool,
-    keep_going: bool,
+    options: Mapping[str, Any],
+    *,
     both: bool,
-    options: list[str],
+    again: Sequence[str],
 ) -> None:
-    """Train one run, or both of a comparison, and say what came of it."""
-    arguments: dict[str, Any] = {
-        "data_dir": data_dir,
-        "resume": resume,
-        "keep_going": keep_going,
-        "console": console if place.first else None,
-    }
+    """Train one run, or both of a comparison, write the report, and say what came of it.
+
+    Args:
+        console, config, folder, place: of the run.
+        options: of :func:`bullettrain.training.run.train`.
+        both: a comparison.
+        again: options of the command that goes on.
+    """
+    shown = console if place.first else None
+    parts = [folder / "baseline", folder / "bullettrain", folder] if both else [folder]
     try:
-        results = (
-            compare(config, folder, place, **arguments) if both else (run_training(config, folder, place, **arguments),)
-        )
+        if both:
+            results = [*compare(config, folder, place, console=shown, **options)]
+        else:
+            results = [run_training(config, folder, place, console=shown, **options)]
     except CollapseError as error:
         if place.first:
+            _write_reports(console, parts)
+            kept = [path for path in parts if RunFolder(path).has_checkpoint()]
+            where = f"What was saved before is in {kept[-1]}; evaluate it before you use it." if kept else ""
+            command = resume_command(config, folder, options["data_dir"], [*again, "--keep-going"])
+            advice = "" if options["keep_going"] else f" To go on all the same:\n  {command}"
             say(console, Text.assemble(("stopped:", "bold red"), f" {error}"))
-            kept = [
-                path
-                for path in (folder, folder / "baseline", folder / "bullettrain")
-                if RunFolder(path).has_checkpoint()
-            ]
-            where = (
-                f"What was saved before is in {kept[-1]}; judge it before you use it."
-                if kept
-                else "No epoch was finished before."
-            )
-            command = resume_command(config, folder, data_dir, [*options, "--keep-going"])
-            advice = "" if keep_going else f" To go on all the same:\n  {command}"
-            console.print(f"{where}{advice}", soft_wrap=True)
+            console.print(f"{where or 'No epoch was finished before.'}{advice}", soft_wrap=True)
         sys.exit(1)
     if not place.first:
         return
-    last = results[-1]
-    if last.signal is not None:
-        say_how_to_go_on(console, resume_command(config, folder, data_dir, options))
-        sys.exit(128 + last.signal)
+    _write_reports(console, parts)
+    if (signal := results[-1].signal) is not None:
+        say_how_to_go_on(console, resume_command(config, folder, options["data_dir"], again))
+        sys.exit(128 + signal)
     if both:
         print_comparison(console, *results)
     else:
-        print_result(console, last)
+        print_result(console, results[-1])
     console.print(f"report  {folder / 'report.html'}", soft_wrap=True)
+
+
+def _write_reports(console: Console, folders: Sequence[Path]) -> None:
+    """The reports, also of a run that collapsed or was stopped; a disk without room for them loses nothing else."""
+    for folder in folders:
+        if not (RunFolder(folder).exists or (folder / "comparison.json").is_file()):
+            continue
+        try:
+            write_report(folder)
+        except (OSError, RunError) as error:
+            console.print(f"report.html could not be written to {folder}: {first_line(error)}", soft_wrap=True)
 
 
 def say_how_to_go_on(console: Console, command: str) -> None:
@@ -134,7 +151,7 @@ def print_result(console: Console, result: Result) -> None:
     )
     lines = [f"trained {duration(end['seconds'])}{besides}, {end['work']:.1f} passes an example"]
     if end["boundary"] < 1:
-        shares = [f"{name} {percent(end[name])}" for name in ("outlier", "boundary", "robust")]
+        shares = [f"{name} {percent(end[name])}" for name in SHARES]
         lines.append(", ".join(shares) + _beside_paper(result))
         lines.append(f"speed-up {end['theoretical_speedup']:.2f}× theoretical, {end['work_speedup']:.2f}× counted work")
     console.print(f"{result.folder}", style="bold", soft_wrap=True)
@@ -151,7 +168,7 @@ def print_comparison(console: Console, baseline: Result, mined: Result) -> None:
         cells = {"": "BulletTrain" if row["name"] == "bullettrain" else "baseline"}
         cells |= {_heading(key): percent(row[key]) for key in ("clean", attack)}
         cells |= {"training": duration(row["seconds"]), "passes": f"{row['work']:.1f}"}
-        cells |= {name: percent(row[name]) if row["boundary"] < 1 else "–" for name in CLASSES}
+        cells |= {name: percent(row[name]) if row["boundary"] < 1 else "–" for name in SHARES}
         rows.append(cells)
     table = fitting(console, partial(_table, rows), list(rows[0]), DROPPED)
     speedup, errors = figures["speedup"], figures["errors"]

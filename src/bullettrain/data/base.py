@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bullettrain.errors import UserError
+from bullettrain.errors import UserError, user_path
 
 ENVIRONMENT = "BULLETTRAIN_DATA"
 FOLDERS = {
@@ -136,18 +136,10 @@ class ImageSet:
 def root(data_dir: str | Path | None = None) -> Path:
     """The folder datasets are looked for in: `data_dir`, else $BULLETTRAIN_DATA, else the user's cache."""
     if data_dir is not None:
-        return expand(data_dir)
+        return user_path(data_dir)
     if os.environ.get(ENVIRONMENT):
-        return expand(os.environ[ENVIRONMENT])
-    return expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "bullettrain"
-
-
-def expand(path: str | Path) -> Path:
-    """`path` with the user's folder in place of ~."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise DataError(f"{path} begins with a user that this machine does not know: write the folder out.") from None
+        return user_path(os.environ[ENVIRONMENT])
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "bullettrain"
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bullettrain.data.base import DataError, ImageSet, derive_seed, expand, reading
+from bullettrain.data.base import DataError, ImageSet, derive_seed, reading
 from bullettrain.data.base import root as find_root
 from bullettrain.data.files import read_folder, read_npz
 from bullettrain.data.readers import image_set, read_cifar10, read_cifar100, read_digits, read_mnist
+from bullettrain.errors import user_path
 
 NAMES = ("digits", "mnist", "cifar10", "cifar100")
 OWN = {"folder": "a folder that holds a folder of images for each class", "npz": "an .npz file with arrays x and y"}
@@ -41,7 +43,7 @@ def load(
     if image_size is not None and kind != "folder":
         raise DataError(f"an image size was given for {name_or_path}: only folders of images are resized.")
     if colon and kind in OWN and where:
-        path, what = expand(where), OWN[kind]
+        path, what = user_path(where), OWN[kind]
         with reading(path, what, f"give {what}"):
             return _load_npz(path, split) if kind == "npz" else _load_folder(path, split, _size(image_size))
     if name_or_path == "digits":
@@ -135,3 +137,13 @@ def _size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if min(height, width) < 1 or max(height, width) > LARGEST_SIDE:
         raise DataError(f"image size {height}x{width}: give 1 to {LARGEST_SIDE} pixels each way.")
     return height, width
+
+
+def fingerprint(sets: tuple[ImageSet, ...], *, most: int = 500) -> str:
+    """A digest that changes with the data: sizes, shapes, classes, labels, and about ``most`` images of each set."""
+    digest = hashlib.blake2b(digest_size=16)
+    for images in sets:
+        digest.update(repr((tuple(images.images.shape), images.classes)).encode())
+        digest.update(images.labels.cpu().numpy().tobytes())
+        digest.update(images.images[:: max(1, len(images) // most)].cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks.state import bare
-from bullettrain.checks import check_count, check_labels, check_logits, check_module
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER, CudaGraphRunner
 from bullettrain.engine.distributed import average_gradients, share_buffers
 from bullettrain.engine.forwards import FastForwards, Forwards, in_any_size
 from bullettrain.engine.phases import EAGER, Batch, Phases, Runner
+from bullettrain.validation import check_count, check_labels, check_logits, check_module
 
 if TYPE_CHECKING:
     from bullettrain.step import BulletTrain, StepOutput
@@ -238,8 +238,9 @@ class Captured:
         if self._phases is None or now != self._made_for:
             self._early = self._early + 1 if self._taken < EARLY_STEPS else 0
             self._spent, self._phases = self.seconds, None
-            self.runner = EAGER
-            gc.collect()  # graphs hold memory, in circles
+            if self.runner is not EAGER:
+                self.runner = EAGER
+                gc.collect()  # graphs hold memory, in circles
             self._phases = self._make(x)
             self._made_for, self._taken = self._signature(x), 0
         self._taken += 1

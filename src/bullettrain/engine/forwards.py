@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bullettrain.attacks.state import Mode, bare, dynamic, forward_some, frozen, training, without_sync
-from bullettrain.checks import check_logits_shape
 from bullettrain.engine.frozen_copy import FrozenCopy
 from bullettrain.engine.paired_forward import PairedForward
+from bullettrain.validation import check_logits_shape
 
 TRIAL_IMAGES = 16
 """Images that show whether two batches can be paired; in double precision many would take seconds."""

@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from bullettrain.attacks.state import dynamic, training
 from bullettrain.engine.frozen_copy import cast_layers
-from bullettrain.precision import arithmetic, wide
+from bullettrain.precision import arithmetic, at_least_float32
 
 
 class PairedForward(nn.Module):
@@ -179,7 +179,7 @@ class _Inner(nn.Module):
     def forward(self, x: Tensor, count: Tensor, valid: Tensor) -> _Outcome:
         split = self.split
         later = torch.arange(len(x), device=x.device) >= count
-        precision = wide(x[:1]).dtype
+        precision = at_least_float32(x[:1]).dtype
         split.batch = torch.where(valid, later.long(), 2)
         split.member = torch.stack([~later & valid, later & valid], dim=1).to(precision)[:, :, None, None]
         split.number = split.member.sum(dim=0)[:, :, 0].clamp_min(1)
@@ -244,8 +244,9 @@ class _Normalise(torch.autograd.Function):
         ``batch`` (n,) and ``member`` (n, 2, 1, 1) say which row is in which batch, ``number`` (2, 1) how many values a
         channel has there.
         """
-        centre = wide(x[:1]).mean(dim=tuple(range(2, x.ndim)), keepdim=True) if x.ndim > 2 else wide(x[:1])
-        values = wide(x) - centre
+        first = at_least_float32(x[:1])
+        centre = first.mean(dim=tuple(range(2, x.ndim)), keepdim=True) if x.ndim > 2 else first
+        values = at_least_float32(x) - centre
         mean = _by_batch(member, _by_row(values)) / number
         var = (_by_batch(member, _by_row(values.square())) / number - mean.square()).clamp_min(0)
         inverse = (var + eps).rsqrt()
@@ -265,7 +266,7 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx, gradient: Tensor, *_: Tensor | None):  # type: ignore[no-untyped-def]
         """Of x, weight and bias: dx = scale·(g − mean of g − x̂·mean of g·x̂), as g·a + x·b + c."""
         x, weight, centre, batch, member, number, mean, inverse = ctx.saved_tensors
-        values, g = wide(x) - centre, wide(gradient)
+        values, g = at_least_float32(x) - centre, at_least_float32(gradient)
         total = _by_batch(member, _by_row(g))
         along = inverse * (_by_batch(member, _by_row(g * values)) - mean * total)  # Σ g·x̂
         scale = inverse if weight is None else inverse * weight
@@ -307,7 +308,7 @@ def _gradients(
         logits, *_ = run(x, count, valid)
         away = torch.linspace(-1, 1, logits.numel(), device=x.device).view(logits.shape)
         parameters = [p for p in network.parameters() if p.requires_grad]
-        return torch.autograd.grad((wide(logits) * away).sum(), parameters, allow_unused=True)
+        return torch.autograd.grad((at_least_float32(logits) * away).sum(), parameters, allow_unused=True)
 
 
 def gradient_error(

@@ -17,12 +17,12 @@ from bullettrain.attacks.norms import per_example
 from bullettrain.attacks.pgd import AttackState, take
 from bullettrain.attacks.schedule import packed
 from bullettrain.attacks.state import dynamic
-from bullettrain.checks import check_category, check_loss, check_score, check_steps
 from bullettrain.engine.forwards import Forwards
 from bullettrain.history import margin_of, unseen_on_boundary
 from bullettrain.mining import Category, SeparationWithModel, separate
 from bullettrain.objectives import Objective
-from bullettrain.precision import wide
+from bullettrain.precision import at_least_float32
+from bullettrain.validation import check_category, check_loss, check_score, check_steps
 
 if TYPE_CHECKING:
     from bullettrain.step import BulletTrain
@@ -165,7 +165,7 @@ class Phases:
         else:
             forwards.freeze()
             s = forwards.frozen_logits(x, "train" if self.objective.selection == "train" else "eval")
-        return check_score(train.score(wide(s.detach()), y), len(y)), s
+        return check_score(train.score(at_least_float32(s.detach()), y), len(y)), s
 
     def allocate(
         self,
@@ -249,7 +249,7 @@ class Phases:
         """Clean probabilities (R, K) that the attack moves away from: those of ``s``, or of the frozen network."""
         if s is None:
             s = self.forwards.frozen_logits(x, self.objective.attack_mode)
-        p = wide(s).softmax(dim=1)
+        p = at_least_float32(s).softmax(dim=1)
         return torch.cat([p, p[:1]]) if self.spare else p
 
     def places(self, steps: Tensor, most: int, places: int) -> Tensor:
@@ -347,7 +347,7 @@ class Phases:
         z = None if z is None else z.detach()
         score = margin = None
         if self.train.history.examples:
-            score = None if z is None else check_score(self.train.score(wide(z), y), len(y))
+            score = None if z is None else check_score(self.train.score(at_least_float32(z), y), len(y))
             margin = margin_of(z_prime, y)
         return Learnt(loss, z, z_prime.detach(), counts, score, margin)
 

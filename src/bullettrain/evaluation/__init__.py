@@ -1,5 +1,6 @@
 """Evaluation: accuracy on clean images, on attacked ones, and on AugMix views."""
 
 from bullettrain.evaluation.accuracy import clean_accuracy, robust_accuracy, view_accuracy
+from bullettrain.evaluation.specs import PGD
 
-__all__ = ["clean_accuracy", "robust_accuracy", "view_accuracy"]
+__all__ = ["PGD", "clean_accuracy", "robust_accuracy", "view_accuracy"]

@@ -1,101 +1,85 @@
-"""Accuracy on clean images, and on the worst of several attacks on each image; and which images it is."""
+"""Accuracy on clean images, under PGD, and on AugMix views: the rounds that they are made of."""
 
 from __future__ import annotations
-
-import functools
-from collections.abc import Callable
-from typing import ParamSpec
 
 import torch
 from torch import Tensor, nn
 
-from bullettrain.attacks import Norm, bare
+from bullettrain.attacks import bare, frozen, pgd
 from bullettrain.attacks.pgd import RandomStart
 from bullettrain.augmix import ViewMaker
 from bullettrain.data import ImageSet
-from bullettrain.evaluation.rounds import pgd_rounds
-from bullettrain.evaluation.survival import Round, Survival, Tick, clean_round, correct, survive
-
-P = ParamSpec("P")
-
-
-def clean_survival(
-    model: nn.Module, data: ImageSet, *, device: torch.device, batch_size: int = 500, tick: Tick | None = None
-) -> Survival:
-    """What of ``data`` the network, in eval mode and float32, classifies correctly."""
-    return survive([clean_round(bare(model))], data, device=device, batch_size=batch_size, tick=tick)
+from bullettrain.evaluation.evaluated_model import correct
+from bullettrain.evaluation.specs import PGD
+from bullettrain.evaluation.survival import Round, survive
+from bullettrain.precision import at_least_float32
 
 
-def robust_survival(
-    model: nn.Module,
-    data: ImageSet,
-    *,
-    eps: float,
-    steps: int,
-    step_size: float,
-    restarts: int = 1,
-    norm: str | Norm = "linf",
-    loss: str = "ce",
-    random_start: RandomStart | None = "uniform",
-    device: torch.device,
-    batch_size: int = 500,
-    seed: int = 0,
-    tick: Tick | None = None,
-) -> Survival:
-    """What of ``data`` survives every one of ``restarts`` PGD attacks, from uniform starts by default.
+def clean_round(model: nn.Module) -> Round:
+    """The images as they are."""
+    net = bare(model)
+    return Round("clean", lambda x, y, seed: correct(net, x, y))
+
+
+def pgd_rounds(model: nn.Module, attack: PGD, *, random_start: RandomStart | None = "uniform") -> list[Round]:
+    """One round a restart; an image survives where the last iterate is classified correctly."""
+    net = bare(model)
+
+    def survives(x: Tensor, y: Tensor, seed: int) -> Tensor:
+        target = None
+        if attack.loss == "kl":
+            with frozen(net), torch.no_grad():
+                target = at_least_float32(net(x)).softmax(dim=1)
+        x_adv = pgd(
+            net,
+            x,
+            y,
+            eps=attack.eps,
+            steps=attack.steps,
+            step_size=attack.step,
+            norm=attack.norm,
+            loss=attack.loss,
+            target=target,
+            random_start=random_start,
+            generator=torch.Generator(x.device).manual_seed(seed),
+            check=False,  # the images come from bytes
+        )
+        return correct(net, x_adv, y)
+
+    names = [f"restart {number + 1}" for number in range(attack.restarts)] if attack.restarts > 1 else ["pgd"]
+    return [Round(name, survives) for name in names]
+
+
+def view_round(model: nn.Module, views: ViewMaker) -> Round:
+    """One AugMix view of each image."""
+    net = bare(model)
+
+    def survives(x: Tensor, y: Tensor, seed: int) -> Tensor:
+        generator = torch.Generator(x.device).manual_seed(seed)
+        return correct(net, views(x, views.draw(len(x), 1, generator=generator, device=x.device))[0], y)
+
+    return Round("views", survives)
+
+
+def clean_accuracy(model: nn.Module, data: ImageSet, *, device: torch.device, batch_size: int = 500) -> float:
+    """Share of ``data`` that the network, in eval mode and float32, classifies correctly."""
+    return survive([clean_round(model)], data, device=device, batch_size=batch_size).share
+
+
+def robust_accuracy(
+    model: nn.Module, data: ImageSet, attack: PGD, *, device: torch.device, batch_size: int = 500, seed: int = 0
+) -> float:
+    """Share of ``data`` that survives every restart of ``attack``.
 
     Images that are lost already, clean or in an earlier restart, are not attacked again. The noise of a batch
     depends on ``seed``, the restart and the batch's place alone.
     """
-    net = bare(model)
-    attack = pgd_rounds(
-        net,
-        eps=eps,
-        steps=steps,
-        step_size=step_size,
-        restarts=restarts,
-        norm=norm,
-        loss=loss,
-        random_start=random_start,
-        device=device,
-    )
-    return survive([clean_round(net), *attack], data, device=device, batch_size=batch_size, seed=seed, tick=tick)
+    rounds = [clean_round(model), *pgd_rounds(model, attack)]
+    return survive(rounds, data, device=device, batch_size=batch_size, seed=seed).share
 
 
-def view_survival(
-    model: nn.Module,
-    data: ImageSet,
-    *,
-    views: ViewMaker,
-    device: torch.device,
-    batch_size: int = 500,
-    seed: int = 0,
-    tick: Tick | None = None,
-) -> Survival:
-    """What of ``data`` is classified correctly as an AugMix view, one of each image.
-
-    What is drawn for a batch depends on ``seed`` and its place alone.
-    """
-    net = bare(model)
-
-    def withstood(x: Tensor, y: Tensor, batch_seed: int) -> Tensor:
-        generator = torch.Generator(device).manual_seed(batch_seed)
-        draws = views.draw(len(x), 1, generator=generator, device=device)
-        return correct(net, views(x, draws)[0], y)
-
-    return survive([Round("views", withstood)], data, device=device, batch_size=batch_size, seed=seed, tick=tick)
-
-
-def _accuracy(survival: Callable[P, Survival]) -> Callable[P, float]:
-    """The same, but only how much it is: the share of all."""
-
-    @functools.wraps(survival)
-    def accuracy(*args: P.args, **options: P.kwargs) -> float:
-        return survival(*args, **options).share
-
-    return accuracy
-
-
-clean_accuracy = _accuracy(clean_survival)
-robust_accuracy = _accuracy(robust_survival)
-view_accuracy = _accuracy(view_survival)
+def view_accuracy(
+    model: nn.Module, data: ImageSet, views: ViewMaker, *, device: torch.device, batch_size: int = 500, seed: int = 0
+) -> float:
+    """Share of ``data`` that is classified correctly as an AugMix view; what is drawn depends on ``seed`` alone."""
+    return survive([view_round(model, views)], data, device=device, batch_size=batch_size, seed=seed).share

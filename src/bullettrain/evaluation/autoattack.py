@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks import frozen
-from bullettrain.evaluation.network import Judged
-from bullettrain.evaluation.survival import Round, correct
+from bullettrain.evaluation.evaluated_model import EvaluatedModel, correct
+from bullettrain.evaluation.specs import AutoAttack
+from bullettrain.evaluation.survival import Round
 from bullettrain.extras import extra
 from bullettrain.precision import arithmetic
 
@@ -46,18 +47,25 @@ def installed() -> str:
 
 
 def autoattack_rounds(
-    model: nn.Module, names: Sequence[str], *, eps: float, norm: str, classes: int, seed: int, device: torch.device
-) -> tuple[list[Round], Notes]:
-    """A round for each of the attacks ``names``, and what they remark while they run.
+    model: nn.Module,
+    names: Sequence[str],
+    attack: AutoAttack,
+    *,
+    classes: int,
+    seed: int,
+    notes: Notes,
+    device: torch.device,
+) -> list[Round]:
+    """A round for each of the attacks ``names``; what they remark while they run is in ``notes``.
 
     Each batch goes through the package's own ``run_standard_evaluation``, so that its parameters and checks are
     its own. It draws every batch from the one ``seed``, as in its published use.
     """
     module = _module()
-    notes = Notes()
 
     def adversary(attacked: nn.Module) -> Callable[[str, Tensor, Tensor], Tensor]:
-        arguments: dict[str, Any] = {"norm": {"linf": "Linf", "l2": "L2"}[norm], "eps": eps, "seed": seed}
+        norm = {"linf": "Linf", "l2": "L2"}[attack.norm]
+        arguments: dict[str, Any] = {"norm": norm, "eps": attack.eps, "seed": seed}
         arguments |= {"version": "standard", "device": device}
         if "verbose" in inspect.signature(module.AutoAttack).parameters:
             arguments["verbose"] = False
@@ -79,14 +87,14 @@ def autoattack_rounds(
         return run
 
     searching = adversary(model)
-    exact = adversary(model.exact) if isinstance(model, Judged) else searching
+    exact = adversary(model.exact) if isinstance(model, EvaluatedModel) else searching
 
     def taken_for(x: Tensor) -> Tensor:
         with frozen(model), torch.no_grad():
             classes: Tensor = model(x).argmax(dim=1)
         return classes
 
-    def withstood(name: str, x: Tensor, y: Tensor) -> Tensor:
+    def survives(name: str, x: Tensor, y: Tensor) -> Tensor:
         x_adv, right = x.clone(), taken_for(x) == y
         if right.any():
             x_adv[right] = searching(name, x[right], y[right])
@@ -100,9 +108,9 @@ def autoattack_rounds(
         return alive
 
     def as_round(name: str) -> Round:
-        return Round(name, lambda x, y, _: withstood(name, x, y), passes=PASSES[name])
+        return Round(name, lambda x, y, _: survives(name, x, y), passes=PASSES[name])
 
-    return [as_round(name) for name in names], notes
+    return [as_round(name) for name in names]
 
 
 class _AsRows(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from bullettrain.attacks.state import dynamic, frozen, uncompiled
 from bullettrain.engine.cuda_graphs import CudaGraphRunner
 from bullettrain.engine.frozen_copy import FrozenCopy
-from bullettrain.evaluation.autoattack import PASSES, TARGETS
-from bullettrain.evaluation.network import Judged, verdict
-from bullettrain.evaluation.search import APGD, FAB, Attack, MakeRunner, Runner, Square, Tick, eager, margins
-from bullettrain.evaluation.survival import Round, is_right
+from bullettrain.evaluation.autoattack import PASSES, TARGETS, Notes
+from bullettrain.evaluation.evaluated_model import EvaluatedModel, float32_logits, is_right
+from bullettrain.evaluation.search import APGD, FAB, Attack, MakeRunner, Square, Tick, eager, margins
+from bullettrain.evaluation.survival import Round
 from bullettrain.precision import arithmetic
 
 VERSION = "bf16 search 1"
@@ -113,21 +113,21 @@ def make_attack(name: str, network: Callable[[Tensor], Tensor], like: Tensor, ep
 
 
 def fast_rounds(
-    model: Judged,
+    model: EvaluatedModel,
     names: Sequence[str],
     *,
     eps: float,
     classes: int,
     seed: int,
     images: Tensor,
-    warn: Callable[[str], None] = print,
+    notes: Notes,
     tick: Callable[[int], None] | None = None,
     make: Callable[..., Attack] | None = None,
 ) -> list[Round]:
     """A round for each of the attacks ``names``.
 
-    A copy of the network in bf16 searches. Whether a candidate counts is said in float32, by :func:`verdict`; where
-    that is close, float32 searches, too.
+    A copy of the network in bf16 searches. Whether a candidate counts is decided in float32, by :func:`float32_logits`;
+    where that is close, float32 searches, too.
 
     Args:
         model: the network; compiled, its copy is, too.
@@ -136,23 +136,23 @@ def fast_rounds(
         classes: K.
         seed: of all noise; every batch draws from it, as in AutoAttack's published use.
         images: two or more, to try the copy on.
-        warn: told in one line what makes a result doubtful.
+        notes: told in one line what makes a result doubtful.
         tick: told how many passes of the batch under way are done.
         make: makes attacks; None: those of the standard version.
     """
     copy = SearchCopy(model.network, images[:2])
     network: nn.Module = torch.compile(copy) if model.is_compiled and images.is_cuda else copy  # type: ignore[assignment]
-    search = Searcher(lambda x: network(dynamic(x)), eps, _captured(warn) if images.is_cuda else eager, make)
+    search = Searcher(lambda x: network(dynamic(x)), eps, _captured(notes.warning) if images.is_cuda else eager, make)
     exactly = Searcher(model.exact, eps, eager, make)
     checked = False
 
-    def withstood(name: str, x: Tensor, y: Tensor) -> Tensor:
+    def survives(name: str, x: Tensor, y: Tensor) -> Tensor:
         nonlocal checked
         generator = torch.Generator(x.device).manual_seed(seed)
-        logits = verdict(model, x)
+        logits = float32_logits(model, x)
         if not checked:
             for text in _checks(model, x, logits):
-                warn(text)
+                notes.warning(text)
         checked = True
         alive, order = is_right(logits, y), logits.argsort(dim=1)
         jobs = range(2, min(TARGETS, classes - 1) + 2) if name in ("apgd-t", "fab-t") else [1]
@@ -169,7 +169,7 @@ def fast_rounds(
                     tick(round(len(x) * PASSES[name] * (number + share) / len(jobs)))
 
             found, guessed = search(name, x[rows], y[rows], target, generator, done)
-            now = verdict(model, found)
+            now = float32_logits(model, found)
             margin = margins(now, y[rows])
             both = guessed.isfinite() & margin.isfinite()  # FAB may not have met the ball
             off = max(off, float((guessed - margin)[both].square().mean().sqrt()) if both.any() else 0.0)
@@ -181,38 +181,24 @@ def fast_rounds(
         if len(close):
             with arithmetic("float32"), frozen(model):
                 found, guessed = exactly(name, x[close], y[close], aim[close], generator, None)
-            alive[close] = torch.where(guessed.isfinite(), is_right(verdict(model, found), y[close]), True)
+            alive[close] = torch.where(guessed.isfinite(), is_right(float32_logits(model, found), y[close]), True)
         return alive
 
     def as_round(name: str) -> Round:
-        return Round(name, lambda x, y, _: withstood(name, x, y), passes=PASSES[name], even=True)
+        return Round(name, lambda x, y, _: survives(name, x, y), passes=PASSES[name], even=True)
 
     return [as_round(name) for name in names]
 
 
 def _captured(warn: Callable[[str], None]) -> MakeRunner:
-    def make(state: Callable[[], Sequence[Tensor]]) -> Runner:
-        return by_graphs(CudaGraphRunner(state, warn, slack=math.inf))  # whatever a search finds, float32 decides
-
-    return make
-
-
-def by_graphs(graphs: CudaGraphRunner) -> Runner:
-    """Iterations of a search as CUDA graphs."""
-
-    def run(key: Hashable, function: Callable[[], None]) -> None:
-        def search(_: Hashable) -> None:
-            function()
-
-        graphs(search, key)
-
-    return run
+    """Iterations of a search as CUDA graphs; they may differ from eager ones: whatever they find, float32 decides."""
+    return lambda state: CudaGraphRunner(state, warn, slack=math.inf)
 
 
 def _checks(model: nn.Module, x: Tensor, logits: Tensor) -> list[str]:
     """What makes AutoAttack's standard version the wrong measure of a network."""
     found = []
-    if not torch.allclose(verdict(model, x), logits, rtol=1e-3, atol=1e-4):
+    if not torch.allclose(float32_logits(model, x), logits, rtol=1e-3, atol=1e-4):
         found.append("the network is random: the same images have other logits each time")
     if logits.min() > -1e-5 and (logits.sum(dim=1) - 1).abs().max() < 1e-5:
         found.append("the network returns probabilities, not logits")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
-import json
-import typing
+import math
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,15 +15,15 @@ import torch
 from torch import Tensor
 
 from bullettrain.brief import first_line
-from bullettrain.evaluation.specs import Attack, as_dict
+from bullettrain.corruptions.table import AVERAGED
+from bullettrain.evaluation.specs import KINDS, Attack, as_dict
 from bullettrain.evaluation.statistics import wilson
 from bullettrain.evaluation.survival import Survival
 from bullettrain.lock import alone
+from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.schema import SchemaError, conform
-from bullettrain.training.folder import RunError, RunFolder
 
 FILE = "evaluation.json"
-FORMAT = 1
 MOST_UNFINISHED = 16
 """Stopped attacks that are remembered; those of weights that are no more would pile up."""
 
@@ -54,6 +52,7 @@ class Result:
     rounds: list[tuple[str, float]] = field(default_factory=list)
     """Accuracy after each round: clean, then restarts or the attacks of AutoAttack."""
     corruptions: dict[str, Any] = field(default_factory=dict)
+    """Of `CorruptionDetails`, what is known; empty for other attacks."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -67,40 +66,17 @@ class Result:
         return (self.attack["norm"], self.attack["eps"]) if "eps" in self.attack else None
 
 
-def result_of(
-    attack: Attack,
-    state: Survival,
-    labels: Tensor,
-    classes: int,
-    *,
-    role: str,
-    precision: str,
-    key: str,
-    seconds: float,
-    rounds: Sequence[str],
-    notes: Sequence[str] = (),
-) -> Result:
-    """The result of an attack that has come to its end; ``labels`` (n,) are those of the images."""
-    alive = state.alive
-    counts = torch.bincount(labels.cpu(), minlength=classes)
-    kept = torch.bincount(labels.cpu()[alive], minlength=classes)
-    correct = int(alive.sum())
-    return Result(
-        attack.name,
-        as_dict(attack),
-        role,
-        precision,
-        key,
-        len(alive),
-        correct,
-        correct / len(alive),
-        wilson(correct, len(alive)),
-        round(seconds, 2),
-        per_class=[int(k) / int(n) if n else None for k, n in zip(kept, counts, strict=True)],
-        survived=pack(alive),
-        rounds=list(zip(rounds, state.shares, strict=True)),
-        notes=list(notes),
-    )
+def new_result(attack: Attack, correct: float, examples: int, seconds: float, **details: Any) -> Result:
+    """The result of an attack that leaves ``correct`` of ``examples``; ``details``: the other fields of `Result`."""
+    how = (attack.name, as_dict(attack), "attack", "float32", "")
+    share, interval = correct / examples, wilson(correct, examples)
+    return Result(*how, examples, round(correct), share, interval, round(seconds, 2), **details)
+
+
+def class_shares(alive: Tensor, labels: Tensor, classes: int) -> list[float | None]:
+    """Share of each class's images that are ``alive`` (n,), of ``labels`` (n,); None for a class without images."""
+    counts, kept = (torch.bincount(found.cpu(), minlength=classes) for found in (labels, labels.cpu()[alive]))
+    return [int(k) / int(n) if n else None for k, n in zip(kept, counts, strict=True)]
 
 
 @dataclass
@@ -136,24 +112,49 @@ class Entry:
 
 @dataclass(frozen=True)
 class CorruptionDetails:
-    """What `Result.corruptions` holds, where it is not empty."""
+    """Accuracy under common corruptions."""
 
     accuracy: dict[str, list[float]]
+    """By corruption, at severities 1 to 5; the extra ones too where their files are there."""
     missing: list[str]
+    """Of the 15 that are averaged, those without a file."""
     over: int
+    """Over how many of the 15 the mean is."""
+    examples: int = 0
+    """Images at each severity."""
     kept: str = ""
+    """In how many of the averaged corruptions and severities each image is right, a byte each."""
     fingerprint: str = ""
+    """Changes with the labels, and with some of the images of each averaged file."""
     mce: float | None = None
+    """Mean corruption error: errors divided by the baseline's; 1 says as good as it, less is better."""
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over the averaged corruptions and their severities."""
+        shares = [share for name in AVERAGED for share in self.accuracy.get(name, ())]
+        return math.fsum(shares) / len(shares)
 
 
-@dataclass(frozen=True)
+@dataclass
+class Unfinished:
+    """How far a stopped attack had come: a `Survival`, and the seconds so far."""
+
+    alive: str
+    pending: str
+    batches: int
+    shares: list[float]
+    seconds: float
+
+
+@dataclass
 class Evaluations:
     """What `evaluation.json` holds."""
 
     format: Literal[1]
     evaluations: list[Entry]
-    unfinished: dict[str, dict[str, Any]] | None = None
-    """How far attacks have come that were stopped, by key."""
+    unfinished: dict[str, Unfinished] | None = None
+    """By key."""
 
 
 def read_evaluations(values: Any) -> Evaluations:
@@ -163,12 +164,11 @@ def read_evaluations(values: Any) -> Evaluations:
         SchemaError: they are of another type, or an attack is none that there is.
     """
     content: Evaluations = conform(values, Evaluations)
-    kinds = {kind.__name__.lower(): kind for kind in typing.get_args(Attack)}
     for entry in content.evaluations:
         for result in entry.results:
             settings = dict(result.attack)
-            if (kind := kinds.get(str(settings.pop("attack", None)))) is None:
-                raise SchemaError(f"{result.name} is no attack; there are {', '.join(kinds)}")
+            if (kind := KINDS.get(str(settings.pop("attack", None)))) is None:
+                raise SchemaError(f"{result.name} is no attack; there are {', '.join(KINDS)}")
             conform(settings, kind, result.name)
             if result.corruptions:
                 conform(result.corruptions, CorruptionDetails, result.name)
@@ -185,23 +185,22 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.entries: list[Entry] = []
-        self.unfinished: dict[str, dict[str, Any]] = {}
+        self.unfinished: dict[str, Unfinished] = {}
         """How far attacks have come that were stopped, by key."""
         self.forgot = False
         """Whether results from before were dropped."""
-        path = folder / FILE
         if folder.is_file():
             raise RunError(f"--out {folder} is a file; give a folder")
-        if not path.exists():
-            return
         try:
-            content = read_evaluations(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, RecursionError) as error:
+            values = RunFolder(folder).read_json(FILE)
+            if values is not None:
+                content = read_evaluations(values)
+                self.entries, self.unfinished = content.evaluations, content.unfinished or {}
+        except ValueError as error:
             raise RunError(
-                f"{path} is no evaluation that this version can read ({first_line(error)}); "
+                f"{folder / FILE} is no evaluation that this version can read ({first_line(error)}); "
                 "move it away, or choose another --out"
             ) from None
-        self.entries, self.unfinished = content.evaluations, content.unfinished or {}
 
     def entry(self, fresh: Entry) -> Entry:
         """The entry of that network on those images: the kept one where nothing has changed since.
@@ -213,7 +212,13 @@ class Store:
                 # A run may have been renamed; of older entries it is not known what they are a part of.
                 kept.model, kept.environment, kept.among = fresh.model, fresh.environment, fresh.among
                 return kept
-        self.entries = [kept for kept in self.entries if not _replaces(fresh, kept)] + [fresh]
+        others = []
+        for kept in self.entries:
+            same = (kept.model, kept.weights) == (fresh.model, fresh.weights)
+            images = (kept.data, kept.examples) == (fresh.data, fresh.examples)
+            if not (same and (kept.digest != fresh.digest or images)):
+                others.append(kept)
+        self.entries = [*others, fresh]
         return fresh
 
     def forget(self, entry: Entry, keys: Set[str]) -> None:
@@ -225,7 +230,7 @@ class Store:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the folder: a second evaluation that would write the same file is refused."""
-        self._make_folder()
+        RunFolder(self.folder).make()
         try:
             with alone(self.folder, RunError(f"{self.folder} is in use: another evaluation is running there")):
                 yield
@@ -235,41 +240,23 @@ class Store:
 
     def save(self) -> None:
         """Write everything, whole or not at all."""
-        content: dict[str, Any] = {"format": FORMAT, "evaluations": [asdict(entry) for entry in self.entries]}
-        if self.unfinished:
-            content["unfinished"] = self.unfinished
-        self._make_folder()
-        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-        RunFolder(self.folder).write(FILE, f"{text}\n".encode())
-
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"{self.folder} could not be made: {error.strerror}") from None
+        content = asdict(Evaluations(1, self.entries, self.unfinished or None))
+        RunFolder(self.folder).write_json(FILE, {key: value for key, value in content.items() if value is not None})
 
     def begun(self, key: str, n: int) -> tuple[Survival, float] | None:
         """How far an interrupted attack had come, and in how many seconds."""
-        kept = self.unfinished.get(key)
-        if kept is None:
+        if (kept := self.unfinished.get(key)) is None:
             return None
         try:
-            state = Survival(
-                unpack(kept["alive"], n), unpack(kept["pending"], n), int(kept["batches"]), list(kept["shares"])
-            )
-            return state, float(kept["seconds"])
-        except (KeyError, ValueError, TypeError):
+            alive, pending = unpack(kept.alive, n), unpack(kept.pending, n)
+        except ValueError:
             return None
+        return Survival(alive, pending, kept.batches, list(kept.shares)), kept.seconds
 
     def keep(self, key: str, state: Survival, seconds: float) -> None:
         """Note how far an attack has come; :meth:`save` writes it."""
-        self.unfinished[key] = {
-            "alive": pack(state.alive),
-            "pending": pack(state.pending),
-            "batches": state.batches,
-            "shares": list(state.shares),  # a copy: the attack goes on
-            "seconds": round(seconds, 2),
-        }
+        alive, pending = pack(state.alive), pack(state.pending)
+        self.unfinished[key] = Unfinished(alive, pending, state.batches, list(state.shares), round(seconds, 2))
         for stale in list(self.unfinished)[:-MOST_UNFINISHED]:
             del self.unfinished[stale]
 
@@ -282,29 +269,13 @@ def worst_cases(results: Sequence[Result]) -> list[dict[str, Any]]:
             threats.setdefault((result.precision, *result.threat), []).append(result)
     cases = []
     for (precision, norm, eps), attacks in threats.items():
-        if len(attacks) < 2:
-            continue
-        alive = torch.stack([result.mask for result in attacks]).all(dim=0)
-        correct, examples = int(alive.sum()), len(alive)
-        cases.append(
-            {
-                "precision": precision,
-                "norm": norm,
-                "eps": eps,
-                "attacks": [result.name for result in attacks],
-                "examples": examples,
-                "correct": correct,
-                "accuracy": correct / examples,
-                "interval": wilson(correct, examples),
-            }
-        )
+        if len(attacks) > 1:
+            alive = torch.stack([result.mask for result in attacks]).all(dim=0)
+            correct, examples = int(alive.sum()), len(alive)
+            case: dict[str, Any] = {"precision": precision, "norm": norm, "eps": eps}
+            case |= {"attacks": [result.name for result in attacks], "examples": examples, "correct": correct}
+            cases.append(case | {"accuracy": correct / examples, "interval": wilson(correct, examples)})
     return cases
-
-
-def key_of(**parts: Any) -> str:
-    """A short text that changes with any of ``parts``."""
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def pack(mask: Tensor) -> str:
@@ -314,10 +285,7 @@ def pack(mask: Tensor) -> str:
 
 def unpack(text: str, n: int) -> Tensor:
     """(n,) bool from :func:`pack`."""
-    bits = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
-    if len(bits) != -(-n // 8):
-        raise ValueError(f"{len(bits)} bytes for {n} examples")
-    return torch.from_numpy(np.unpackbits(bits, count=n).astype(bool))
+    return torch.from_numpy(np.unpackbits(_bytes(text, -(-n // 8), n), count=n).astype(bool))
 
 
 def pack_counts(counts: Tensor) -> str:
@@ -329,13 +297,11 @@ def pack_counts(counts: Tensor) -> str:
 
 def unpack_counts(text: str, n: int) -> Tensor:
     """(n,) numbers from :func:`pack_counts`."""
-    counts = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
-    if len(counts) != n:
-        raise ValueError(f"{len(counts)} bytes for {n} examples")
-    return torch.from_numpy(counts.astype(np.int64))
+    return torch.from_numpy(_bytes(text, n, n).astype(np.int64))
 
 
-def _replaces(fresh: Entry, kept: Entry) -> bool:
-    if (kept.model, kept.weights) != (fresh.model, fresh.weights):
-        return False
-    return kept.digest != fresh.digest or (kept.data, kept.examples) == (fresh.data, fresh.examples)
+def _bytes(text: str, length: int, n: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    found = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
+    if len(found) != length:
+        raise ValueError(f"{len(found)} bytes for {n} examples")
+    return found

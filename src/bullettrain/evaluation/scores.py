@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks import frozen
+from bullettrain.config.method import SCORES, MethodConfig
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.sets import sample
 from bullettrain.extras import extra
 from bullettrain.mining import Category
 from bullettrain.oracle import OracleSeparation
-from bullettrain.training.method import SCORES, MethodConfig
 
 MOST_IMAGES, BATCH = 2000, 500
 """Training images on which scores are looked at, and images at once."""

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Logits = Callable[[Tensor], Tensor]
-Runner = Callable[[Hashable, Callable[[], None]], None]
-MakeRunner = Callable[[Callable[[], Sequence[Tensor]]], Runner]
-"""Given what the buffers are, something that runs ``function`` or replays what it did the first time."""
+MakeRunner = Callable[[Callable[[], Sequence[Tensor]]], Callable[[Callable[[], None]], object]]
+"""Given what the buffers are, something that runs a function, or replays what it did the first time."""
 Tick = Callable[[float], None]
 """Told how much of an attack is done, from 0 to 1."""
 
@@ -31,9 +30,9 @@ REPORT_EVERY = 25
 """Iterations between two reports of progress."""
 
 
-def eager(_: Callable[[], Sequence[Tensor]]) -> Runner:
+def eager(_: Callable[[], Sequence[Tensor]]) -> Callable[[Callable[[], None]], object]:
     """Run every iteration as it is."""
-    return lambda _, function: function()
+    return lambda step: step()
 
 
 def margins(logits: Tensor, y: Tensor) -> Tensor:
@@ -50,12 +49,12 @@ class Attack(ABC):
         network: logits (n, K) of images (n, C, H, W), with gradients for the images.
         like: (n, C, H, W), whose shape, layout and device the buffers have.
         eps: radius of the ball.
-        iterations: calls of :meth:`step`.
         make_runner: makes what runs :meth:`step`.
+        iterations: calls of :meth:`step`.
     """
 
     def __init__(
-        self, network: Logits, like: Tensor, eps: float, iterations: int, make_runner: MakeRunner = eager
+        self, network: Logits, like: Tensor, eps: float, make_runner: MakeRunner = eager, *, iterations: int = 100
     ) -> None:
         self.network, self.eps, self.iterations = network, eps, iterations
         self.x, self.x_adv, self.found = (torch.zeros_like(like) for _ in range(3))
@@ -80,7 +79,7 @@ class Attack(ABC):
             self.iteration.zero_()
             self.start(n, generator)
         for number in range(self.iterations):
-            self._runner("step", self.step)
+            self._runner(self.step)
             if tick is not None and (number + 1) % REPORT_EVERY == 0:
                 if self.x.is_cuda:
                     torch.cuda.current_stream().synchronize()  # or the host would be far ahead
@@ -135,7 +134,7 @@ class APGD(Attack):
         iterations: int = 100,
         schedule: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(network, like, eps, iterations + 1, make_runner)
+        super().__init__(network, like, eps, make_runner, iterations=iterations + 1)
         self.targeted = targeted
         self.x_old, self.x_best, self.grad_best = (torch.zeros_like(like) for _ in range(3))
         self.loss_best, self.loss_check, self.loss_last, self.rises, self.step_size = (
@@ -216,11 +215,6 @@ class FAB(Attack):
 
     OVERSHOOT, BACK, MOST = 1.05, 0.9, 0.1
 
-    def __init__(
-        self, network: Logits, like: Tensor, eps: float, make_runner: MakeRunner = eager, *, iterations: int = 100
-    ) -> None:
-        super().__init__(network, like, eps, iterations, make_runner)
-
     def start(self, n: int, generator: torch.Generator) -> None:
         """At the images themselves."""
         self.x_adv.copy_(self.x)
@@ -270,7 +264,7 @@ class Square(Attack):
     def __init__(
         self, network: Logits, like: Tensor, eps: float, make_runner: MakeRunner = eager, *, queries: int = 5000
     ) -> None:
-        super().__init__(network, like, eps, queries + 1, make_runner)
+        super().__init__(network, like, eps, make_runner, iterations=queries + 1)
         channels, height, width = like.shape[1:]
         self.sizes = [square_size(query, height, width) for query in range(queries)]
         self.squares = torch.zeros(queries + 1, 4, dtype=torch.int64, device=like.device)

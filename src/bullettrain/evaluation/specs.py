@@ -7,17 +7,17 @@ import re
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bullettrain.attacks.norms import USUAL_EPS
-from bullettrain.checks import instead
-from bullettrain.training.settings import ConfigError, parse
+from bullettrain.config.settings import ConfigError, parse
+from bullettrain.validation import instead
 
 if TYPE_CHECKING:
-    from bullettrain.training.config import Config
+    from bullettrain.config.sections import Config
 
 PAPER_STEP = 0.003
-"""Of the paper's PGD-20, at its eps."""
+"""Step size of the paper's PGD-20, at its eps."""
 MENU = (
     "clean, pgd20, pgd100x10, pgd1000x5 (any pgdSTEPSxRESTARTS), "
     "pgd:steps=…,restarts=…,step=…,loss=ce|kl|margin,norm=linf|l2,eps=8/255, "
@@ -28,17 +28,25 @@ NormName = Literal["linf", "l2"]
 
 
 @dataclass(frozen=True)
-class Clean:
-    """The images as they are."""
+class Attack:
+    """What is done to the images before they are classified."""
 
     @property
     def name(self) -> str:
-        """As it is typed."""
-        return "clean"
+        """As it is typed, in short; ε, norm and step are told beside it."""
+        return type(self).__name__.lower()
+
+
+class Clean(Attack):
+    """The images as they are."""
+
+
+class Corruptions(Attack):
+    """A folder of common corruptions."""
 
 
 @dataclass(frozen=True)
-class PGD:
+class PGD(Attack):
     """Projected gradient ascent from uniform starts; the worst of the restarts counts."""
 
     steps: int
@@ -50,50 +58,29 @@ class PGD:
 
     @property
     def name(self) -> str:
-        """As it is typed, in short; ε, norm and step are told beside it."""
+        """`pgd20`, `pgd100x10`, `pgd20-kl`."""
         times = f"x{self.restarts}" if self.restarts > 1 else ""
         return f"pgd{self.steps}{times}" + (f"-{self.loss}" if self.loss != "ce" else "")
 
 
 @dataclass(frozen=True)
-class AutoAttack:
+class AutoAttack(Attack):
     """The standard ensemble: APGD on cross-entropy, targeted APGD and FAB, Square."""
 
     norm: NormName
     eps: float
 
-    @property
-    def name(self) -> str:
-        """As it is typed."""
-        return "autoattack"
 
-
-@dataclass(frozen=True)
 class APGD(AutoAttack):
     """The first half of the ensemble, which breaks nearly all that the whole does: APGD on cross-entropy, targeted."""
 
-    @property
-    def name(self) -> str:
-        """As it is typed."""
-        return "apgd"
 
-
-@dataclass(frozen=True)
-class Corruptions:
-    """A folder of common corruptions."""
-
-    @property
-    def name(self) -> str:
-        """As it is typed."""
-        return "corruptions"
-
-
-Attack: TypeAlias = Clean | PGD | AutoAttack | APGD | Corruptions
+KINDS: dict[str, type[Attack]] = {kind.__name__.lower(): kind for kind in (Clean, PGD, AutoAttack, APGD, Corruptions)}
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What an attack has that does not say: the run's own ε, norm and step, the paper's where there is no run."""
+    """Settings of attacks that do not give them: the run's own ε, norm and step, the paper's where there is no run."""
 
     norm: NormName = "linf"
     eps: float | None = None
@@ -104,9 +91,7 @@ class Defaults:
 
     def radius(self, norm: NormName) -> float:
         """ε in ``norm``: the default's own where it is that norm, else what is usual."""
-        if self.eps is not None and norm == self.norm:
-            return self.eps
-        return USUAL_EPS[norm]
+        return self.eps if self.eps is not None and norm == self.norm else USUAL_EPS[norm]
 
     def step_size(self, steps: int, norm: NormName, eps: float) -> float:
         """The run's, or the paper's at its ε; else ε/10, and more where so few steps would not cross the ball."""
@@ -118,7 +103,7 @@ class Defaults:
 
 
 def threat_of(config: Config) -> Defaults:
-    """What a run's own attacks are by default; AugMix has none, and is judged as if there were no run."""
+    """The defaults of attacks on a run; AugMix has no threat model: its runs are evaluated as if there were no run."""
     method, evaluation = config.method, config.evaluation
     if method.objective == "augmix":
         return Defaults()
@@ -136,50 +121,59 @@ def parse_attacks(texts: Sequence[str], defaults: Defaults | None = None) -> lis
     ``texts`` may each hold several between commas: `clean,pgd20,pgd:steps=50,restarts=2` is three.
     """
     words: list[str] = []
-    for text in texts:
-        for part in text.split(","):
-            if "=" in part and ":" not in part and words:
-                words[-1] += f",{part}"  # one more parameter of the attack before
-            elif part.strip():
-                words.append(part.strip())
+    for part in ",".join(texts).split(","):
+        if "=" in part and ":" not in part and words:
+            words[-1] += f",{part}"  # one more parameter of the attack before
+        elif part.strip():
+            words.append(part.strip())
     return list(dict.fromkeys(parse_attack(word, defaults or Defaults()) for word in words))
 
 
 def parse_attack(text: str, defaults: Defaults) -> Attack:
-    """One attack; ConfigError with what there is where there is no such one."""
+    """One attack.
+
+    Raises:
+        ConfigError: there is no such attack, or a parameter is wrong; it says what there is.
+    """
     name, colon, rest = text.strip().partition(":")
-    if text == "clean":
-        return Clean()
-    if text == "corruptions":
-        return Corruptions()
-    if name in ("autoattack", "apgd"):
-        given = _parameters(text, rest, AutoAttack)
-        norm = given.get("norm", defaults.norm)
-        return (APGD if name == "apgd" else AutoAttack)(
-            norm, _positive(given.get("eps", defaults.radius(norm)), "eps", text, norm)
-        )
     short = re.fullmatch(r"pgd(\d+)(?:x(\d+))?", name)
-    if short is None and name != "pgd":
+    kind = PGD if short else KINDS.get(name)
+    if kind is None or (colon and not dataclasses.fields(kind)):
         raise ConfigError(f"there is no attack {text!r}; there are {MENU}")
-    given = _parameters(text, rest, PGD)
-    if short is not None:
+    if colon and not rest:
+        raise ConfigError(f"--attack {text}: write pgd:steps=20,eps=8/255, or {name} without a colon")
+    if not dataclasses.fields(kind):
+        return kind()
+    given = _parameters(text, rest, kind)
+    if short:
         counts = {"steps": int(short[1]), "restarts": int(short[2] or 1)}
         if both := sorted(counts.keys() & given.keys()):
             raise ConfigError(f"--attack {text}: {both[0]} is in the name already; write pgd:{rest}")
         given |= counts
-    elif colon and not rest:
-        raise ConfigError(f"--attack {text}: write pgd:steps=20,eps=8/255, or pgd20")
-    norm = given.get("norm", defaults.norm)
-    eps = _positive(given.get("eps", defaults.radius(norm)), "eps", text, norm)
-    steps, restarts = given.get("steps", 20), given.get("restarts", 1)
-    for key, count in (("steps", steps), ("restarts", restarts)):
-        if count < 1:
-            raise ConfigError(f"--attack {text}: {key} is {count}; it has to be at least 1")
-    step = _positive(given.get("step", defaults.step_size(steps, norm, eps)), "step", text)
-    return PGD(steps, restarts, step, given.get("loss", "ce"), norm, eps)
+    norm = given.setdefault("norm", defaults.norm)
+    eps = given.setdefault("eps", defaults.radius(norm))
+    if kind is PGD:
+        steps = given.setdefault("steps", 20)
+        given = {"restarts": 1, "loss": "ce", "step": defaults.step_size(steps, norm, eps), **given}
+    for key, value in given.items():
+        if key in ("steps", "restarts") and value < 1:
+            raise ConfigError(f"--attack {text}: {key} is {value}; it has to be at least 1")
+        if key == "step" and not 0 < value < float("inf"):
+            raise ConfigError(f"--attack {text}: step is {value:g}; it has to be a number above 0")
+    check_eps(eps, norm, f"--attack {text}: ")
+    return kind(**given)
 
 
-def _parameters(text: str, rest: str, kind: type[Any]) -> dict[str, Any]:
+def check_eps(eps: float, norm: str, where: str) -> float:
+    """``eps``, if it is a radius in ``norm``; ``where`` it stands, for the message."""
+    if not 0 < eps < float("inf"):
+        raise ConfigError(f"{where}eps is {eps:g}; it has to be a number above 0")
+    if norm == "linf" and eps > 1:
+        raise ConfigError(f"{where}eps is {eps:g}, but pixels are in [0, 1]; did you mean {eps:g}/255?")
+    return eps
+
+
+def _parameters(text: str, rest: str, kind: type[Attack]) -> dict[str, Any]:
     """`steps=20,eps=8/255` with each value as ``kind`` has it."""
     hints = typing.get_type_hints(kind)
     found: dict[str, Any] = {}
@@ -192,14 +186,6 @@ def _parameters(text: str, rest: str, kind: type[Any]) -> dict[str, Any]:
             raise ConfigError(f"--attack {text}: {key} is given twice")
         found[key] = parse(value, hints[key], f"--attack {text}: {key}")
     return found
-
-
-def _positive(value: float, key: str, text: str, norm: str = "") -> float:
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"--attack {text}: {key} is {value:g}; it has to be a number above 0")
-    if key == "eps" and norm == "linf" and value > 1:
-        raise ConfigError(f"--attack {text}: eps is {value:g}, but pixels are in [0, 1]; did you mean {value:g}/255?")
-    return value
 
 
 def as_dict(attack: Attack) -> dict[str, Any]:

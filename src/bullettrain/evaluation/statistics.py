@@ -8,8 +8,6 @@ from torch import Tensor
 
 Z95 = 1.959963984540054
 """97.5 % of a standard normal lie below."""
-CHANCE = 2.0
-"""Standard errors within which a difference could be chance: too close to tell."""
 
 
 def wilson(correct: float, total: int) -> tuple[float, float]:

@@ -7,17 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.base import derive_seed
-from bullettrain.evaluation.network import verdict
 
 Tick = Callable[[int], None]
 """Told after each batch how many passes it took: of the clean round and of PGD, its images."""
-
-Withstood = Callable[[Tensor, Tensor, int], Tensor]
-"""``withstood(x (m, C, H, W), y (m,), seed) -> (m,)`` bool: which of a batch the round does not break."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +21,8 @@ class Round:
     """One look at the images: as they are, one restart of an attack, or one attack of an ensemble."""
 
     name: str
-    withstood: Withstood
+    survives: Callable[[Tensor, Tensor, int], Tensor]
+    """``survives(x (m, C, H, W), y (m,), seed) -> (m,)`` bool: which of a batch the round does not break."""
     passes: int = 1
     """What an image costs, relative to other rounds."""
     even: bool = False
@@ -58,9 +55,7 @@ class Survival:
     @classmethod
     def after_clean(cls, alive: Tensor) -> Survival:
         """A first round, the images as they are, is done and has left ``alive`` (n,)."""
-        state = cls(alive.clone(), alive.clone())
-        state.shares = [state.share]
-        return state
+        return cls(alive.clone(), alive.clone(), shares=[int(alive.sum()) / len(alive)])
 
     @property
     def share(self) -> float:
@@ -119,8 +114,8 @@ def survive(
             if index % world == rank:
                 x = to_unit(data.images[part].to(device), channels_last=channels_last)
                 y = data.labels[part].to(device)
-                withstood = rounds[number].withstood(x, y, derive_seed(seed, number, index))
-                state.alive[part] = withstood.to("cpu", torch.bool)
+                survived = rounds[number].survives(x, y, derive_seed(seed, number, index))
+                state.alive[part] = survived.to("cpu", torch.bool)
             state.batches = index + 1
             if saved is not None:
                 saved(state)
@@ -135,18 +130,3 @@ def survive(
         if saved is not None:
             saved(state)
     return state
-
-
-def clean_round(model: nn.Module) -> Round:
-    """The images as they are."""
-    return Round("clean", lambda x, y, seed: correct(model, x, y))
-
-
-def correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """(m,) bool: which of x (m, C, H, W) the network, in eval mode, classifies as y (m,); NaN is no answer."""
-    return is_right(verdict(model, x), y)
-
-
-def is_right(logits: Tensor, y: Tensor) -> Tensor:
-    """(m,) bool: whether logits (m, K) say y (m,)."""
-    return (logits.argmax(dim=1) == y) & logits.isfinite().all(dim=1)  # argmax takes NaN for the largest

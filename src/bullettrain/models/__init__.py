@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from bullettrain.checks import instead
-from bullettrain.models.called import called, is_foreign
+from bullettrain.models.external import build_external, is_external
 from bullettrain.models.normalize import Normalize
 from bullettrain.models.preact_resnet import PreActResNet18
 from bullettrain.models.small_cnn import SmallCNN
 from bullettrain.models.wide_resnet import WideResNet
+from bullettrain.validation import instead
 
 __all__ = ["NETWORKS", "Normalize", "PreActResNet18", "SmallCNN", "WideResNet", "build"]
 
@@ -33,10 +33,8 @@ def build(
     and ``std``, one value for each channel, put a `Normalize` in front. Of our own only the small CNN depends on
     ``image_size``; the others take images of any size.
     """
-    if is_foreign(name):
-        network, own = called(name, num_classes=num_classes, channels=channels)
-        mean, std = (mean, std) if mean is not None or std is not None else own
-        return network if mean is None or std is None else nn.Sequential(Normalize(mean, std), network)
+    if is_external(name):
+        return build_external(name, num_classes=num_classes, channels=channels, mean=mean, std=std)
     if name == "small-cnn":
         return SmallCNN(num_classes=num_classes, channels=channels, image_size=image_size, mean=mean, std=std)
     if name == "preact-resnet-18":

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from bullettrain.attacks.pgd import AttackState, FastFunctions, take
 from bullettrain.augmix import ViewMaker
-from bullettrain.checks import check_bounds, check_positive, described, shown
 from bullettrain.cost import Cost
 from bullettrain.objectives.base import Objective, Selection, cross_entropy, mean_over
-from bullettrain.precision import wide
+from bullettrain.precision import at_least_float32
+from bullettrain.validation import check_bounds, check_positive, described, shown
 
 Views = Callable[[Tensor], tuple[Tensor, Tensor]]
 """``views(x (n, …)) -> (x', x'')``, two corrupted copies of each example."""
@@ -129,8 +129,8 @@ class AugMix(Objective):
     ) -> Tensor:
         """CE(z, y) + β·JSD, the mean KL of the three softmaxes to their mean, clamped to [1e-7, 1]."""
         if z is None:
-            return cross_entropy(wide(z_prime), y, weight)
-        z, z_prime = wide(z), wide(z_prime)
+            return cross_entropy(at_least_float32(z_prime), y, weight)
+        z, z_prime = at_least_float32(z), at_least_float32(z_prime)
         three = (z, *z_prime) if touched is None else (z[touched], *z_prime[:, touched])
         softmaxes = [F.softmax(logits, dim=1) for logits in three]
         log_mean = torch.stack(softmaxes).mean(dim=0).clamp(1e-7, 1).log()

@@ -18,8 +18,8 @@ from bullettrain.attacks.norms import AUTO, NORMS, USUAL_EPS, Ball, Bounds, Limi
 from bullettrain.attacks.pgd import AttackState, Compile, FastFunctions, ascent_step
 from bullettrain.attacks.state import Mode, check_mode
 from bullettrain.brief import one_line
-from bullettrain.checks import check_positive, check_range
 from bullettrain.cost import Cost
+from bullettrain.validation import check_positive, check_range
 
 Adversarial = TypeVar("Adversarial", bound="AdversarialObjective")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bullettrain.cost import Cost
 from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over
-from bullettrain.precision import wide
+from bullettrain.precision import at_least_float32
 
 
 class MART(AdversarialObjective):
@@ -36,8 +36,8 @@ class MART(AdversarialObjective):
     ) -> Tensor:
         """BCE(z', y) + β·KL(softmax z ‖ softmax z')·(1 − p_y(z)); neither KL target nor weight is detached."""
         assert z is not None
-        z_prime = wide(z_prime)
-        p, p_prime = F.softmax(wide(z), dim=1), F.softmax(z_prime, dim=1)
+        z_prime = at_least_float32(z_prime)
+        p, p_prime = F.softmax(at_least_float32(z), dim=1), F.softmax(z_prime, dim=1)
         rival = p_prime.scatter(1, y[:, None], -1.0).argmax(dim=1)  # the wrong class that comes nearest
         log_rest = torch.log(1.0001 - p_prime + 1e-12)
         if weight is None:

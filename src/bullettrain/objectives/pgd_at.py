@@ -6,7 +6,7 @@ from torch import Tensor
 
 from bullettrain.cost import Cost
 from bullettrain.objectives.base import AdversarialObjective, cross_entropy
-from bullettrain.precision import wide
+from bullettrain.precision import at_least_float32
 
 
 class PGDAT(AdversarialObjective):
@@ -31,4 +31,4 @@ class PGDAT(AdversarialObjective):
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
         """CE(z', y); ``z`` may be None."""
-        return cross_entropy(wide(z_prime), y, weight)
+        return cross_entropy(at_least_float32(z_prime), y, weight)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bullettrain.cost import Cost
 from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over
-from bullettrain.precision import wide
+from bullettrain.precision import at_least_float32
 
 
 class TRADES(AdversarialObjective):
@@ -34,7 +34,7 @@ class TRADES(AdversarialObjective):
     ) -> Tensor:
         """CE(z, y) + β·KL(softmax z ‖ softmax z'); the target of the KL is not detached."""
         assert z is not None
-        z, z_prime = wide(z), wide(z_prime)
+        z, z_prime = at_least_float32(z), at_least_float32(z_prime)
         clean, corrupted = (z, z_prime) if touched is None else (z[touched], z_prime[touched])
         kl = F.kl_div(F.log_softmax(corrupted, dim=1), F.softmax(clean, dim=1), reduction="none").sum(dim=1)
         return cross_entropy(z, y, weight) + self.beta * mean_over(kl, len(y), weight, touched)

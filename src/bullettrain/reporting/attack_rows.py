@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bullettrain.evaluation.paper import paper_figure
+from bullettrain.config.sections import Config
 from bullettrain.evaluation.results import Entry, Result, worst_cases
 from bullettrain.evaluation.specs import threat_in_words
-from bullettrain.reporting.formatting import attack_name, listed, percent, plain, points
-from bullettrain.training.config import Config
+from bullettrain.formatting import attack_name, listed, percent, plain, points
+from bullettrain.reporting.paper import paper_figure
 
 
 @dataclass(frozen=True)

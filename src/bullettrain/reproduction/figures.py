@@ -7,27 +7,28 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bullettrain.evaluation.compared import Measured
+from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.mining import Category
 from bullettrain.reporting import figures as report
-from bullettrain.reporting.pictures import SYMBOLS, Kind, PlanePoint, draw_corruptions, draw_plane
-from bullettrain.reporting.plotting import label_points, legend_above, panels_beside
-from bullettrain.reporting.run import Floats, Table, read_batch
-from bullettrain.reporting.svg import COLOURS, printed
+from bullettrain.reporting.plotting import COLOURS, label_points, legend_above, panels, printed
 from bullettrain.reproduction.records import Record
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.studies import ROLES, Row, panel_rows
-from bullettrain.training.folder import RunFolder
+from bullettrain.run_folder import Floats, RunFolder, Table, read_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+SYMBOLS = {"N_B": "$N_B$", "N_O": "$N_O$", "N_R": "$N_R$"}
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _sweep(results: Results, symbol: str, stem: str) -> Iterator[Picture]:
     if len(found) < 2:
         return
     found = dict(sorted(found.items(), key=lambda point: point[1][0].mean))
-    figure, (axes,) = panels_beside()
+    figure, (axes,) = panels()
     x = [speed.mean for speed, *_ in found.values()]
     drawn: dict[str, Any] = {}
     words = []
@@ -127,7 +128,7 @@ def _sweep(results: Results, symbol: str, stem: str) -> Iterator[Picture]:
             dots: dict[str, Any] = {"color": COLOURS[colour], "linewidth": 0.8, "linestyle": (0, (1, 2))}
             drawn[f"TRADES, {by}"] = axes.axhline(base.mean, **dots)
         texts = [f"{SYMBOLS.get(symbol, symbol)} = {name.removeprefix(stem)}" for name in found]
-        words += [(*place, "ink") for place in zip(x, y, texts, strict=True)]
+        words += list(zip(x, y, texts, strict=True))
     axes.set(xlabel="theoretical speed-up", ylabel="accuracy, %")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
@@ -148,8 +149,8 @@ def oracle(results: Results) -> Iterator[Picture]:
         maps[zero] = np.array(means).reshape(len(grid), len(grid))
     if not any(np.isfinite(cells).any() for cells in maps.values()):
         return
-    figure, panels = panels_beside(2.0, 0.95, columns=3)
-    for axes, (zero, cells) in zip(panels, maps.items(), strict=True):
+    figure, beside = panels(columns=3, width=2.0, height=0.95)
+    for axes, (zero, cells) in zip(beside, maps.items(), strict=True):
         first, second = (SYMBOLS[role] for role in ROLES if role != zero)
         image = axes.imshow(cells, origin="lower", cmap="viridis", vmin=0, vmax=100)
         axes.set(title=f"{SYMBOLS[zero]} = 0", xlabel=second, ylabel=first)
@@ -160,7 +161,7 @@ def oracle(results: Results) -> Iterator[Picture]:
             place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
             text, colour = ("–", "ink") if np.isnan(value) else (f"{value:.1f}", "card" if value < 50 else "ink")
             axes.text(column, row, text, color=COLOURS[colour], **place)
-    bar = figure.colorbar(image, ax=panels, shrink=0.85, pad=0.02)
+    bar = figure.colorbar(image, ax=beside, shrink=0.85, pad=0.02)
     bar.set_label(f"{results.title('pgd100x20')} accuracy, %")
     bar.outline.set_visible(False)
     base = results.value("baseline", "pgd100x20")
@@ -182,57 +183,41 @@ def corrupted(results: Results) -> Iterator[Picture]:
                 title, clean = results.rows[row].title.rpartition(",")[0], results.value(row, "clean")
                 shown[title] = clean.mean if clean else None, np.array([found[name] for name in names])
             text = f"{base.title}, and what is compared with it: accuracy by corruption, and by severity."
-            yield Picture(f"-{base.name.rpartition('-')[2]}", text, draw_corruptions(names, shown))
+            yield Picture(f"-{base.name.rpartition('-')[2]}", text, _draw_corruptions(names, shown))
+
+
+def _draw_corruptions(names: Sequence[str], rows: Mapping[str, tuple[float | None, Floats]]) -> Figure:
+    """Accuracy by corruption, and by severity.
+
+    Args:
+        rows: by title: clean accuracy, if it is known, and that under each of ``names`` at each severity, in percent.
+    """
+    figure, (left, right) = panels(columns=2, width=2.0, height=1.25)
+    kinds = itertools.cycle((("s", "soft"), ("^", "boundary"), ("o", "accent"), ("D", "robust")))
+    drawn: dict[str, Any] = {}
+    at, means = np.arange(len(names)), np.array([shares.mean(axis=1) for _, shares in rows.values()])
+    left.hlines(at, means.min(axis=0), means.max(axis=0), color=COLOURS["line"], linewidth=2.5, zorder=1)
+    for (title, (clean, shares)), mean, (marker, colour) in zip(rows.items(), means, kinds, strict=False):
+        look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 5}
+        left.plot(mean, at, linestyle="none", **look)
+        course = [*([] if clean is None else [clean]), *shares.mean(axis=0)]
+        (drawn[title],) = right.plot(range(SEVERITIES + 1 - len(course), SEVERITIES + 1), course, linewidth=1.4, **look)
+    left.set_yticks(at, [name.replace("_", " ") for name in names])
+    left.set(xlabel="accuracy, mean of five severities, %")
+    left.grid(visible=False, axis="y")
+    left.grid(visible=True, axis="x")
+    right.set(xlabel="severity (0: clean)", ylabel=f"accuracy, mean of {len(names)} corruptions, %")
+    right.set_xticks(range(SEVERITIES + 1))
+    legend_above(right, drawn, columns=3 if len(drawn) < 4 else 2)
+    return figure
 
 
 def _by_corruption(results: Results, row: str) -> dict[str, Floats]:
-    """Accuracy in percent at each severity, mean of the seeds, of the corruptions that all of them were judged by."""
+    """Accuracy in percent at each severity, mean of the seeds, of the corruptions that all seeds have."""
     value = results.value(row, "corruptions")
     seeds = [figure.get("corruptions", {}) for figure in (value.figures if value else ())]
     names = [name for name in seeds[0] if all(name in seed for seed in seeds)] if seeds else []
     return {name: 100 * np.mean([seed[name] for seed in seeds], axis=0) for name in names}
-
-
-# -------------------------------------------------------------------------------- accuracy over its cost
-
-
-def plane(results: Results) -> Iterator[Picture]:
-    """AutoAttack accuracy over minutes of training, a point a method: what a user chooses from.
-
-    Where a method has no minutes, since it shared its device, the axis is counted passes an example.
-    """
-    points, unit, beside = _points(results)
-    if len(points) > 1:
-        text = "What each method reaches, over what its training costs; dashes lead from a baseline to BulletTrain on "
-        text += "it, bars are two standard errors, of the images and of seeds where there are several"
-        parts = f"; a method evaluated on a part of the images is placed by how far it is from {beside} on these"
-        figure = draw_plane(points, f"training, {unit}", f"{results.title('autoattack')} accuracy, %")
-        yield Picture("", f"{text}{parts if beside else ''}.", figure)
-
-
-def _points(results: Results) -> tuple[list[PlanePoint], str, str]:
-    """Where methods stand, over which unit, and the row that those evaluated on a part of the images stand beside.
-
-    Another part is harder or easier than the whole, for all methods alike: so such a row's place is that of one that
-    was evaluated on all images, and the difference between the two on the images that both have.
-    """
-    rows, none = results.rows.values(), Measured((0.0,))
-    found = [(row, value) for row in rows if (value := results.value(row.name, "autoattack")) is not None]
-    minutes = {row.name: value.mean for row, _ in found if (value := results.value(row.name, "minutes")) is not None}
-    timed = len(minutes) == len(found)
-    part = {row.name: any(figure.get("among") for figure in value.figures) for row, value in found}
-    whole = next(((row, value) for row, value in found if value.figures and not part[row.name]), None)
-    points, beside = [], ""
-    for row, value in found:
-        height, error = value.mean, value.above(none).error
-        if whole is not None and part[row.name] and (apart := value.above(whole[1])).paired:
-            height, beside = whole[1].mean + apart.value, whole[0].title
-            error = float(np.hypot(apart.error, whole[1].above(none).error))
-        work = float(np.mean([run.work for run in results.runs[row.name]]))
-        kind: Kind = "other" if row.method else "full attack for all" if row.plain else "BulletTrain"
-        base = results.rows[row.baseline].title if row.baseline in results.rows else None
-        points.append(PlanePoint(row.title, kind, minutes[row.name] if timed else work, height, 2 * error, base))
-    return points, "minutes" if timed else "counted passes an example", beside
 
 
 DRAWN: dict[str, Callable[[Results], Iterator[Picture]]] = {
@@ -243,6 +228,5 @@ DRAWN: dict[str, Callable[[Results], Iterator[Picture]]] = {
     "fig-allocation": allocation,
     "fig-gamma": lambda results: _sweep(results, "γ", "gamma-"),
     "fig-nr": lambda results: _sweep(results, "N_R", "nr-"),
-    "plane": plane,
 }
 """By study."""

@@ -1,31 +1,40 @@
 """What is kept of a run: one JSON file with configuration, seed, device, commit, seconds, counted work and figures.
 
-Tables, figures and claims are made from these files alone, so that they can be made again wherever the files are.
+Tables, figures and claims are made from these files alone, so that they can be made again wherever the files are. Runs
+of the paper's own network stand in one CSV file instead, a line a run.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bullettrain.config.format1 import translate
+from bullettrain.config.sections import Config
 from bullettrain.corruptions.table import AVERAGED
 from bullettrain.evaluation.results import Entry, Result, Store
 from bullettrain.reporting.plotting import thin
-from bullettrain.reporting.run import SHARES, Table, read_run
+from bullettrain.reproduction.scales import Scale
+from bullettrain.reproduction.studies import Row
+from bullettrain.run_folder import SHARES, RunError, RunFolder, RunLog, Table
 from bullettrain.schema import conform
-from bullettrain.training.config import Config
-from bullettrain.training.folder import RunError, RunFolder
 
 FORMAT = 1
 WEIGHTS = "last"
 """What the paper evaluates."""
 CURVE = ("step", "epoch", *SHARES, *(f"svar_{name}" for name in SHARES), "robust_accuracy", "loss")
+CSV_ATTACKS = ("clean", "pgd20", "pgd100x10", "autoattack")
+CSV_COLUMNS = (
+    *("scale", "row", "seed", "epochs", "weights", *CSV_ATTACKS, "autoattack_images", "boundary", "robust", "outlier"),
+    *("passes", "seconds_per_epoch", "device", "commit"),
+)
 Figure = dict[str, Any]
 """An accuracy as a share, on how many images, which of them, the search's precision; of corruptions over how
 many, each at its severities, and in how many each image is right."""
@@ -109,7 +118,7 @@ class Record:
         if method.get("first_layer") or method.get("carry") or method.get("align"):
             return None
         steps = sum(self.shares[name] * float(method[name]) for name in SHARES)
-        views = {True: 2, False: 0}[method.get("jsd", True)] if method["objective"] == "augmix" else 1
+        views = 1 if method["objective"] != "augmix" else 2 if method.get("jsd", True) else 0
         return 1.0 + views * steps
 
     def value(self, metric: str) -> float | None:
@@ -156,16 +165,17 @@ class Record:
 def record_of(path: Path, *, jobs: int = 1, kept: Record | None = None) -> Record:
     """What is to be kept of the run in ``path``: its records, what `bullettrain evaluate` has found since, and what is
     on record of it already (``kept``) and not in the folder."""
-    run, config = read_run(path), RunFolder(path).config()
+    run, config = RunLog.read(path), RunFolder(path).config()
     figures: dict[str, dict[str, Figure]] = {WEIGHTS: {}}
     for found in run.evaluations:
         images = {"fingerprint": found.fingerprint, "survived": found.survived} if found.survived else {}
         figure = _figure(found.accuracy, found.examples, found.precision) | images
         figures.setdefault(found.weights, {})[found.attack] = figure
     last = figures[WEIGHTS]
+    trained_at = (config.method.norm, config.method.eps)
     for entry in Store(path).entries:
         for result in entry.results if entry.weights == WEIGHTS else ():
-            if result.role == "attack":
+            if result.role == "attack" and result.threat in (None, trained_at):
                 last = better(last, {result.name: figure_of(entry, result)})
     total = {name: value if math.isfinite(value) else 0.0 for name, value in run.totals.items()}
     about: dict[str, Any] = {key: total[key] for key in ("seconds", "capture_seconds", "examples", "work")}
@@ -198,7 +208,7 @@ def figure_of(entry: Entry, result: Result) -> Figure:
     return figure
 
 
-def _figure(accuracy: float, examples: float, precision: str) -> Figure:
+def _figure(accuracy: float, examples: float, precision: str = "float32") -> Figure:
     searched = {} if precision == "float32" else {"precision": precision}
     return {"accuracy": accuracy, "examples": examples, **searched}
 
@@ -220,7 +230,7 @@ def read_record(file: Path) -> Record | None:
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}")
         timing = content.pop("pace", {})  # what it was called in the first records
-        record: Record = conform({"timing": timing, **content}, Record)
+        record: Record = conform({"timing": timing, **content, "config": translate(content["config"])}, Record)
         return record
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -232,6 +242,51 @@ def read_records(folder: Path) -> dict[str, Record]:
     """All records in ``folder``, by name."""
     found = (read_record(file) for file in sorted(folder.glob("*.json")))
     return {record.name: record for record in found if record is not None}
+
+
+def read_csv(file: Path, scale: Scale, rows: Iterable[Row]) -> dict[str, Record]:
+    """The runs of ``scale`` in a CSV file, by name: one line for each set of weights of a run of one of ``rows``.
+
+    Accuracies and shares are in percent. What is empty was not measured.
+    """
+    known, found = {row.name: row for row in rows}, dict[str, Record]()
+    with file.open(encoding="utf-8", newline="") as lines:
+        reader = csv.DictReader(lines)
+        if tuple(reader.fieldnames or ()) != CSV_COLUMNS:
+            raise RunError(f"{file}: its columns have to be {','.join(CSV_COLUMNS)}")
+        here = [line for line in reader if line["scale"] == scale.name]
+    for line in here:
+        if line["row"] not in known:
+            raise RunError(f"{file}: no row {line['row']!r} at scale {scale.name}; there are {', '.join(known)}")
+        record = _csv_record(line, known[line["row"]].config(scale))
+        record = found.setdefault(record.name, record)
+        examples = {"autoattack": float(line["autoattack_images"] or 10_000)}
+        figures = {a: _figure(float(line[a]) / 100, examples.get(a, 10_000)) for a in CSV_ATTACKS if line[a]}
+        (record.figures if line["weights"] == WEIGHTS else record.averaged).update(figures)
+    return found
+
+
+def _csv_record(line: Mapping[str, str], config: Config) -> Record:
+    """All of a line but its accuracies."""
+    config = config.replace_section("training", seed=int(line["seed"]))
+    shares = {name: float(line[name] or 0) for name in SHARES}
+    if not any(shares.values()):  # nothing is told apart
+        shares["boundary"] = 100.0
+    epochs, seconds = int(line["epochs"]), float(line["seconds_per_epoch"] or 0)
+    return Record(
+        run_name(config),
+        config.to_dict(),
+        {"device": line["device"], "commit": line["commit"]},
+        reason="finished",
+        seconds=epochs * seconds,
+        capture_seconds=0.0,
+        jobs=1 if seconds else 2,
+        epochs=epochs,
+        examples=50_000.0 * epochs,
+        work=float(line["passes"] or 0),
+        shares={name: share / sum(shares.values()) for name, share in shares.items()},
+        figures={},
+    )
 
 
 def _short(value: float) -> float | None:

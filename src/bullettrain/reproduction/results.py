@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from bullettrain.evaluation.compared import Measured
-from bullettrain.evaluation.statistics import CHANCE
-from bullettrain.reporting.formatting import attack_name as attack_title
+from bullettrain.config.sections import SPEED
+from bullettrain.config.settings import ConfigError
+from bullettrain.evaluation.comparison import Measured
+from bullettrain.formatting import CHANCE
+from bullettrain.formatting import attack_name as attack_title
 from bullettrain.reproduction.records import Record, run_name
+from bullettrain.reproduction.runs import attack_name
 from bullettrain.reproduction.scales import Scale
-from bullettrain.reproduction.studies import RATIOS, SHARES, Check, Row, Study
-from bullettrain.reproduction.tasks import attack_name
-from bullettrain.training.config import SPEED
-from bullettrain.training.settings import ConfigError
+from bullettrain.reproduction.studies import LARGE, RATIOS, SHARES, Check, Row, Study
 
-RANKS = ("rank", "rank_correct")
-ALLOWED = {**dict.fromkeys(SHARES, 1.0), **dict.fromkeys(RANKS, 0.02)}
+CORRELATIONS = ("rank", "rank_correct")
+ALLOWED = {**dict.fromkeys(SHARES, 1.0), **dict.fromkeys(CORRELATIONS, 0.02)}
 """By how much a figure may fall short of the paper's claim and still meet it, in its own unit; accuracies: half a
 point, speed-ups: a twentieth. Captured steps round sizes up."""
 NOT_RUN = "not run yet"
@@ -157,48 +157,41 @@ class Results:
     def status(self, row: Row) -> str:
         """What is to be said of a row beside its figures: that there are none, or that it collapsed."""
         runs = self.runs[row.name]
-        said = (warning.partition(":")[0].partition(";")[0] for run in runs for warning in run.warnings)
+        said = [warning.partition(":")[0].partition(";")[0] for run in runs for warning in run.warnings]
+        for run in runs if self.study.name == LARGE else ():
+            shown = [f"{attack_title(name)} {100 * figure['accuracy']:.2f}" for name, figure in run.averaged.items()]
+            said += [f"averaged weights: {', '.join(shown)}"] if shown else []
         return "; ".join(dict.fromkeys(said)) if runs else NOT_RUN
 
     def notes(self) -> list[str]:
-        """What a reader has to know of figures, each once, with the rows that it is about or the few that it is not."""
-        about: dict[tuple[str, str], list[str]] = {}
+        """What a reader has to know of figures, each once; in brackets the rows that it is about, unless it is all."""
+        about: dict[str, list[str]] = {}
         for name, runs in self.runs.items():
-            for said in dict.fromkeys(said for run in runs for said in self._small_print(run)):
-                about.setdefault(said, []).append(name)
-        return [self._note(note, metric, rows) for (metric, note), rows in about.items()]
+            for note in dict.fromkeys(note for run in runs for note in self._small_print(run)):
+                about.setdefault(note, []).append(self.rows[name].title)
+        run = sum(bool(runs) for runs in self.runs.values())
+        said = {note: "" if len(rows) == run > 1 else f" ({'; '.join(rows)})" for note, rows in about.items()}
+        return [f"{note}{rows}." for note, rows in said.items()]
 
-    def _note(self, note: str, metric: str, rows: list[str]) -> str:
-        """``note`` as a sentence: of all rows that have the figure, of all but some, or of those ``rows`` alone."""
-        have = [
-            name for name, runs in self.runs.items() if any(not metric or r.value(metric) is not None for r in runs)
-        ]
-        others = [name for name in have if name not in rows]
-        if not others and len(rows) > 1:
-            return f"{note[0].upper()}{note[1:]}."
-        exempt = 0 < len(others) < len(rows) / 2
-        titles = [self.rows[name].title for name in (others if exempt else rows)]
-        return f"{'All but ' if exempt else ''}{'; '.join(titles)}: {note}."
-
-    def _small_print(self, run: Record) -> Iterator[tuple[str, str]]:
-        """By metric: figures that are of fewer images, of other corruptions or less exact than one would think."""
+    def _small_print(self, run: Record) -> Iterator[str]:
+        """Figures that are of fewer images, of other corruptions or less exact than one would think."""
         whole = run.figures.get("clean", {}).get("examples", 0)
         if run.note:
-            yield "", run.note
+            yield run.note
         for name in dict.fromkeys(self.metric(attack) for attack in self.study.attacks):
-            figure = run.figures.get(name, {})
+            figure, title = run.figures.get(name, {}), attack_title(name)
             if figure.get("over", 15) != 15:
-                yield name, f"corruptions: the mean of {figure['over']:.0f}, not of 15"
+                yield f"{title}: the mean of {figure['over']:.0f}, not of 15"
             elif figure.get("examples", whole) < whole:
-                part = f"{attack_title(name)} on {figure['examples']:.0f} of {whole:.0f} test images"
-                yield name, part + (", and compared on these" if figure.get("among") else "")
+                part = f"{title} on {figure['examples']:.0f} of {whole:.0f} test images"
+                yield part + (", and compared on these" if figure.get("among") else "")
             if "precision" in figure:
-                yield name, f"{attack_title(name)} searched in {figure['precision']}"
+                yield f"{title} searched in {figure['precision']}"
         if {"minutes", "wall"} & set(self.columns):
             if run.timing:
-                yield "minutes", "seconds are of steps that were timed afterwards, the device to themselves"
+                yield "Seconds are of steps that were timed afterwards, the device to themselves"
             elif run.jobs > 1:
-                yield "", "no seconds: the device was shared (`--timing` times such runs)"
+                yield "No seconds: the device was shared (`--timing` times such runs)"
 
 
 def worst(verdicts: Iterable[Verdict | None]) -> Verdict | None:

@@ -6,12 +6,12 @@ import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bullettrain.evaluation.paper import CLAIMS, PAPER, ROBUSTBENCH_TRADES
+from bullettrain.config.methods import with_method
+from bullettrain.config.recipes import recipe
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
+from bullettrain.reporting.paper import CLAIMS, PAPER, ROBUSTBENCH_TRADES
 from bullettrain.reproduction.scales import Scale
-from bullettrain.training.config import Config
-from bullettrain.training.methods import with_method
-from bullettrain.training.recipes import recipe
-from bullettrain.training.settings import ConfigError
 
 SHARES = ("boundary", "robust", "outlier")
 """The classes of examples, in the order in which the paper has their shares."""
@@ -30,6 +30,8 @@ class Row:
         baseline: the row that it is compared with.
         method: what the recipe is trained by instead, as `--method` takes it: fast, fast-3, yopo-2-5.
         paper: by metric: accuracies and shares in percent, speed-ups as ratios.
+        attacks: what it is evaluated by besides the study's, in the paper's names.
+        images: test images for attacks that training does not end with; None: as the scale has it.
     """
 
     name: str
@@ -40,6 +42,8 @@ class Row:
     baseline: str | None = None
     method: str | None = None
     paper: Mapping[str, float] = field(default_factory=dict)
+    attacks: tuple[str, ...] = ()
+    images: int | None = None
 
     def config(self, scale: Scale, settings: Sequence[str] = ()) -> Config:
         """The run at ``scale``, with the user's own ``settings`` on top."""
@@ -66,9 +70,8 @@ class Study:
     """A table or a figure of the paper.
 
     Args:
-        attacks: what every row is evaluated by, in the paper's names.
+        attacks: what every row is evaluated by, in the paper's names; RANKS means nothing of a baseline.
         columns: of its table; empty: the attacks and the speed-ups.
-        ranks: whether each row's score is compared with the oracle's classes.
         about: what to know when reading it.
     """
 
@@ -77,7 +80,6 @@ class Study:
     rows: Callable[[Scale], tuple[Row, ...]]
     attacks: tuple[str, ...] = ("clean", "pgd20")
     columns: tuple[str, ...] = ()
-    ranks: bool = False
     about: str = ""
 
     def chosen(self, scale: Scale, patterns: Sequence[str]) -> list[Row]:
@@ -105,6 +107,10 @@ def _checks(text: str, names: Sequence[str]) -> Iterator[Check]:
         yield Check(group, metric, relation, float(right[-1]), against)
 
 
+RANKS = "ranks"
+"""In the place of an attack: how the row's score orders examples, beside the oracle's classes."""
+LARGE = "large-network"
+"""What `reproduce --scale medium` and `paper` run where no name is given."""
 ROBUST = ("clean", "pgd20", "autoattack")
 TABLE = (*ROBUST, "shares", *RATIOS)
 PGD_AT = ("objective=pgd-at", "beta=null")
@@ -113,7 +119,7 @@ ROLES = {"N_B": "boundary", "N_O": "outlier", "N_R": "robust"}
 
 def _from_paper(*rows: Row) -> tuple[Row, ...]:
     """The rows with the paper's figures for them, where it has any."""
-    return tuple(replace(row, paper=PAPER[row.family].get(row.name, {})) for row in rows)
+    return tuple(replace(row, paper=row.paper or PAPER[row.family].get(row.name, {})) for row in rows)
 
 
 def _always(*rows: Row) -> Callable[[Scale], tuple[Row, ...]]:
@@ -133,6 +139,7 @@ TRADES_ROWS = _from_paper(
     Row("bt-nr2", "TRADES λ=1/6 + BT, N_R=2", "trades", baseline="trades"),
 )
 TRADES, TRADES_NR2 = TRADES_ROWS[1], TRADES_ROWS[-1]
+BESIDE_ROBUSTBENCH = {**TRADES.paper, "autoattack": ROBUSTBENCH_TRADES}
 MART_ROWS = _from_paper(
     Row("mart", "MART", "mart", plain=True),
     Row("fast", "MART + FAST", "mart", baseline="mart", method="fast"),
@@ -239,6 +246,39 @@ PLANE_ROWS = (
     Row("trades-fast-3", "TRADES + FAST, N=3", "trades", baseline="trades", method="fast-3"),
     Row("yopo", "TRADES + YOPO-2-5", "trades", baseline="trades", method="yopo-2-5"),
 )
+
+
+# -------------------------------------------------------------------------------- the paper's own network
+
+
+def _large_rows(scale: Scale) -> tuple[Row, ...]:
+    """What is trained of WRN-34-10, the first first: at the paper's own scale, and at the others."""
+    bullettrain = "TRADES + BulletTrain"
+    rows = {
+        row.name: row
+        for row in _from_paper(
+            Row("trades", "TRADES, 10 steps for all", "trades", plain=True, paper=BESIDE_ROBUSTBENCH),
+            Row("fast-3", "TRADES, 3 steps for all", "trades", baseline="trades", method="fast-3"),
+            Row("bt-nr2", f"{bullettrain} 10/2", "trades", baseline="trades"),
+            Row("random", f"{bullettrain} 10/2 by chance", "trades", ("score=random",), baseline="trades"),
+            Row("bt-nb5", f"{bullettrain} 5/2, γ=0.75", "trades", _fewer(5), baseline="trades"),
+            Row("bt-nr0", f"{bullettrain} 10/0", "trades", ("robust=0",), baseline="trades"),
+            Row("fast", "TRADES + FAST", "trades", baseline="trades", method="fast"),
+            Row("pgd-at", "PGD-AT, 10 steps for all", "trades", PGD_AT, plain=True),
+            Row("pgd-at-3", "PGD-AT, 3 steps for all", "trades", PGD_AT, baseline="pgd-at", method="fast-3"),
+            Row("pgd-at-bt", "PGD-AT + BulletTrain 10/2", "trades", PGD_AT, baseline="pgd-at"),
+            Row("mart", "MART, 10 steps for all", "mart", plain=True),
+            Row("mart-bt", "MART + BulletTrain 10/2", "mart", baseline="mart", paper=PAPER["mart"]["bt-nr2"]),
+        )
+    }
+    chosen = "trades bt-nr2 fast-3 random bt-nb5 pgd-at pgd-at-3 pgd-at-bt"
+    if scale.name == "paper":
+        chosen = "bt-nr2 bt-nb5 trades fast-3 random mart mart-bt bt-nr0 fast"
+    first, second, *others = (rows[name] for name in chosen.split())
+    whole = (replace(row, attacks=("pgd100x10",)) for row in (first, second))
+    return *whole, *(replace(row, images=2000) for row in others)
+
+
 _STUDIES = (
     Study("table-trades", "TRADES with and without BulletTrain", _always(*TRADES_ROWS), ROBUST, TABLE),
     Study("table-mart", "MART with and without BulletTrain", _always(*MART_ROWS), ROBUST, TABLE),
@@ -281,7 +321,7 @@ _STUDIES = (
     Study(
         "strong-attacks",
         "Stronger attacks than those of the tables",
-        _always(replace(TRADES, paper={**TRADES.paper, "autoattack": ROBUSTBENCH_TRADES}), TRADES_NR2),
+        _always(replace(TRADES, paper=BESIDE_ROBUSTBENCH), TRADES_NR2),
         STRONG,
         STRONG,
         about="The figure beside AutoAttack is RobustBench's, of the TRADES authors' network.",
@@ -290,8 +330,8 @@ _STUDIES = (
         "uncertainty",
         "Other scores in the place of SVar",
         _always(*SCORE_ROWS),
-        columns=("clean", "pgd20", "rank", "rank_correct", "theoretical"),
-        ranks=True,
+        ("clean", "pgd20", RANKS),
+        ("clean", "pgd20", "rank", "rank_correct", "theoretical"),
         about="Rank correlation of the score with the classes that ten PGD steps find, over all training "
         "examples looked at, and over the correctly classified ones alone, where the sign does not help.",
     ),
@@ -303,6 +343,15 @@ _STUDIES = (
         (*ROBUST, "minutes", "work"),
         about="Not of the paper, but for what it says of GradAlign. Minutes are of training with the device to "
         "itself, without compilation. Methods on TRADES or MART are compared with these, the others with PGD-AT.",
+    ),
+    Study(
+        LARGE,
+        "A large network: WRN-34-10",
+        _large_rows,
+        ("clean", "pgd20", "autoattack"),
+        ("clean", "pgd20", "pgd100x10", "autoattack", "boundary", "theoretical", "wall"),
+        about="In the order in which they are trained. AutoAttack runs on all images for the first two rows, on 2,000 "
+        "for the others; the figure beside that of TRADES is RobustBench's, of its authors' network.",
     ),
 )
 STUDIES = {study.name: study for study in _STUDIES}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from bullettrain.evaluation.compared import Measured
-from bullettrain.reporting.formatting import DASH, number
-from bullettrain.reporting.page import render
-from bullettrain.reproduction.results import RANKS, CheckResult, Results, Verdict, worst
+from bullettrain.evaluation.comparison import Measured
+from bullettrain.formatting import DASH, number
+from bullettrain.reporting.report import render
+from bullettrain.reproduction.results import CORRELATIONS, CheckResult, Results, Verdict, worst
 from bullettrain.reproduction.studies import RATIOS, SHARES, Row
 
 HEADINGS = {
@@ -24,21 +26,31 @@ CHANGES = ("robust_rise", "outlier_fall", "boundary_least")
 MARKS = dict(zip(Verdict, "✓½≈✗·", strict=True))
 CLASSES = dict(zip(Verdict, ("holds", "part", "part", "fails", "open"), strict=True))
 LEGEND = (
-    "✓ holds, ≈ falls short by no more than chance could (two standard errors), ✗ does not hold here, · not measured "
-    "yet. A ± behind a difference is one standard error: paired where it is on record which images each network "
-    "keeps, and the difference then of the images that both were judged on, else unpaired; of a single seed it is of "
-    "the images alone, and how much another would differ is not in it. A mark is the worst of the claims about that "
-    "figure; what a row gains on our own baseline has a column, and marks, of its own. Δ: ours less the paper's."
+    "✓ holds; ≈ falls short by no more than two standard errors; ✗ does not hold here; · not measured yet. The ± of a "
+    "difference is one standard error. It is paired where the records say which images each network gets right, and "
+    "the difference is then over the images that both were evaluated on. With one seed it covers the test images "
+    "alone, not how much another seed would differ. A mark is the worst of the claims about a figure; the gain on our "
+    "own baseline has a column and marks of its own. Δ is ours less the paper's."
 )
 
 
 @dataclass(frozen=True)
+class Column:
+    """What a column shows of a metric: our figure, the paper's and ours less it, or the gain on the row's baseline."""
+
+    metric: str
+    heading: str
+    kind: Literal["ours", "paper", "gain"] = "ours"
+    beside: bool = False
+    """Whether the metric has a column for the gain, or, of that column, one for the paper's figure."""
+
+
+@dataclass(frozen=True)
 class Cell:
-    """A figure as it is shown; ``first``: it begins a group of columns."""
+    """A figure as it is shown."""
 
     text: str
     verdict: Verdict | None = None
-    first: bool = False
 
     @property
     def marked(self) -> str:
@@ -46,63 +58,60 @@ class Cell:
         return self.text if self.verdict in (None, Verdict.OPEN) else f"{self.text} {MARKS[self.verdict]}"
 
 
-@dataclass(frozen=True)
-class Column:
-    """A metric of the table, and what is shown beside it.
-
-    Args:
-        paper: the paper's figure, and ours less it: where it has one for any row, at a scale that is like the paper's.
-        baseline: what a row gains on its own baseline.
-    """
-
-    metric: str
-    heading: str
-    paper: bool
-    baseline: bool
-
-
 def heading(results: Results, metric: str) -> str:
-    """What a column is called at this scale."""
+    """What a metric is called at this scale."""
     return HEADINGS.get(metric) or f"{results.title(metric)} %"
 
 
-def columns(results: Results) -> list[Column]:
-    """All that the study shows."""
-    rows, found = results.rows.values(), []
+def columns(results: Results) -> Iterator[Column]:
+    """All that the study shows; the paper's figures only at a scale that is like the paper's."""
+    rows = results.rows.values()
     compared = any(row.baseline in results.rows for row in rows)
     for metric in results.columns:
-        accuracy = metric in results.study.attacks and metric != "clean"
-        there = results.scale.like_paper and any(paper(row, metric) != DASH for row in rows)
-        found.append(Column(metric, heading(results, metric), there, accuracy and compared))
-    return found
+        gain = compared and metric != "clean" and metric in results.study.attacks
+        paper = results.scale.like_paper and any(set(parts(metric)) <= set(row.paper) for row in rows)
+        yield Column(metric, heading(results, metric), beside=gain)
+        if paper:
+            yield Column(metric, "paper (Δ)", "paper")
+        if gain:
+            yield Column(metric, "against baseline" + " (paper)" * paper, "gain", beside=paper)
 
 
-def cells(results: Results, row: Row, columns: Sequence[Column], paper: str = "{} ({})") -> list[Cell]:
-    """A row of the table; ``paper`` is how the paper's figure and our difference from it are put together."""
-    found = []
-    for column in columns:
-        found.append(ours(results, row, column.metric, beside=column.baseline))
-        found += [Cell(both(results, row, column.metric, paper))] if column.paper else []
-        found += [gain(results, row, column.metric, paper=column.paper)] if column.baseline else []
-    return found
+def cell(results: Results, row: Row, column: Column) -> Cell:
+    """What stands in a column of a row."""
+    return {"ours": _ours, "paper": _paper, "gain": _gain}[column.kind](results, row, column)
 
 
-def ours(results: Results, row: Row, metric: str, *, beside: bool = False) -> Cell:
-    """Our figure, mean ± std over seeds; ``beside``: what it gains on its baseline has a cell of its own."""
-    verdicts = [results.cell(row.name, part, gained=False if beside else None) for part in parts(metric)]
-    figures = [_figure(results.value(row.name, part), part) for part in parts(metric)]
-    return Cell(DASH if DASH in figures else " / ".join(figures), worst(verdicts), first=True)
+def _ours(results: Results, row: Row, column: Column) -> Cell:
+    """Mean ± std over seeds."""
+    names = parts(column.metric)
+    verdicts = [results.cell(row.name, part, gained=False if column.beside else None) for part in names]
+    figures = [_figure(results.value(row.name, part), part) for part in names]
+    return Cell(DASH if DASH in figures else " / ".join(figures), worst(verdicts))
 
 
-def gain(results: Results, row: Row, metric: str, *, paper: bool = True) -> Cell:
-    """What the row gains on its own baseline, and in brackets what it gains in the ``paper``."""
+def _paper(results: Results, row: Row, column: Column) -> Cell:
+    """The paper's figure, and ours less it."""
+    names = parts(column.metric)
+    if not set(names) <= set(row.paper):
+        return Cell(DASH)
+    theirs = " / ".join(_number(row.paper[part], part) for part in names)
+    if (mine := results.values(row.name, names)) is None:
+        return Cell(theirs)
+    apart = [(part, value.mean - row.paper[part]) for part, value in zip(names, mine, strict=True)]
+    return Cell(f"{theirs} ({' / '.join(signed(value, _digits(value, part)) for part, value in apart)})")
+
+
+def _gain(results: Results, row: Row, column: Column) -> Cell:
+    """What the row gains on its own baseline, and in brackets what it gains in the paper."""
+    metric = column.metric
     if row.baseline not in results.rows:
         return Cell("")
     mine, base = results.value(row.name, metric), results.value(row.baseline, metric)
     if mine is None or base is None:
         return Cell(DASH)
     text, theirs = signed(mine.above(base).value), results.rows[row.baseline].paper.get(metric)
-    if paper and metric in row.paper and theirs is not None:
+    if column.beside and metric in row.paper and theirs is not None:
         text += f" ({signed(row.paper[metric] - theirs)})"
     return Cell(text, results.cell(row.name, metric, gained=True))
 
@@ -110,22 +119,6 @@ def gain(results: Results, row: Row, metric: str, *, paper: bool = True) -> Cell
 def parts(metric: str) -> tuple[str, ...]:
     """The figures that a column has in each of its cells."""
     return SHARES if metric == "shares" else (metric,)
-
-
-def paper(row: Row, metric: str) -> str:
-    """The paper's figure."""
-    if any(part not in row.paper for part in parts(metric)):
-        return DASH
-    return " / ".join(_number(row.paper[part], part) for part in parts(metric))
-
-
-def both(results: Results, row: Row, metric: str, form: str = "{} ({})") -> str:
-    """The paper's figure, and ours less it."""
-    theirs, mine = paper(row, metric), results.values(row.name, parts(metric))
-    if theirs == DASH or mine is None:
-        return theirs
-    apart = [(part, value.mean - row.paper[part]) for part, value in zip(parts(metric), mine, strict=True)]
-    return form.format(theirs, " / ".join(signed(value, _digits(value, part)) for part, value in apart))
 
 
 def signed(value: float, digits: int = 2) -> str:
@@ -150,25 +143,31 @@ def _figure(value: Measured | None, metric: str) -> str:
 # --------------------------------------------------------------------------------------------- claims
 
 
+def found_in_words(result: CheckResult) -> str:
+    """`−0.49 ± 0.27 points`, of one check."""
+    if result.found is None:
+        return "not measured yet"
+    check = result.check
+    points = check.against or check.metric in CHANGES
+    unit = "×" if check.metric in RATIOS else "" if check.metric in CORRELATIONS else " points" if points else " %"
+    error = f" ± {number(result.error)}" if check.against and result.error is not None else ""
+    return f"{signed(result.found) if points else number(result.found)}{error}{unit}"
+
+
 def in_words(results: Results, result: CheckResult) -> str:
-    """`PGD-20: −0.49 ± 0.27 points (paired; asked: at least −0.26)`, of one check."""
+    """`TRADES + BT, PGD-20: −0.49 ± 0.27 points (paired; asked: at least −0.26)`, of one check."""
     check = result.check
     name = heading(results, check.metric).removesuffix(" %").removesuffix(" ×")
     row = results.rows[check.rows[0]].title if len(check.rows) == 1 else f"best of {len(check.rows)}"
     if result.found is None:
-        return f"{row}, {name}: not measured yet"
-    points = check.against or check.metric in CHANGES
-    unit = "×" if check.metric in RATIOS else "" if check.metric in RANKS else " points" if points else " %"
+        return f"{row}, {name}: {found_in_words(result)}"
     bound = {"≥": "at least ", "≤": "at most ", "≈": "within "}[check.relation]
     asked = signed(check.offset) if check.against and check.relation != "≈" else number(check.offset)
-    found = signed(result.found) if points else number(result.found)
-    error = kind = ""
-    if check.against and result.error is not None:
-        error, kind = f" ± {number(result.error)}", "paired; " if result.paired else "unpaired; "
+    kind = ("paired; " if result.paired else "unpaired; ") if check.against and result.error is not None else ""
     usual = len(check.rows) == 1 and check.against == results.rows[check.rows[0]].baseline
     beside = f" against {results.rows[check.against].title}" if check.against and not usual else ""
     near = "; near enough" if result.near else ""
-    return f"{row}, {name}: {found}{error}{unit}{beside} ({kind}asked: {bound}{asked}{near})"
+    return f"{row}, {name}: {found_in_words(result)}{beside} ({kind}asked: {bound}{asked}{near})"
 
 
 def claims(results: Results) -> list[tuple[Verdict, str, str, list[tuple[Verdict, str]]]]:
@@ -198,15 +197,11 @@ def markdown(results: Results, figures: Sequence[tuple[str, str]]) -> str:
 
 def table(results: Results) -> list[str]:
     """The table as Markdown."""
-    shown, heads = columns(results), ["row"]
-    for column in shown:
-        heads.append(column.heading)
-        heads += ["paper (Δ)"] if column.paper else []
-        heads += ["against baseline" + " (paper)" * column.paper] if column.baseline else []
-    sides = ["---", *["---:"] * (len(heads) - 1), "---"]
-    lines = [f"| {' | '.join([*heads, ''])} |", f"|{'|'.join(sides)}|"]
+    shown = list(columns(results))
+    heads = ["row", *(column.heading for column in shown), ""]
+    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(['---', *['---:'] * len(shown), '---'])}|"]
     for row in results.rows.values():
-        figures = " | ".join(cell.marked for cell in cells(results, row, shown))
+        figures = " | ".join(cell(results, row, column).marked for column in shown)
         lines.append(f"| {row.title} | {figures} | {results.status(row)} |")
     return lines
 
@@ -226,9 +221,12 @@ def below(results: Results, figures: Sequence[tuple[str, str]], remarks: Sequenc
 
 def html(results: Results, figures: Sequence[tuple[str, str]]) -> str:
     """One page that is complete in itself; ``figures`` are (caption, SVG) pairs."""
-    shown = columns(results)
-    rows = [(row, cells(results, row, shown, "{} {}"), results.status(row)) for row in results.rows.values()]
-    used = {cell.verdict for _, found, _ in rows for cell in found}
+    shown = list(columns(results))
+    rows = [
+        (row, [cell(results, row, column) for column in shown], results.status(row)) for row in results.rows.values()
+    ]
+    used = {cell.verdict for _, cells, _ in rows for cell in cells}
     marked = [verdict for verdict in (Verdict.HOLDS, Verdict.CHANCE, Verdict.FAILS) if verdict in used]
-    about = {"columns": shown, "rows": rows, "claims": claims(results), "figures": figures}
+    groups = [list(group) for _, group in itertools.groupby(shown, key=lambda column: column.metric)]
+    about = {"groups": groups, "columns": shown, "rows": rows, "claims": claims(results), "figures": figures}
     return render("bullettrain.reproduction", results=results, classes=CLASSES, marked=marked, **about)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +18,40 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from bullettrain.attacks import frozen
-from bullettrain.checks import instead
+from bullettrain.checkpoint_paths import weights_file
+from bullettrain.config import Config, ConfigError
 from bullettrain.cost import theoretical_speedup
 from bullettrain.data import ImageSet
 from bullettrain.engine.phases import Batch, Runner
 from bullettrain.loading import misfit
 from bullettrain.mining import Category
+from bullettrain.processes import Place
+from bullettrain.run_folder import SHARES, RunFolder, environment, read_weights
 from bullettrain.step import BulletTrain
-from bullettrain.training.config import Config
-from bullettrain.training.display import duration
-from bullettrain.training.folder import RunFolder, environment, read_weights
-from bullettrain.training.loop import Trainer
-from bullettrain.training.named import weights_file
-from bullettrain.training.settings import ConfigError
-from bullettrain.training.setup import Place
+from bullettrain.terminal import duration
+from bullettrain.training.trainer import Trainer
+from bullettrain.validation import instead
+
+logger = logging.getLogger(__name__)
 
 ENGINES = {
-    "eager": {"engine": "plain", "compile": False},
+    "eager": {"engine": "eager", "compile": False, "attack_group": 1},
     "graphs": {"engine": "graphs", "compile": False},
     "compile": {"engine": "graphs", "compile": True},
 }
-
 METHODS = ("baseline", "bullettrain")
-LONG = 60.0
-"""Seconds of training before the timing from which on it is said how long that will be."""
+LONG_SECONDS = 60.0
+"""Of training before the timing from which on it is said how long that will be."""
 PHASES = dict.fromkeys(("select", "allocate", "target"), "select") | dict.fromkeys(
     ("places", "attack_step", "refresh"), "attack"
 )
 """What phases are counted to; the others update."""
+Shares = tuple[float, float, float]
+"""Of outlier, boundary and robust examples."""
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One engine, with or without BulletTrain."""
 
     engine: str
@@ -86,13 +90,14 @@ def bench(
     train_steps: int,
     steps: int,
     repeats: int,
-    shares: tuple[float, float, float] | None = None,
+    shares: Shares | None = None,
     checkpoint: Path | None = None,
-    say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Time every engine from the same trained state; see the fields of :class:`Row`.
+    """Time every engine from the same trained state; see the fields of :class:`BenchRow`.
 
     Args:
+        config, place, data: of the run.
+        engines: of ENGINES.
         train_steps: steps of training first, so that the shares are a trained network's.
         steps, repeats: mini-batches timed at once, and how often.
         shares: impose these fractions of outlier, boundary and robust examples instead.
@@ -101,16 +106,18 @@ def bench(
     for engine in engines:
         if engine not in ENGINES:
             raise ConfigError(f"there is no engine {engine!r}{instead(engine, ENGINES)}")
+    if shares is None and config.method.selection == "last":
+        _check_seen(config, len(data[0]), train_steps, checkpoint)
+    if checkpoint is not None:
+        train_steps = min(train_steps, 30)  # F_R still has to find its level
+    rows: list[BenchRow] = []
+    notes: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        make = _maker(config, place, data, Path(folder))
-        if shares is None and config.method.selection == "last":
-            _check_seen(config, len(data[0]), train_steps, checkpoint)
-        if checkpoint is not None:
-            train_steps = min(train_steps, 30)  # F_R still has to find its level
-        state = _trained(make, train_steps, checkpoint, say)
+        make = partial(make_trainer, config, place, data, Path(folder))
+        state = _train(
+            make("graphs" if place.device.type == "cuda" else "eager", "bullettrain"), train_steps, checkpoint
+        )
         gc.collect()
-        rows: list[Row] = []
-        notes: dict[str, list[str]] = {engine: [] for engine in engines}
         for engine in engines:
             cases = [_Case(make, engine, method, state, shares, steps) for method in METHODS]
             for _ in range(repeats):
@@ -118,11 +125,9 @@ def bench(
                     case.time()
             baseline, mined = (case.row() for case in cases)
             rows += [baseline, _with_speedups(mined, baseline, config)]
-            for note in dict.fromkeys(note for case in cases for note in case.trainer.notes):
-                notes[engine].append(note)
-                say(f"{engine}: {note}")
+            notes[engine] = list(dict.fromkeys(note for case in cases for note in case.trainer.recorder.notes))
             for row in rows[-2:]:
-                say(f"{engine} {row.method}: {row.step_ms:.2f} ms a step, {row.work:.2f} passes an example")
+                logger.info("%s %s: %.2f ms a step, %.2f passes an example", engine, row.method, row.step_ms, row.work)
             del cases, case
             gc.collect()  # their graphs hold memory, in circles
     return {
@@ -137,6 +142,16 @@ def bench(
     }
 
 
+def make_trainer(
+    config: Config, place: Place, data: tuple[ImageSet, ImageSet, ImageSet], folder: Path, engine: str, method: str
+) -> Trainer:
+    """A trainer of an engine, with or without BulletTrain."""
+    # What a long training comes to is what is timed; and what is chosen first stays.
+    chosen = config.baseline() if method == "baseline" else config
+    chosen = chosen.replace_section("training", **ENGINES[engine], cudnn_benchmark_after=0.0)
+    return Trainer(chosen, RunFolder(folder), place, data)
+
+
 def _check_seen(config: Config, examples: int, train_steps: int, checkpoint: Path | None) -> None:
     """ConfigError where last logits are to select, and hardly anybody would have any."""
     epochs = 2 * (examples // config.training.batch_size * config.training.replays)  # each leaves a few images out
@@ -147,7 +162,7 @@ def _check_seen(config: Config, examples: int, train_steps: int, checkpoint: Pat
         raise ConfigError(f"{why}: give --shares, or two epochs of training first, --train-steps {epochs}")
 
 
-def impose(engine: BulletTrain, shares: tuple[float, float, float]) -> None:
+def impose(engine: BulletTrain, shares: Shares) -> None:
     """These fractions of outlier, boundary and robust examples from now on."""
     engine.separation = Imposed(shares)
     engine.history.score.fill_(0.1)  # as if all had been seen: who has not is on the boundary, whatever is imposed
@@ -157,7 +172,7 @@ def impose(engine: BulletTrain, shares: tuple[float, float, float]) -> None:
 class Imposed:
     """A separation with given fractions of outlier, boundary and robust examples, by rank of the score."""
 
-    shares: tuple[float, float, float]
+    shares: Shares
     over_batches = True
     """It takes several mini-batches at once, as the rule does."""
 
@@ -169,50 +184,31 @@ class Imposed:
         return torch.where(rank < round(outlier * m), int(Category.OUTLIER), category)
 
 
-def _maker(
-    config: Config, place: Place, data: tuple[ImageSet, ImageSet, ImageSet], folder: Path
-) -> Callable[[str, str], Trainer]:
-    def make(engine: str, method: str) -> Trainer:
-        # What a long training comes to is what is timed; and what is chosen first stays.
-        settings = {**ENGINES[engine], "tune_after": 0.0}
-        if engine == "eager":
-            settings["attack_group"] = 1
-        chosen = config.baseline() if method == "baseline" else config
-        chosen = chosen.replace_section("training", **settings)
-        return Trainer(chosen, RunFolder(folder), place, data)
-
-    return make
-
-
-def _trained(
-    make: Callable[[str, str], Trainer], steps: int, checkpoint: Path | None, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Weights and F_R that every case starts from."""
-    trainer = make("eager", "bullettrain")
-    trainer = make("graphs", "bullettrain") if trainer.place.device.type == "cuda" else trainer
+def _train(trainer: Trainer, steps: int, checkpoint: Path | None) -> dict[str, Any]:
+    """Weights, F_R and history that every case starts from."""
     if checkpoint is not None:
         file = weights_file(checkpoint)
         tensors, _ = read_weights(file)
-        try:
-            trainer.network.load_state_dict(tensors)
-        except RuntimeError:
-            name = trainer.config.network.name
-            raise ConfigError(f"{file} does not fit {name}: {misfit(trainer.network, tensors)}") from None
-    say(f"training for {steps} steps first")
-    units, began = _units(trainer), time.perf_counter()
+        if wrong := misfit(trainer.network, tensors):
+            raise ConfigError(f"{file} does not fit {trainer.config.network.name}: {wrong}")
+        trainer.network.load_state_dict(tensors)
+    logger.info("training for %d steps first", steps)
+    batches, began = units(trainer), time.perf_counter()
     for taken in range(-(-steps // trainer.stepper.unit)):
-        trainer._take(next(units))
+        trainer.take(next(batches))
         if taken == 1:  # the first one compiles, or allocates
-            took = (time.perf_counter() - began) / (2 * trainer.stepper.unit)
-            if took * steps > LONG:
+            left = (time.perf_counter() - began) / (2 * trainer.stepper.unit) * steps
+            if left > LONG_SECONDS:
                 less = "--train-steps, --steps and --repeats make it shorter"
-                say(f"that is some {duration(took * steps)}, and the timing comes after it: {less}")
-    weights = {key: value.clone() for key, value in trainer.network.state_dict().items()}
-    history = trainer.engine.history.state_dict()
-    return {"weights": weights, "robust_fraction": trainer.engine.robust_fraction.state_dict(), "history": history}
+                logger.info("that is some %s, and the timing comes after it: %s", duration(left), less)
+    return {
+        "weights": {key: value.clone() for key, value in trainer.network.state_dict().items()},
+        "robust_fraction": trainer.engine.robust_fraction.state_dict(),
+        "history": trainer.engine.history.state_dict(),
+    }
 
 
-def _units(trainer: Trainer) -> Iterator[list[Batch]]:
+def units(trainer: Trainer) -> Iterator[list[Batch]]:
     """Units of full mini-batches, for ever."""
     full = len(trainer.train_set) // trainer.config.training.batch_size
     size = trainer.stepper.unit
@@ -241,19 +237,18 @@ class Timed:
         steps: mini-batches timed at once.
     """
 
-    def __init__(self, trainer: Trainer, shares: tuple[float, float, float] | None, steps: int) -> None:
-        self.trainer, self.device, stepper = trainer, trainer.place.device, trainer.stepper
+    def __init__(self, trainer: Trainer, shares: Shares | None, steps: int) -> None:
+        self.trainer, self.device, unit = trainer, trainer.place.device, trainer.stepper.unit
         if shares is not None:
             impose(trainer.engine, shares)
-        # Timing must not change the state much.
-        trainer._rate = lambda step: 1e-6  # type: ignore[method-assign]
-        self.units, self.turns = _units(trainer), max(1, steps // stepper.unit)
+        trainer.rate = lambda step: 1e-6  # type: ignore[method-assign] # timing must not change the state much
+        self.units, self.turns = units(trainer), max(1, steps // unit)
         self.per_step: list[float] = []
         """Milliseconds a mini-batch, one a repeat."""
         warm_ups = max(3, self.turns // 2)
         self.first = self._seconds(warm_ups)  # also captures the sizes that occur
-        self.warmed = warm_ups * stepper.unit
-        trainer.tally.read(False)
+        self.warmed = warm_ups * unit
+        trainer.metrics.read(False)
 
     def time(self) -> None:
         """Once more."""
@@ -275,12 +270,18 @@ class Timed:
         training = self.trainer.config.training
         return self.step_ms / 1000 * training.replays * len(self.trainer.train_set) / training.batch_size
 
+    @property
+    def capture_seconds(self) -> float:
+        """Of compilation and captures; without graphs, what the first steps took longer."""
+        usual = self.step_ms / 1000 * self.warmed
+        return self.trainer.stepper.capture_seconds or max(self.first - usual, 0.0)
+
     def _seconds(self, turns: int) -> float:
-        _wait(self.device)
+        wait_for(self.device)
         began = time.perf_counter()
         for _ in range(turns):
-            self.trainer._take(next(self.units))  # with what a run does besides: drawing, cropping, flipping, noise
-        _wait(self.device)
+            self.trainer.take(next(self.units))  # with what a run does besides: drawing, cropping, flipping, noise
+        wait_for(self.device)
         return time.perf_counter() - began
 
 
@@ -293,7 +294,7 @@ class _Case(Timed):
         engine: str,
         method: str,
         state: dict[str, Any],
-        shares: tuple[float, float, float] | None,
+        shares: Shares | None,
         steps: int,
     ) -> None:
         before = _memory(peak=False)
@@ -305,15 +306,13 @@ class _Case(Timed):
         super().__init__(trainer, shares, steps)
         self.memory = _memory(peak=True) - before
 
-    def row(self) -> Row:
+    def row(self) -> BenchRow:
         """What was found."""
-        trainer, stepper = self.trainer, self.trainer.stepper
-        figures = trainer._figures(trainer.tally.read(False))
-        whole = trainer.engine.objective.whole_step
-        phases = {} if whole else _phases(trainer, self.units, self.turns)
-        m = trainer.config.training.batch_size
-        seconds = self.step_ms / 1000
-        return Row(
+        trainer = self.trainer
+        figures = trainer.figures(trainer.metrics.read(False))
+        phases = {} if trainer.engine.objective.whole_step else self._phases()
+        m, seconds = trainer.config.training.batch_size, self.step_ms / 1000
+        return BenchRow(
             engine=self.engine,
             method=self.method,
             step_ms=self.step_ms,
@@ -325,20 +324,21 @@ class _Case(Timed):
             examples_per_second=m / seconds,
             tflops=figures["work"] * m * forward_flops(trainer) / seconds / 1e12,
             memory_gib=self.memory / 2**30 if self.device.type == "cuda" else None,
-            capture_seconds=stepper.capture_seconds or max(self.first - seconds * self.warmed, 0.0),
-            work=figures["work"],
-            **{name: figures[name] for name in ("outlier", "boundary", "robust")},
+            capture_seconds=self.capture_seconds,
+            **{name: figures[name] for name in (*SHARES, "work")},
         )
 
-
-def _memory(*, peak: bool) -> int:
-    """Bytes on the GPU: those taken now, from which the peak is counted anew, or the peak since then."""
-    if not torch.cuda.is_available():
-        return 0
-    if peak:
-        return torch.cuda.max_memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated()
+    def _phases(self) -> dict[str, float]:
+        """Milliseconds a mini-batch of selecting, attacking and updating."""
+        fast = self.trainer.stepper.fast
+        runner, timed = fast.runner, _TimedRunner(fast.runner, self.device)
+        fast.runner = timed
+        self._seconds(self.turns)
+        fast.runner = runner
+        totals = dict.fromkeys(("select", "attack", "update"), 0.0)
+        for name, before, after in timed.marks:
+            totals[name] += before.elapsed_time(after) if timed.cuda else 1000 * (after - before)
+        return {name: total / (self.turns * self.trainer.stepper.unit) for name, total in totals.items()}
 
 
 class _TimedRunner:
@@ -362,24 +362,15 @@ class _TimedRunner:
         event.record()
         return event
 
-    def milliseconds(self) -> dict[str, float]:
-        """In all, of selecting, attacking and updating."""
-        totals = dict.fromkeys(("select", "attack", "update"), 0.0)
-        for name, before, after in self.marks:
-            totals[name] += before.elapsed_time(after) if self.cuda else 1000 * (after - before)
-        return totals
 
-
-def _phases(trainer: Trainer, units: Iterator[list[Batch]], turns: int) -> dict[str, float]:
-    """Milliseconds a mini-batch of selecting, attacking and updating."""
-    fast = trainer.stepper.fast
-    runner, timed = fast.runner, _TimedRunner(fast.runner, trainer.place.device)
-    fast.runner = timed
-    for _ in range(turns):
-        trainer._take(next(units))
-    fast.runner = runner
-    _wait(trainer.place.device)
-    return {name: total / (turns * trainer.stepper.unit) for name, total in timed.milliseconds().items()}
+def _memory(*, peak: bool) -> int:
+    """Bytes on the GPU: those taken now, from which the peak is counted anew, or the peak since then."""
+    if not torch.cuda.is_available():
+        return 0
+    if peak:
+        return torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
 
 
 def forward_flops(trainer: Trainer) -> float:
@@ -390,17 +381,18 @@ def forward_flops(trainer: Trainer) -> float:
     return float(counter.get_total_flops())
 
 
-def _with_speedups(row: Row, baseline: Row, config: Config) -> Row:
-    share = {name: getattr(row, name) for name in ("outlier", "boundary", "robust")}
-    copies = config.method.make_objective().num_views
+def _with_speedups(row: BenchRow, baseline: BenchRow, config: Config) -> BenchRow:
+    share = {name: getattr(row, name) for name in SHARES}
+    views = config.method.build_objective().num_views
     return replace(
         row,
-        theoretical_speedup=theoretical_speedup(config.method.budget(), **share, views=copies),
+        theoretical_speedup=theoretical_speedup(config.method.budget(), **share, views=views),
         work_speedup=baseline.work / row.work,
         wall_clock_speedup=baseline.step_ms / row.step_ms,
     )
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

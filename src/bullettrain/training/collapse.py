@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from bullettrain.training.tally import Counts
+from bullettrain.training.metrics import Sums
 
-ABOVE_CHANCE, NEAR_ZERO, KEPT = 0.35, 0.05, 0.2
+HIGH_ABOVE_CHANCE, NEAR_ZERO, PROBE_SHARE = 0.35, 0.05, 0.2
 """Accuracy on the training attack, above chance, that counts as high; on the PGD-10 probe as none at all; and the part
 of the former that the probe has to keep. Sound runs keep two fifths and more at every epoch."""
-ENOUGH = 1000
+MIN_WRONG_EXAMPLES = 1000
 """Examples without a single correct one before a run is given up: fewer can be chance."""
-ATTACKED = 20
+ATTACKED_FACTOR = 20
 """So many times more where only attacked examples are looked at: all of them are lost while a network knows little."""
 
 
@@ -38,9 +38,9 @@ class Alarm:
         self.warn(problem)
 
 
-def look_at_loss(counts: Counts) -> str | None:
+def look_at_loss(counts: Sums) -> str | None:
     """Whether the loss since the last look is a number."""
-    if math.isfinite(counts.sums["loss"]):
+    if math.isfinite(counts.values["loss"]):
         return None
     return "the loss is NaN or infinite; lower the learning rate, or clip gradients (--set optimizer.clip=1)"
 
@@ -53,13 +53,13 @@ class WrongStreak:
         self.attacked = attacks and self.key == "robust_hits"
         self.examples = 0.0
 
-    def look(self, counts: Counts) -> str | None:
+    def look(self, counts: Sums) -> str | None:
         """Fold in some steps; what is wrong, if they and those before were all wrong."""
-        wrong = counts.sums["examples"] if counts.sums[self.key] == 0 else 0.0
+        wrong = counts.values["examples"] if counts.values[self.key] == 0 else 0.0
         if self.key == "outlier":
-            wrong = counts.sums["examples"] if counts.sums["outlier"] == counts.sums["examples"] else 0.0
+            wrong = counts.values["examples"] if counts.values["outlier"] == counts.values["examples"] else 0.0
         self.examples = self.examples + wrong if wrong else 0.0
-        if self.examples < ENOUGH * (ATTACKED if self.attacked else 1):
+        if self.examples < MIN_WRONG_EXAMPLES * (ATTACKED_FACTOR if self.attacked else 1):
             return None
         if self.attacked:
             return "no attacked example has been predicted right for long; lower the learning rate, or method.eps"
@@ -68,9 +68,9 @@ class WrongStreak:
 
 def look_at_epoch(robust_accuracy: float, probe: float | None, *, classes: int) -> str | None:
     """Catastrophic overfitting: safe from the training attack, helpless against ten steps of PGD."""
-    if probe is None or robust_accuracy < 1 / classes + ABOVE_CHANCE:
+    if probe is None or robust_accuracy < 1 / classes + HIGH_ABOVE_CHANCE:
         return None
-    if probe <= max(NEAR_ZERO, KEPT * robust_accuracy):
+    if probe <= max(NEAR_ZERO, PROBE_SHARE * robust_accuracy):
         return (
             f"catastrophic overfitting: {100 * robust_accuracy:.0f} % of the training attacks fail, but PGD-10 breaks "
             f"all but {100 * probe:.0f} % of a probe; train against a stronger attack (method.boundary, step_size)"

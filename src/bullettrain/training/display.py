@@ -2,58 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TaskID
 from rich.text import Text
 
-from bullettrain.reporting import formatting
-from bullettrain.terminal import say
-from bullettrain.training.signals import StoppedError, StopRequest
-from bullettrain.training.tally import CLASSES
+from bullettrain.processes import StopRequest
+from bullettrain.progress import EvaluationBar, progress_bar
+from bullettrain.run_folder import SHARES
+from bullettrain.terminal import duration, percent
 
-COLOURS = dict(zip(CLASSES, ("magenta", "yellow", "cyan"), strict=True))
-
-
-def progress_bar(console: Console, *, transient: bool = False, percent: bool = False) -> Progress:
-    """A bar with its name, how much is done and the time left; ``transient``: gone when it stops."""
-    return Progress(
-        TextColumn("{task.description}", style="bold", markup=False),
-        BarColumn(bar_width=None),
-        TaskProgressColumn() if percent else MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("left"),
-        console=console,
-        expand=True,
-        transient=transient,
-    )
+COLOURS = dict(zip(SHARES, ("magenta", "yellow", "cyan"), strict=True))
 
 
 class Display:
-    """Progress of a run."""
+    """Progress of a run.
+
+    Args:
+        console: None: nothing is shown.
+        epochs, steps_per_epoch: of the run.
+        selects: whether there are classes to show.
+        corruption: what the robust accuracy on validation images is under.
+    """
 
     def __init__(
-        self,
-        console: Console | None,
-        *,
-        epochs: int,
-        steps_per_epoch: int,
-        done: int,
-        selects: bool,
-        corruption: str = "under PGD",
+        self, console: Console | None, epochs: int, steps_per_epoch: int, *, selects: bool, corruption: str
     ) -> None:
         self.console, self.corruption = console, corruption
         self.epochs, self.steps_per_epoch, self.selects = epochs, steps_per_epoch, selects
@@ -61,7 +38,7 @@ class Display:
         self.bar: TaskID | None = None
         self.live: Live | None = None
         self.stop: StopRequest | None = None
-        self.step, self.detail = done, Text(overflow="fold")
+        self.step, self.detail, self.validation = 0, Text(overflow="fold"), ""
 
     def __enter__(self) -> Display:
         if self.console is not None and self.console.is_terminal:
@@ -86,105 +63,31 @@ class Display:
             self.progress.update(self.bar, completed=self.step, description=f"epoch {epoch + 1}/{self.epochs}")
 
     def interval(self, record: Mapping[str, Any]) -> None:
-        """Fresh figures."""
-        parts = [
-            f"loss {_number(record['loss'])}",
-            f"lr {record['lr']:.2g}",
-            f"{record['examples_per_second']:.0f} ex/s",
-        ]
-        if self.selects:
-            parts += [shares(record, colour=True), f"F_R {record['robust_fraction']:.2f}"]
+        """New figures for the live line, after the last validation."""
         self.detail.plain = ""
-        self.detail.append_text(Text.from_markup("  ".join(parts)))
+        self.detail.append_text(Text.from_markup("  ".join(self._figures(record, colour=True))))
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """An epoch is over: on a terminal the bar says enough, elsewhere one line."""
-        if self.console is None or self.progress is not None:
-            return
-        parts = [
-            f"epoch {record['epoch']}/{self.epochs}",
-            f"step {record['step']}",
-            f"loss {_number(record['loss'])}",
-            f"lr {record['lr']:.2g}",
-            f"{record['examples_per_second']:.0f} ex/s",
-        ]
-        if self.selects:
-            parts += [shares(record), f"F_R {record['robust_fraction']:.2f}"]
+        """An epoch is over: on a terminal the live line says so, elsewhere a line of its own."""
         if record.get("validation_robust") is not None:
             clean, robust = (percent(record[f"validation_{kind}"]) for kind in ("clean", "robust"))
-            parts.append(f"validation {clean}, {self.corruption} {robust}")
-        left = (record["seconds"] + record["judging_seconds"]) * (self.epochs - record["epoch"])
-        parts.append(f"{duration(left)} left")
-        self.console.print("  ".join(parts), soft_wrap=True)
-
-    def message(self, text: str | Text) -> None:
-        """A line that stays."""
-        if self.console is not None:
-            say(self.console, text)
-
-    def evaluating(self, what: str, total: int) -> Evaluating:
-        """A bar for an evaluation of ``total`` images."""
-        return Evaluating(self.progress, what, total, self.stop)
-
-
-class Evaluating:
-    """The bar of one evaluation; call it with the number of images done."""
-
-    def __init__(self, progress: Progress | None, what: str, total: int, stop: StopRequest | None) -> None:
-        self.progress, self.what, self.total, self.stop = progress, what, total, stop
-        self.bar: TaskID | None = None
-        self.done = 0
-        self.to_come: int | None = None
-
-    def __enter__(self) -> Evaluating:
+            self.validation = f"validation {clean}, {self.corruption} {robust}"
         if self.progress is not None:
-            self.bar = self.progress.add_task(self.what, total=self.total)
-        return self
+            self.interval(record)
+        elif self.console is not None:
+            left = (record["seconds"] + record["evaluation_seconds"]) * (self.epochs - record["epoch"])
+            parts = [f"epoch {record['epoch']}/{self.epochs}", f"step {record['step']}", *self._figures(record)]
+            self.console.print("  ".join([*parts, f"{duration(left)} left"]), soft_wrap=True)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.progress is not None and self.bar is not None:
-            self.progress.remove_task(self.bar)
+    def _figures(self, record: Mapping[str, Any], *, colour: bool = False) -> list[str]:
+        loss = "–" if record["loss"] is None else f"{record['loss']:.3f}"
+        parts = [f"loss {loss}", f"lr {record['lr']:.2g}", f"{record['examples_per_second']:.0f} ex/s"]
+        if self.selects:
+            texts = {name: f"{name} {100 * record[name]:.0f}" for name in SHARES}
+            shown = [f"[{COLOURS[name]}]{text}[/]" if colour else text for name, text in texts.items()]
+            parts += [" ".join(shown) + " %", f"F_R {record['robust_fraction']:.2f}"]
+        return [*parts, self.validation] if self.validation else parts
 
-    def __call__(self, images: int) -> None:
-        """So many images are done; a run that was asked to stop does not wait for the rest."""
-        if self.stop is not None and self.stop.signal is not None:
-            raise StoppedError
-        self.done += images
-        if self.to_come is not None:
-            self.total = self.done + self.to_come
-        if self.progress is not None and self.bar is not None:
-            self.progress.update(self.bar, completed=self.done, total=self.total)
-
-    def partly(self, images: int) -> None:
-        """So many of the batch under way are done."""
-        if self.progress is not None and self.bar is not None:
-            self.progress.update(self.bar, completed=self.done + images)
-
-    def left(self, images: int) -> None:
-        """So many are to come after the batch under way, at most: what is lost is not attacked again."""
-        self.to_come = images
-
-
-def shares(record: Mapping[str, Any], *, colour: bool = False) -> str:
-    """Shares of outlier, boundary and robust examples in percent."""
-    texts = []
-    for name in CLASSES:
-        text = f"{name} {100 * record[name]:.0f}"
-        texts.append(f"[{COLOURS[name]}]{text}[/]" if colour else text)
-    return " ".join(texts) + " %"
-
-
-def percent(share: float | None) -> str:
-    """0.8146 as 81.5 %."""
-    return formatting.plain(formatting.percent(math.nan if share is None else share))
-
-
-def duration(seconds: float) -> str:
-    """12.3 s, 5 min 12 s, 1 h 23 min."""
-    return formatting.plain(formatting.duration(seconds))
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    def evaluating(self, what: str, total: int) -> EvaluationBar:
+        """A bar for an evaluation of ``total`` images."""
+        return EvaluationBar(self.progress, what, total, self.stop)

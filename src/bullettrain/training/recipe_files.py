@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from bullettrain.brief import first_line
-from bullettrain.checks import instead
+from bullettrain.checkpoint_paths import check_run, rather
+from bullettrain.config.recipes import RECIPES, recipe
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
+from bullettrain.errors import user_path
 from bullettrain.extras import extra
 from bullettrain.loading import permitted
-from bullettrain.training.config import Config
-from bullettrain.training.named import check_run, rather
-from bullettrain.training.recipes import RECIPES, recipe
-from bullettrain.training.settings import ConfigError
+from bullettrain.validation import instead
 
 
 def find_recipe(name: str, *, network: str | None = None, trust: bool = False) -> Config:
@@ -36,7 +37,7 @@ def find_recipe(name: str, *, network: str | None = None, trust: bool = False) -
 
 def read_recipe(name: str) -> Config:
     """What :func:`find_recipe` reads, as it is; a network that it names is not to be built."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if name in RECIPES or not path.exists():
         if path.suffix in (".yaml", ".yml"):
             raise ConfigError(f"{name} is missing; give a recipe, a YAML file or a run's folder")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import os
 import shlex
 from collections.abc import Sequence
@@ -13,16 +13,17 @@ from typing import Any
 
 from rich.console import Console
 
-from bullettrain.evaluation.compared import difference
-from bullettrain.models.called import is_foreign
-from bullettrain.reporting import write_report
-from bullettrain.training.config import Config
-from bullettrain.training.folder import RunError, RunFolder, environment, preferred
-from bullettrain.training.loop import Trainer
+from bullettrain.config import RECIPES, Config
+from bullettrain.config.settings import as_setting
+from bullettrain.evaluation.comparison import difference
+from bullettrain.models.external import is_external
+from bullettrain.processes import Place
+from bullettrain.run_folder import CHECKPOINT, SHARES, RunError, RunFolder, environment, preferred
 from bullettrain.training.recipe_files import read_recipe
-from bullettrain.training.recipes import RECIPES
-from bullettrain.training.settings import as_setting
-from bullettrain.training.setup import Place, load_data
+from bullettrain.training.setup import load_data
+from bullettrain.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Result:
 
     folder: Path
     reason: str
-    judged: dict[str, dict[str, dict[str, Any]]]
+    evaluations: dict[str, dict[str, dict[str, Any]]]
     """By weights ("last", "best", "averaged"), then by attack: the records of accuracy on the test set."""
     end: dict[str, Any]
     """The last record: seconds, shares, work, speed-ups."""
@@ -39,7 +40,9 @@ class Result:
     @property
     def accuracy(self) -> dict[str, dict[str, float]]:
         """By weights, then by attack."""
-        return {weights: {name: r["accuracy"] for name, r in found.items()} for weights, found in self.judged.items()}
+        return {
+            weights: {name: r["accuracy"] for name, r in found.items()} for weights, found in self.evaluations.items()
+        }
 
     @property
     def finished(self) -> bool:
@@ -55,7 +58,7 @@ class Result:
     @property
     def chosen(self) -> str:
         """The weights a user would take."""
-        return preferred(self.judged)
+        return preferred(self.evaluations)
 
 
 def train(
@@ -66,15 +69,30 @@ def train(
     data_dir: Path | None = None,
     resume: bool = False,
     keep_going: bool = False,
-    report: bool = True,
     console: Console | None = None,
 ) -> Result:
-    """Train in the folder ``out``. Raises RunError where the folder holds something else."""
+    """Train in the folder ``out``.
+
+    Args:
+        config: what to train.
+        out: folder of the run.
+        place: device and processes.
+        data_dir: where datasets lie.
+        resume: go on where the run in ``out`` was stopped; from the start where it has no checkpoint yet.
+        keep_going: warn of a collapse, and go on.
+        console: where progress is shown; None: nowhere.
+
+    Raises:
+        RunError: the folder holds something else, or its checkpoint is damaged.
+        CollapseError: the run has collapsed.
+    """
     folder = RunFolder(out)
     going_on = check_folder(folder, config, resume=resume, data_dir=data_dir, options=_flags(keep_going))
     new = not folder.exists
     place.wait()  # nobody may write before everybody has looked
     if folder.finished:
+        if place.first and going_on and not (out / "last.safetensors").is_file():  # it was moved, or is to be mended
+            folder.export(folder.load())
         return read_result(folder)
     data = load_data(config, data_dir)
     trainer = Trainer(config, folder, place, data, console=console if place.first else None, keep_going=keep_going)
@@ -88,26 +106,12 @@ def train(
                 folder.create(config, environment(place.device))
             folder.cut_metrics(0)
         where = f", from step {trainer.at.step}" if going_on else ", anew: there is nothing to resume" if resume else ""
-        trainer.display.message(f"{config.recipe} on {place.device}: {out}{where}")
+        logger.info("%s: %s on %s%s", out, config.recipe, place.device, where)
         if ":" in config.data.name:  # of one's own images one wants to know how they were divided
-            train, held_out, test = (f"{len(part)}" for part in data)
-            said = f", {held_out} held out" if len(data[1]) else ""
-            trainer.display.message(f"{config.data.name}: {train} images to train on{said}, {test} to test by")
-        try:
-            reason = trainer.run()
-        finally:
-            if place.first and report:
-                _report(out, console)
-    return read_result(folder, reason)
-
-
-def _report(out: Path, console: Console | None) -> None:
-    """The report, also of a run that collapsed or was stopped; a disk without room for it loses nothing else."""
-    try:
-        write_report(out)
-    except OSError as error:
-        if console is not None:
-            console.print(f"report.html could not be written to {out}: {error.strerror}", soft_wrap=True)
+            train, held_out, test = map(len, data)
+            said = f", {held_out} held out" if held_out else ""
+            logger.info("%s: %d images to train on%s, %d to test by", config.data.name, train, said, test)
+        return read_result(folder, trainer.run())
 
 
 def _flags(keep_going: bool) -> list[str]:
@@ -118,7 +122,11 @@ def _flags(keep_going: bool) -> list[str]:
 def check_folder(
     folder: RunFolder, config: Config, *, resume: bool, data_dir: Path | None = None, options: Sequence[str] = ()
 ) -> bool:
-    """Whether there is a checkpoint to go on from; refuses a folder that holds another run."""
+    """Whether there is a checkpoint to go on from.
+
+    Raises:
+        RunError: the folder holds another run, one that is to be resumed, or one of an older format.
+    """
     if not folder.exists:
         if folder.path.is_file() or (folder.path.is_dir() and folder.foreign()):
             raise RunError(f"{folder.path} exists and is no run; choose another --out")
@@ -127,10 +135,13 @@ def check_folder(
     changed = "; ".join(f"{key} is {old} there and {new} here" for key, (old, new) in differences.items())
     if resume and changed:
         raise RunError(f"{folder.path} cannot be resumed with a changed configuration: {changed}")
-    if resume:
-        return folder.has_checkpoint()
     if folder.finished:
+        if resume:
+            return (folder.path / CHECKPOINT).is_file()
         raise RunError(f"{folder.path} holds a finished run; choose another --out")
+    going_on = folder.has_checkpoint()
+    if resume:
+        return going_on
     if changed:
         raise RunError(f"{folder.path} holds a run of another configuration ({changed}); choose another --out")
     command = resume_command(config, folder.path, data_dir, options)
@@ -149,7 +160,7 @@ def resume_command(config: Config, out: Path, data_dir: Path | None = None, opti
     world = os.environ.get("WORLD_SIZE", "1")
     words = ["bullettrain"] if world == "1" else ["torchrun", "--nproc-per-node", world, "-m", "bullettrain"]
     words += ["train", source]
-    if source not in RECIPES and is_foreign(config.network.name):
+    if source not in RECIPES and is_external(config.network.name):
         words += ["--network", config.network.name]
     for key, (_, value) in changed.items():
         words += ["--set", f"{key}={as_setting(value)}"]
@@ -159,14 +170,14 @@ def resume_command(config: Config, out: Path, data_dir: Path | None = None, opti
 
 def read_result(folder: RunFolder, reason: str | None = None) -> Result:
     """The figures of a run, from its records."""
-    judged: dict[str, dict[str, dict[str, Any]]] = {}
+    evaluations: dict[str, dict[str, dict[str, Any]]] = {}
     end: dict[str, Any] = {}
     for record in folder.records():
         if record.get("kind") == "evaluation":
-            judged.setdefault(record["weights"], {})[record["attack"]] = record
+            evaluations.setdefault(record["weights"], {})[record["attack"]] = record
         elif record.get("kind") == "end":
             end = record
-    return Result(folder.path, reason or end.get("reason", "unfinished"), judged, end)
+    return Result(folder.path, reason or end.get("reason", "unfinished"), evaluations, end)
 
 
 def compare(
@@ -189,8 +200,6 @@ def compare(
         raise RunError(f"{out} holds an unfinished comparison; continue it with: {command}")
     results = []
     for name, part in configs.items():
-        if console is not None and place.first:
-            console.print(name, style="bold")
         result = train(
             part, out / name, place, data_dir=data_dir, resume=resume, keep_going=keep_going, console=console
         )
@@ -199,8 +208,7 @@ def compare(
             break
     else:
         if place.first:
-            RunFolder(out).write("comparison.json", json.dumps(comparison(*results), indent=2).encode())
-            _report(out, console)
+            RunFolder(out).write_json("comparison.json", comparison(*results))
     return results[0], results[-1]
 
 
@@ -210,7 +218,7 @@ def comparison(baseline: Result, mined: Result) -> dict[str, Any]:
     for name, result in (("baseline", baseline), ("bullettrain", mined)):
         figures = result.accuracy[result.chosen]
         attack = next(key for key in figures if key != "clean")
-        keys = ("seconds", "capture_seconds", "outlier", "boundary", "robust", "work")
+        keys = ("seconds", "capture_seconds", *SHARES, "work")
         rows.append(
             {
                 "name": name,
@@ -225,7 +233,7 @@ def comparison(baseline: Result, mined: Result) -> dict[str, Any]:
         "work": baseline.end["work"] / mined.end["work"],
         "wall_clock": baseline.end["seconds"] / mined.end["seconds"],
     }
-    plain, own = (result.judged[result.chosen] for result in (baseline, mined))
+    plain, own = (result.evaluations[result.chosen] for result in (baseline, mined))
     errors = {}
     for attack in plain:
         apart = difference([own[attack]], [plain[attack]])

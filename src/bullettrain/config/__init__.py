@@ -1,0 +1,7 @@
+"""What a run is: its settings, typed, and the recipes that set them."""
+
+from bullettrain.config.recipes import RECIPES, recipe
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
+
+__all__ = ["RECIPES", "Config", "ConfigError", "recipe"]

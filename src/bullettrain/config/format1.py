@@ -1,0 +1,30 @@
+"""Configurations of format 1, which had other names for some settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+RENAMED = {
+    "method.clean": "method.clean_warmup",
+    "method.ramp": "method.eps_warmup",
+    "training.fresh": "training.refresh_steps",
+    "training.joint": "training.paired_forward",
+    "training.bucket": "training.size_multiple",
+    "training.tune_after": "training.cudnn_benchmark_after",
+}
+FORMER = {new: old for old, new in RENAMED.items()}
+
+
+def translate(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of format 1 with the names of today, and with what is unknown as it is."""
+    translated = {
+        name: {RENAMED.get(f"{name}.{key}", f"{name}.{key}").partition(".")[2]: value for key, value in section.items()}
+        if isinstance(section, Mapping)
+        else section
+        for name, section in values.items()
+    }
+    training = translated.get("training")
+    if isinstance(training, dict) and training.get("engine") == "plain":
+        training["engine"] = "eager"
+    return translated

@@ -1,0 +1,200 @@
+"""What is trained for, and how the effort is spent: the section ``method`` of a config, as an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, cast
+
+import bullettrain as bt
+from bullettrain.allocation import StepBudget
+from bullettrain.attacks import Attack
+from bullettrain.augmix import ViewMaker
+from bullettrain.baselines import FirstLayer, Free, GradAlign
+from bullettrain.config.settings import ConfigError, as_setting
+
+SCORES = {
+    "svar": bt.signed_prediction_variance,
+    "cross-entropy": bt.signed_cross_entropy,
+    "margin": bt.signed_margin,
+    "gradient-norm": bt.signed_gradient_norm,
+    "random": bt.random_score,
+}
+
+
+@dataclass(frozen=True)
+class Threat:
+    """The perturbations that a network is trained to withstand: those of at most ``eps`` in ``norm``."""
+
+    norm: Literal["linf", "l2"]
+    eps: float
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """The objective, and how BulletTrain spends the effort on it."""
+
+    objective: Literal["pgd-at", "trades", "mart", "augmix"] = "trades"
+    """The loss that is minimised, and the attack that goes with it."""
+    eps: float = 0.031
+    """Radius of the perturbations that are trained against, for pixels in [0, 1]; 8/255 is a number too."""
+    norm: str = "linf"
+    """Norm of the radius: linf or l2."""
+    beta: float | None = None
+    """Weight of the robust term; null: the objective's own."""
+    boundary: int = 10
+    """Attack steps for boundary examples."""
+    robust: int = 2
+    """Attack steps for robust examples."""
+    outlier: int = 0
+    """Attack steps for outliers."""
+    ordered: bool = True
+    """Refuse step counts that the method does not want; studies say false."""
+    step_size: float | None = None
+    """Step size of boundary examples; null: 0.007 at eps 0.031, else 2.25·eps/boundary."""
+    scale: float | None = None
+    """Step size of boundary examples as scale·eps/boundary instead; null: step_size says it."""
+    clean_warmup: float = 0.0
+    """Share of the run's steps before the first attack: until then everyone is trained on as it is."""
+    eps_warmup: float = 0.0
+    """Share of the run's steps over which eps, and the step sizes with it, then grow to what they are; 0: at once."""
+    gamma: float = 0.8
+    """γ in (0, 1]: how far the estimate F_R of the robust share is trusted; smaller attacks more examples."""
+    momentum: float = 0.9
+    """Momentum of the moving average F_R."""
+    selection: Literal["eval", "train", "last"] | None = None
+    """Mode of the network whose clean logits select; last: those of the last visit. null: the objective's own."""
+    score: Literal["svar", "cross-entropy", "margin", "gradient-norm", "random"] = "svar"
+    """What examples are told apart by; svar, the signed prediction variance, is the paper's."""
+    separation: Literal["quantile", "oracle"] = "quantile"
+    """How the score separates examples; oracle: the true classes by ten PGD steps, for studies."""
+    start: Literal["uniform", "normal", "clipped", "zero"] | None = None
+    """Where the attack starts; clipped: uniform, then clipped to valid pixels. null: the objective's own."""
+    start_radius: float = 1.0
+    """Radius of a uniform start, in units of eps."""
+    project: bool = True
+    """Whether attacked images are brought back into the ball; false: into valid pixels only."""
+    first_layer: int = 0
+    """YOPO: moves through the first layer alone after each step, that is each full pass; 0: none, plain steps."""
+    align: float = 0.0
+    """GradAlign: weight of the term that aligns gradients; 0: none."""
+    carry: bool = False
+    """Free: the perturbation is carried over and moved by the updates' own backward; training.replays goes with it."""
+    jsd: bool = True
+    """AugMix: whether views are held together by the JSD; false: cross-entropy on one view of every example."""
+    severity: float = 3.0
+    """AugMix: strengths of the operations go up to this, of 10."""
+    width: int = 3
+    """AugMix: chains of operations in a view."""
+    depth: int = -1
+    """AugMix: operations in a chain; -1: 1 to 3 at random."""
+    all_ops: bool = False
+    """AugMix: also colour, contrast, brightness and sharpness, which test corruptions share."""
+
+    @property
+    def threat(self) -> Threat | None:
+        """What is trained against; None for AugMix, which has no attack."""
+        return None if self.objective == "augmix" else Threat(cast(Literal["linf", "l2"], self.norm), self.eps)
+
+    def budget(self) -> StepBudget:
+        """Steps for each class."""
+        return StepBudget(
+            self.boundary,
+            self.robust,
+            self.outlier,
+            ordered=self.ordered,
+            step_size=self.step_size,
+            scale=self.scale,
+        )
+
+    def falls_short(self) -> str | None:
+        """What to say where all the steps of a boundary example do not take it across the ball; None where they do."""
+        budget = self.budget()
+        step, moves = budget.boundary_step(self.eps), budget.boundary * max(self.first_layer, 1)
+        if self.objective == "augmix" or not moves or moves * step > 0.999 * self.eps:
+            return None
+        return (
+            f"{moves} steps of {step:g} move an example by {moves * step:g} at most, less than eps {self.eps:g}: "
+            "--set scale=1.7 makes each 1.7·eps over their number"
+        )
+
+    @property
+    def kind(self) -> str:
+        """What is built: the objective or, on pgd-at, one of the two baselines that are objectives of their own."""
+        return "free" if self.carry else "grad-align" if self.align else self.objective
+
+    def build_objective(self) -> bt.Objective:
+        """The objective with its settings.
+
+        Raises:
+            ConfigError: a setting would have no effect on it.
+        """
+        if self.kind in ("free", "grad-align") and self.objective != "pgd-at":
+            setting = "carry" if self.carry else "align"
+            raise ConfigError(f"method.{setting} goes with pgd-at, not with {self.objective}: --set objective=pgd-at")
+        for key in sorted(set().union(*SETTINGS.values()) - SETTINGS[self.kind]):
+            value, default = as_setting(getattr(self, key)), as_setting(getattr(MethodConfig, key))
+            if value != default:
+                raise ConfigError(f"method.{key} is {value}, but {self.kind} takes none: --set {key}={default}")
+        if self.eps_warmup and self.step_size is not None:
+            raise ConfigError("method.eps_warmup lets step sizes grow with eps; give method.scale, not step_size")
+        return BUILDERS[self.kind](self)
+
+    def attack(self) -> Attack:
+        """The attack of pgd-at, trades and mart."""
+        plain = Attack(start=self.start, radius=self.start_radius, project=self.project)
+        return dataclasses.replace(plain, ascent=FirstLayer(self.first_layer)) if self.first_layer else plain
+
+    def view_maker(self) -> ViewMaker:
+        """What AugMix views are made of."""
+        return ViewMaker(self.severity, self.width, self.depth, self.all_ops)
+
+    def build(self, examples: int = 1) -> bt.BulletTrain:
+        """The training step, for so many examples, which are remembered where that is asked for."""
+        oracle = bt.OracleSeparation(eps=self.eps, norm=self.norm) if self.separation == "oracle" else None
+        return bt.BulletTrain(
+            self.build_objective(),
+            budget=self.budget(),
+            gamma=self.gamma,
+            momentum=self.momentum,
+            score=SCORES[self.score],
+            separation=oracle or bt.separate,
+            examples=examples if self.selection == "last" else 0,
+        )
+
+
+def _adversarial(kind: type[bt.TRADES] | type[bt.MART], method: MethodConfig) -> bt.Objective:
+    beta = 6.0 if method.beta is None else method.beta
+    return kind(eps=method.eps, norm=method.norm, beta=beta, attack=method.attack(), selection=method.selection)
+
+
+def _augmix(method: MethodConfig) -> bt.Objective:
+    if not method.jsd and method.budget().uniform_steps is None:
+        same = f"--set robust={method.boundary} --set outlier={method.boundary}"
+        raise ConfigError(f"method.jsd is false, which is one view of every example: nothing is mined, so add {same}")
+    if not method.jsd and method.selection is not None:
+        raise ConfigError("method.selection is set, but without the JSD nothing is selected: --set selection=null")
+    beta = 12.0 if method.beta is None else method.beta
+    return bt.AugMix(views=method.view_maker(), beta=beta, jsd=method.jsd, selection=method.selection or "train")
+
+
+ATTACK = frozenset(("start", "start_radius", "project", "first_layer", "selection", "clean_warmup", "eps_warmup"))
+SETTINGS: dict[str, frozenset[str]] = {
+    "pgd-at": ATTACK,
+    "trades": ATTACK | {"beta"},
+    "mart": ATTACK | {"beta"},
+    "augmix": frozenset(("beta", "selection", "jsd", "severity", "width", "depth", "all_ops")),
+    "free": frozenset(("carry",)),
+    "grad-align": frozenset(("align", "eps_warmup")),
+}
+"""The settings that some objectives have and others do not."""
+BUILDERS: dict[str, Callable[[MethodConfig], bt.Objective]] = {
+    "pgd-at": lambda m: bt.PGDAT(eps=m.eps, norm=m.norm, attack=m.attack(), selection=m.selection),
+    "trades": partial(_adversarial, bt.TRADES),
+    "mart": partial(_adversarial, bt.MART),
+    "augmix": _augmix,
+    "free": lambda m: Free(eps=m.eps, norm=m.norm),
+    "grad-align": lambda m: GradAlign(weight=m.align, eps=m.eps, norm=m.norm),
+}

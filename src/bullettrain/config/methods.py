@@ -1,0 +1,95 @@
+"""The baselines as settings: what `--method NAME` makes of a recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from bullettrain import baselines
+from bullettrain.allocation import StepBudget
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError
+from bullettrain.validation import instead
+
+ALIGN, REPLAYS = 0.2, 8
+"""GradAlign's λ, as published for eps = 8/255, and Free's m."""
+
+
+def fast(config: Config, steps: int = 1) -> Config:
+    """FAST: one FGSM step of 1.25·eps from a uniform start; fast-N: N steps of 1.7·eps/N."""
+    return _with(config, baselines.fast_budget(_at_least_one(steps)), start=baselines.FAST.start)
+
+
+def n_fgsm(config: Config) -> Config:
+    """N-FGSM: PGD-AT with noise of ±2·eps, one step of eps from there, no projection."""
+    attack = baselines.N_FGSM
+    settings = {"start": attack.start, "start_radius": attack.radius, "project": attack.project}
+    return _with(config, baselines.n_fgsm_budget(), objective="pgd-at", beta=None, **settings)
+
+
+def yopo(config: Config, passes: int = 2, updates: int = 5) -> Config:
+    """YOPO-M-N: M full passes, after each N moves through the first layer alone (2-5)."""
+    budget = baselines.yopo_budget(config.method.eps, _at_least_one(passes), _at_least_one(updates))
+    return _with(config, budget, first_layer=updates)
+
+
+def grad_align(config: Config) -> Config:
+    """GradAlign: PGD-AT with one FGSM step of eps, and a term that aligns input gradients."""
+    return _with(config, baselines.grad_align_budget(), objective="pgd-at", beta=None, align=ALIGN)
+
+
+def free(config: Config, replays: int = REPLAYS) -> Config:
+    """Free: PGD-AT without an attack of its own; each batch is replayed M times (8), epochs ÷ M."""
+    changed = _with(config, baselines.free_budget(), objective="pgd-at", beta=None, carry=True)
+    epochs = _up(config.training.epochs, _at_least_one(replays))
+    milestones = tuple(_up(milestone, replays) for milestone in config.schedule.milestones)
+    changed = changed.replace_section("schedule", milestones=milestones)
+    return changed.replace_section("training", replays=replays, epochs=epochs)
+
+
+METHODS: dict[str, tuple[str, Callable[..., Config]]] = {
+    "fast": (r"fast(?:-(\d+))?", fast),
+    "n-fgsm": (r"n-fgsm", n_fgsm),
+    "yopo": (r"yopo(?:-(\d+)-(\d+))?", yopo),
+    "grad-align": (r"grad-align", grad_align),
+    "free": (r"free(?:-(\d+))?", free),
+}
+"""By name: how it is written with its numbers, and what it does to a config."""
+
+
+def with_method(config: Config, name: str) -> Config:
+    """The recipe trained by a baseline instead: ``fast``, ``fast-3``, ``n-fgsm``, ``yopo-2-5``, ``grad-align``,
+    ``free-8``. Network, data, optimiser and eps stay; FAST and YOPO also keep the objective."""
+    if config.method.objective == "augmix":
+        raise ConfigError(f"--method {name}: {config.recipe} is AugMix, which has no attack; choose another recipe")
+    for pattern, function in METHODS.values():
+        if found := re.fullmatch(pattern, name):
+            return function(config, *(int(number) for number in found.groups() if number is not None))
+    there = "there are fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8"
+    raise ConfigError(f"there is no method {name!r}{instead(name, METHODS, there)}")
+
+
+def one_line(name: str) -> str:
+    """What a method is, in a line."""
+    return (METHODS[name][1].__doc__ or "").strip().splitlines()[0]
+
+
+def _with(config: Config, budget: StepBudget, **settings: Any) -> Config:
+    """The recipe with a budget and with an attack's settings; others of the attack are as they were made."""
+    steps = {key: getattr(budget, key) for key in ("boundary", "robust", "outlier", "step_size", "scale")}
+    plain = {"start": None, "start_radius": 1.0, "project": True, "first_layer": 0, "align": 0.0, "carry": False}
+    changed = config.replace_section("method", **{**plain, **steps, "separation": "quantile", **settings})
+    if any(settings.get(key) for key in ("first_layer", "align", "carry")):  # which take mini-batches one by one
+        changed = changed.replace_section("training", attack_group=1)
+    return changed
+
+
+def _at_least_one(count: int) -> int:
+    if count < 1:
+        raise ConfigError("--method: its numbers are at least 1")
+    return count
+
+
+def _up(epochs: int, replays: int) -> int:
+    return -(-epochs // replays)

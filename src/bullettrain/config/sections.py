@@ -1,0 +1,369 @@
+"""What a run is: typed, written down, and changed by `--set section.key=value`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bullettrain.attacks.norms import NORMS, USUAL_EPS
+from bullettrain.config.format1 import FORMER
+from bullettrain.config.method import MethodConfig
+from bullettrain.config.settings import ConfigError, as_setting, parse
+from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
+from bullettrain.schema import SchemaError, conform
+from bullettrain.validation import MendableError, instead
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The images."""
+
+    name: str = "digits"
+    """digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH."""
+    validation: int = 0
+    """Training images held out to choose the best epoch."""
+    crop: int = 0
+    """Zero padding before a random crop; 0: none."""
+    flip: bool = False
+    """Random horizontal flips."""
+    views: bool | float = False
+    """Each image, or this share of them, comes as one AugMix view of itself, as AugMix's others are where it trains."""
+    train_size: int = 0
+    """Use only so many training images (every class in proportion); 0: all."""
+    test_size: int = 0
+    """Use only so many test images; 0: all."""
+    image_size: int | None = None
+    """Side to which the images of a folder are resized; null: as they are."""
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The network."""
+
+    name: str = "small-cnn"
+    """small-cnn, preact-resnet-18, wrn-D-W, package.module:function or timm:NAME."""
+    mean: tuple[float, ...] | None = None
+    """Normalisation inside the network, one value a channel; null: none."""
+    std: tuple[float, ...] | None = None
+    """Standard deviations, with mean."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimiser."""
+
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    """The optimiser."""
+    lr: float = 0.1
+    """Learning rate, the highest of its schedule."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    nesterov: bool = False
+    """Nesterov momentum, of SGD."""
+    weight_decay: float = 0.0
+    """Weight decay; adamw's is decoupled from the gradient."""
+    decay_norms: bool = True
+    """Whether weight decay also holds for norms and biases."""
+    clip: float = 0.0
+    """Largest norm of the gradient; 0: not clipped."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate over time; always a function of the step alone."""
+
+    name: Literal["constant", "step", "one-cycle", "cosine"] = "constant"
+    """How the learning rate moves over the steps."""
+    milestones: tuple[int, ...] = ()
+    """step: epochs, counted from 1, at whose start the rate is multiplied by factor."""
+    factor: float = 0.1
+    """step: what the rate is multiplied by at each milestone."""
+    warmup: float = 0.3
+    """one-cycle: share of the steps on the way up from 0; then linearly down to 0."""
+    final: float = 0.0
+    """cosine: rate that the half wave ends at."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The training loop."""
+
+    epochs: int = 30
+    """Passes over the training images."""
+    batch_size: int = 128
+    """Images in a mini-batch, over all processes together."""
+    seed: int = 0
+    """Seed of everything random."""
+    engine: Literal["auto", "eager", "graphs"] = "auto"
+    """graphs: captured CUDA graphs. auto: graphs on a GPU, else eager."""
+    attack_group: int = 1
+    """Mini-batches that are attacked at once, with the same weights; 1 is the paper."""
+    refresh_steps: int = 0
+    """With attack_group, the last steps of each attack that are taken with the weights of the mini-batch's own turn."""
+    paired_forward: bool = True
+    """Compiled with graphs: one forward for the clean and the corrupted examples, each with its own statistics."""
+    size_multiple: int = 8
+    """With graphs, numbers of attacked examples are rounded up to a multiple of this."""
+    cudnn_benchmark_after: float = CUDNN_BENCHMARK_AFTER
+    """With graphs in bf16, seconds that a size runs before cuDNN tries its convolutions for it; 0: at once."""
+    accumulate: int = 1
+    """Mini-batches to one update of the weights."""
+    replays: int = 1
+    """Times in a row that each mini-batch is trained on; Free: 8, with an eighth of the epochs."""
+    precision: Literal["auto", "float32", "bf16"] = "float32"
+    """auto: bf16 autocast on GPUs that have it, else float32."""
+    channels_last: bool = False
+    """Whether images and weights lie channels last in memory, which GPUs convolve faster."""
+    compile: bool = False
+    """Whether the network is compiled with torch.compile."""
+    average: float = 0.999
+    """Decay of the weight average, n / (n + 9) at most in update n; 0: none is kept."""
+    threads: int = 0
+    """CPU threads of torch; 0: its own choice."""
+    log_every: int = 50
+    """Steps between two records of an epoch, the last of which has the rest; values stay on the device until then."""
+    save_minutes: float = 10.0
+    """Time between checkpoints within an epoch; one is written at every epoch's end."""
+    probe: int = 256
+    """Training images on which PGD-10 looks for collapse after each epoch; 0: no probe."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """The evaluation at the end of training."""
+
+    batch_size: int = 500
+    """Images at once."""
+    search: Literal["float32", "tf32", "bf16"] = "float32"
+    """Precision in which attacks search; what an image is taken for is decided in float32 all the same."""
+    steps: int = 20
+    """Steps of the PGD attack on the test images."""
+    step_size: float | None = None
+    """Its step size; null: 0.003 at eps 0.031, else eps/10, and more where so few steps would not cross the ball."""
+    restarts: int = 1
+    """Its restarts; an image is right where it withstands all of them."""
+
+
+TINY = 1e-30
+LIMITS: dict[str, tuple[float, float]] = {
+    "data.validation": (0, 1e9),
+    "data.train_size": (0, 1e9),
+    "data.test_size": (0, 1e9),
+    "data.crop": (0, 1024),
+    "data.views": (0, 1),
+    "data.image_size": (1, 4096),
+    "method.boundary": (0, 10_000),
+    "method.robust": (0, 10_000),
+    "method.outlier": (0, 10_000),
+    "method.start_radius": (TINY, 1e30),
+    "method.clean_warmup": (0, 1),
+    "method.eps_warmup": (0, 1),
+    "method.first_layer": (0, 10_000),
+    "method.align": (0, 1e30),
+    "method.width": (1, 100),
+    "method.depth": (-1, 100),
+    "optimizer.lr": (TINY, 1e30),
+    "optimizer.momentum": (0, 0.999999),
+    "optimizer.weight_decay": (0, 1e30),
+    "optimizer.clip": (0, 1e30),
+    "schedule.milestones": (1, 1e6),
+    "schedule.factor": (TINY, 1e30),
+    "schedule.warmup": (0, 1),
+    "schedule.final": (0, 1e30),
+    "training.epochs": (1, 1e6),
+    "training.batch_size": (1, 1e6),
+    "training.seed": (0, 2**63 - 1),
+    "training.attack_group": (1, 1024),
+    "training.refresh_steps": (0, 10_000),
+    "training.size_multiple": (1, 1e6),
+    "training.cudnn_benchmark_after": (0, 1e30),
+    "training.accumulate": (1, 10_000),
+    "training.replays": (1, 10_000),
+    "training.average": (0, 0.9999999),
+    "training.threads": (0, 1024),
+    "training.log_every": (1, 1e9),
+    "training.save_minutes": (0, 1e9),
+    "training.probe": (0, 1e9),
+    "evaluation.batch_size": (1, 1e6),
+    "evaluation.steps": (1, 100_000),
+    "evaluation.step_size": (TINY, 1e30),
+    "evaluation.restarts": (1, 10_000),
+}
+"""Least and most that a setting may be; of a list, each of its parts."""
+SPEED = ("engine", "paired_forward", "size_multiple", "channels_last", "compile", "threads")
+NOT_LEARNT = {
+    f"training.{key}"
+    for key in (*SPEED, "cudnn_benchmark_after", "seed", "average", "log_every", "save_minutes", "probe")
+} | {
+    *("evaluation.batch_size", "evaluation.search"),
+}
+"""Settings that do not change what is learnt: how long it takes (SPEED), and how a run is recorded and evaluated."""
+MINED_ALONE = {"method.gamma", "method.momentum"}
+"""Settings that mean nothing where all get the same steps."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    recipe: str = "digits"
+    """What the run is called after: a recipe of `bullettrain train --list`, or a file."""
+    data: DataConfig = field(default_factory=DataConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def __post_init__(self) -> None:
+        for path, (low, high) in LIMITS.items():
+            section, key = path.split(".")
+            value = getattr(getattr(self, section), key)
+            for part in value if isinstance(value, tuple) else (value,):
+                if part is not None and not low <= part <= high:  # NaN is neither
+                    raise ConfigError(f"{path} is {part}; it has to be at least {low:g} and at most {high:g}")
+        if self.method.norm not in NORMS:
+            raise ConfigError(f"method.norm is {self.method.norm!r}; there are {', '.join(NORMS)}")
+        if self.method.norm == "linf" and self.method.eps > 1:
+            raise ConfigError(
+                f"method.eps is {self.method.eps:g}, but pixels are in [0, 1]; did you mean {self.method.eps:g}/255?"
+            )
+        if self.optimizer.nesterov and not self.optimizer.momentum:
+            raise ConfigError("optimizer.nesterov is set without momentum; set optimizer.momentum, e.g. to 0.9")
+        if self.method.carry and self.training.accumulate > 1:
+            raise ConfigError("method.carry (Free) moves with every update; training.accumulate has to be 1")
+        try:
+            self.method.build()
+        except ConfigError:
+            raise
+        except MendableError as error:
+            mend = " ".join(f"--set {key}={as_setting(value)}" for key, value in error.mend.items())
+            raise ConfigError(f"method: {error.wrong} {mend}") from None
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"method: {error}") from None
+
+    def doubts(self) -> list[str]:
+        """What can be run so, but hardly is what is wanted, a line each."""
+        doubts = [self.method.falls_short()]
+        if self.method.selection == "last" and self.training.epochs == 1:
+            doubts.append("selection=last knows nobody in the first epoch: all are on the boundary, as in a baseline")
+        return [doubt for doubt in doubts if doubt is not None]
+
+    def baseline(self) -> Config:
+        """The same recipe with the full number of steps for everyone."""
+        full = self.method.boundary
+        return self.replace_section("method", robust=full, outlier=full, separation="quantile")
+
+    def replace_section(self, section: str, **changes: Any) -> Config:
+        """A copy with some keys of one section changed."""
+        return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **changes)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain mappings, lists and scalars, for YAML."""
+        return {key: _plain(value) for key, value in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Config:
+        """A config from :meth:`to_dict`, or as a person writes it: missing settings have their defaults.
+
+        Raises:
+            ConfigError: a setting is unknown, of another type, or out of its range.
+        """
+        if isinstance(values, Mapping):
+            values = {name: value for name, value in values.items() if name not in ("format", "environment")}
+        try:
+            config: Config = conform(values, cls, text=parse)
+        except SchemaError as error:
+            raise ConfigError(str(error)) from None
+        return config
+
+    def with_settings(self, settings: Sequence[str]) -> Config:
+        """A copy with `section.key=value` applied; a key that is in one section only needs no section."""
+        changes: dict[str, dict[str, Any]] = {}
+        for setting in settings:
+            path, equals, text = setting.partition("=")
+            if not equals:
+                raise ConfigError(f"--set {setting}: write key=value, e.g. --set method.eps=8/255")
+            section, key = _find(path.strip())
+            hint = typing.get_type_hints(type(getattr(self, section)))[key]
+            changes.setdefault(section, {})[key] = parse(text.strip(), hint, f"{section}.{key}")
+        self._keep_to_eps(changes)
+        # All at once: settings may only make sense together.
+        sections = {name: dataclasses.replace(getattr(self, name), **values) for name, values in changes.items()}
+        return dataclasses.replace(self, **sections)
+
+    def _keep_to_eps(self, changes: dict[str, dict[str, Any]]) -> None:
+        """An eps is of its norm, and evaluation.step_size of its eps: where one changes, so must the other."""
+        method = changes.get("method", {})
+        norm, eps = method.get("norm", self.method.norm), method.get("eps", self.method.eps)
+        if norm != self.method.norm and norm in NORMS and "eps" not in method:
+            both = f"set both, e.g. --set eps={USUAL_EPS[norm]}"
+            raise ConfigError(f"method.norm is {norm}, and eps {eps:g} is of {self.method.norm}; {both}")
+        if eps != self.method.eps:
+            changes.setdefault("evaluation", {}).setdefault("step_size", None)
+
+    def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
+        """Settings that differ, whatever the recipe is called: by "section.key", the value here and the value there."""
+        mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
+        return {key: (mine[key], theirs[key]) for key in mine if mine[key] != theirs[key] and key != "recipe"}
+
+    def identity(self) -> str:
+        """Changes with what is learnt and how it is evaluated; not with the seed, nor with settings left alone."""
+        usual = flatten(Config().to_dict())
+        idle = NOT_LEARNT if self.method.budget().uniform_steps is None else NOT_LEARNT | MINED_ALONE
+        changed = {
+            FORMER.get(key, key): value  # so that runs on record are found by the names they have
+            for key, value in flatten(self.to_dict()).items()
+            if value != usual[key] and key not in idle
+        }
+        text = json.dumps(changed, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()[:8]
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{"section": {"key": v}} as {"section.key": v}."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}.{key}": v for key, v in value.items()})
+        else:
+            flat[name] = value
+    return flat
+
+
+def _sections() -> dict[str, list[str]]:
+    hints = typing.get_type_hints(Config)
+    return {
+        name: [f.name for f in dataclasses.fields(kind)]
+        for name, kind in hints.items()
+        if dataclasses.is_dataclass(kind)
+    }
+
+
+def _find(path: str) -> tuple[str, str]:
+    sections = _sections()
+    section, dot, key = path.rpartition(".")
+    if dot and section not in sections:
+        raise ConfigError(f"there is no section {section!r}{instead(section, sections)}")
+    homes = [home for home, keys in sections.items() if key in keys and section in ("", home)]
+    if path in sections:
+        raise ConfigError(f"{path!r} is a section; name a setting of it, e.g. {path}.{sections[path][0]}")
+    if not homes:
+        guess = instead(key, itertools.chain(*sections.values()), "`bullettrain train --show` lists them")
+        raise ConfigError(f"there is no setting {path!r}{guess}")
+    if len(homes) > 1:
+        raise ConfigError(f"{path!r} could be {' or '.join(f'{home}.{path}' for home in homes)}; say which")
+    return homes[0], key
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,69 @@
+"""Settings as text: what `--set` takes and what is shown of them."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from fractions import Fraction
+from typing import Any, Literal
+
+from bullettrain.errors import UserError
+from bullettrain.validation import instead
+
+BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+class ConfigError(UserError):
+    """A setting that cannot be: one sentence with the key and what there is."""
+
+
+def number(text: str) -> float:
+    """A number, or a fraction such as 8/255."""
+    try:
+        return float(Fraction(text.replace(" ", ""))) if "/" in text else float(text)
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"{text!r} is no number; write e.g. 0.031 or 8/255") from None
+
+
+def as_setting(value: Any) -> str:
+    """A value as `--set` takes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return ",".join(as_setting(part) for part in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def parse(text: str, hint: Any, name: str) -> Any:
+    """``text`` as the type that the setting has."""
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)  # a Literal makes the latter
+    options = typing.get_args(hint) if union else (hint,)
+    if text.lower() in ("null", "none", "") and type(None) in options:
+        return None
+    kind = next(option for option in options if option is not type(None))
+    if kind is bool and float in options and text.lower() not in BOOLEANS:
+        kind = float  # a share, where true is all
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        if text not in choices:
+            raise ConfigError(f"{name} is {text!r}{instead(text, choices)}")
+        return text
+    if typing.get_origin(kind) is tuple:
+        parts = [part for part in text.strip("[]()").split(",") if part.strip()]
+        return tuple(parse(part.strip(), typing.get_args(kind)[0], name) for part in parts)
+    if kind is bool:
+        if text.lower() not in BOOLEANS:
+            raise ConfigError(f"{name} is {text!r}; write true or false")
+        return BOOLEANS[text.lower()]
+    if kind is str:
+        return text
+    try:
+        value = number(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    if kind is int:
+        if not math.isfinite(value) or value != int(value):
+            raise ConfigError(f"{name} is {text}; it has to be a whole number")
+        return int(text) if text.lstrip("+-").isdigit() else int(value)  # a float has not all digits of a seed
+    return value

@@ -1,0 +1,79 @@
+"""What a person sees while a network is evaluated: a line a result, and a bar on a terminal."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import Progress
+
+from bullettrain import formatting
+from bullettrain.evaluation.results import Result
+from bullettrain.evaluation.specs import threat_in_words
+from bullettrain.processes import StopRequest
+from bullettrain.progress import EvaluationBar, progress_bar
+from bullettrain.terminal import duration
+
+
+class EvaluationProgress:
+    """Progress of an evaluation; without a console it is silent."""
+
+    def __init__(self, console: Console | None = None, stop: StopRequest | None = None) -> None:
+        self.console, self.stop = console, stop
+        self.progress: Progress | None = None
+
+    def __enter__(self) -> EvaluationProgress:
+        if self.console is not None and self.console.is_terminal:
+            self.progress = progress_bar(self.console, transient=True, percent=True)
+            self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+    def attacking(self, name: str, total: int) -> EvaluationBar:
+        """A bar for an attack of ``total`` passes."""
+        return EvaluationBar(self.progress, formatting.attack_name(name), total, self.stop)
+
+    def part(self, name: str, accuracy: float, seconds: float, left: float) -> None:
+        """How far an attack is, which leaves ``accuracy`` so far: a line where there is no bar."""
+        if self.console is None or self.progress is not None:
+            return
+        text = f"  {name}  {share(accuracy)}  {duration(seconds)}, about {duration(left)} left"
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def done(self, result: Result, *, kept: bool) -> None:
+        """A result, new or from before, in a line; points of a curve are left to the bar where there is one."""
+        if self.console is None or (self.progress is not None and result.role == "curve"):
+            return
+        self.console.print(line(result, kept=kept), soft_wrap=True, highlight=False, markup=False)
+
+
+def line(result: Result, *, kept: bool = False) -> str:
+    """A result in a line: `PGD-20  L∞ 0.031  50.41 %  (49.43 to 51.39)  12.3 s`."""
+    parts = [title(result)]
+    if result.role == "curve":
+        parts.append(f"curve of {result.examples} images")
+    parts += [share(result.accuracy), interval(result.interval)]
+    parts += [result.precision] if result.precision != "float32" else []
+    parts.append("from before" if kept else duration(result.seconds))
+    return "  ".join(parts)
+
+
+def title(result: Result) -> str:
+    """`PGD-20  L∞ 8/255`."""
+    name = formatting.attack_name(result.name)
+    return f"{name}  {threat_in_words(*result.threat)}" if result.threat else name
+
+
+def share(value: float) -> str:
+    """50.41 %: two digits, since results are compared by tenths."""
+    return formatting.plain(formatting.percent(value, 2))
+
+
+def interval(ends: tuple[float, float]) -> str:
+    """(49.43 to 51.39)."""
+    return f"({100 * ends[0]:.2f} to {100 * ends[1]:.2f})"

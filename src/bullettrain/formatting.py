@@ -1,0 +1,170 @@
+"""Numbers as a person reads them: 81.5 %, 12.3 s, 1.85×. What is not a finite number is a dash."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+CHANCE = 2.0
+"""Standard errors within which a difference could be chance: too close to tell."""
+DASH = "–"
+THIN = "\u202f"  # a narrow space that does not break
+METHODS = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
+ATTACKS = {
+    "clean": "Clean",
+    "autoattack": "AutoAttack",
+    "apgd": "APGD",
+    "corruptions": "Corruptions",
+    "views": "AugMix views",
+}
+
+
+def method_name(method: Mapping[Any, Any]) -> str:
+    """What was trained, from the section ``method`` of a configuration: TRADES, FAST on TRADES, YOPO-2-5 on TRADES."""
+    objective = str(method.get("objective") or "")
+    name, steps = METHODS.get(objective, objective), method.get("boundary")
+    if method.get("carry"):
+        return "Free"
+    if method.get("align"):
+        return "GradAlign"
+    if method.get("first_layer"):
+        return f"YOPO-{steps}-{method['first_layer']} on {name}"
+    if method.get("project") is False:
+        return "N-FGSM" if objective == "pgd-at" else f"N-FGSM on {name}"
+    if method.get("start") == "clipped":
+        return f"FAST on {name}" if steps == 1 else f"multi-step FAST, N = {steps}, on {name}"
+    if objective == "augmix" and method.get("jsd") is False:
+        return f"{name} − JSD"
+    return name
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    """0.815 as ``81.5 %``."""
+    return f"{100 * fraction:.{digits}f}{THIN}%" if math.isfinite(fraction) else DASH
+
+
+def points(difference: float, digits: int = 1, error: float = math.nan) -> str:
+    """A difference of two fractions in percentage points, always with its sign, and ± its ``error`` if it has one."""
+    if not math.isfinite(difference):
+        return DASH
+    shown = f"{abs(100 * difference) + 1e-9:.{digits}f}"  # 2.15 is a hair less in binary: round it up all the same
+    sign = "±" if float(shown) == 0 else "+" if difference > 0 else "−"
+    if not math.isfinite(error):
+        return f"{sign}{shown} points"
+    return f"{sign.strip('±')}{shown} ± {100 * error:.{digits}f} points"
+
+
+def too_close(difference: float, error: float) -> str:
+    """Said after a difference that could be chance; nothing where it could not, or nobody knows."""
+    return " (too close to tell)" if abs(difference) <= CHANCE * error else ""
+
+
+def error_in_words(paired: bool) -> str:
+    """What the ± of a difference is."""
+    kind = "over the same test images, paired" if paired else "over the test images, unpaired"
+    return (
+        f"± is one standard error ({kind}); within two it is too close to tell. "
+        "How much another seed would change is not in it"
+    )
+
+
+MOMENT = 0.1
+"""Seconds of compiling and capturing that are not worth a word."""
+
+
+def duration(seconds: float) -> str:
+    """12.3 s, 5 min 12 s, 1 h 23 min; from two days on, 2 d 3 h."""
+    if not math.isfinite(seconds):
+        return DASH
+    if seconds < 59.95:
+        return f"{seconds:.1f}{THIN}s"
+    if seconds < 3599.5:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes}{THIN}min {rest}{THIN}s"
+    if seconds < 48 * 3600 - 30:
+        hours, rest = divmod(round(seconds / 60), 60)
+        return f"{hours}{THIN}h {rest}{THIN}min"
+    days, rest = divmod(round(seconds / 3600), 24)
+    return f"{days}{THIN}d {rest}{THIN}h"
+
+
+def captures(seconds: float, text: str) -> str:
+    """``text`` with {} for the time of compiling and capturing; nothing where there was hardly any."""
+    return text.format(duration(seconds)) if seconds > MOMENT else ""
+
+
+def in_all(mine: Mapping[str, float], plain: Mapping[str, float]) -> str:
+    """What wall-clock is with compiling and capturing, of rows of a comparison, in a sentence; "" without any."""
+    taken = [row.get("capture_seconds", 0.0) for row in (mine, plain)]
+    whole = [row.get("seconds", math.nan) + more for row, more in zip((mine, plain), taken, strict=True)]
+    if not sum(taken) > MOMENT or not all(map(math.isfinite, whole)):
+        return ""
+    besides = f"Compiling and capturing, {duration(taken[0])} and without mining {duration(taken[1])}, are not in it"
+    return f"{besides}: with them it is {times(whole[1] / whole[0])}."
+
+
+def times(ratio: float) -> str:
+    """1.85×."""
+    return f"{ratio:.2f}×" if math.isfinite(ratio) else DASH
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A plain number with a fixed count of decimals."""
+    return f"{value:,.{digits}f}".replace(",", THIN).replace("-", "−") if math.isfinite(value) else DASH
+
+
+def short(value: float) -> str:
+    """A number in as few digits as say it: 0.1, 0.000625, 1e−06."""
+    return f"{value:.4g}".replace("-", "−") if math.isfinite(value) else DASH
+
+
+def attack_name(attack: str) -> str:
+    """``pgd20`` as PGD-20, ``pgd100x20-kl`` as PGD-100×20 KL; a name not known here stays as it is."""
+    if found := re.fullmatch(r"pgd(\d+)(?:x(\d+))?(?:-(\w+))?", attack):
+        loss = {None: "", "kl": " KL"}.get(found[3], f" {found[3]}")
+        return f"PGD-{found[1]}" + (f"×{found[2]}" if found[2] else "") + loss
+    return ATTACKS.get(attack, attack)
+
+
+def plain(text: str) -> str:
+    """For a terminal: ordinary spaces."""
+    return text.replace(THIN, " ")
+
+
+def plural(word: str, count: int) -> str:
+    """``step`` or ``steps``."""
+    return word if count == 1 else f"{word}s"
+
+
+def listed(parts: list[str]) -> str:
+    """``a, b and c``."""
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1] if parts else ""
+
+
+def setting(key: str, value: Any) -> str:
+    """One value of the configuration, as text."""
+    if value is None:
+        return DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        shown = f"{value:.6g}"
+        of_255 = value * 255
+        if key == "eps" and of_255 >= 1 and abs(of_255 - round(of_255)) < 1e-6:
+            return f"{round(of_255)}/255 = {shown}"
+        return shown
+    if isinstance(value, list | tuple):
+        return ", ".join(setting(key, item) for item in value) if value else "none"
+    return str(value)
+
+
+def settings(section: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """A section of the configuration as (dotted name, text) pairs."""
+    for key, value in section.items():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from settings(value, name)
+        else:
+            yield name, setting(str(key), value)

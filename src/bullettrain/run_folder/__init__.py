@@ -1,0 +1,44 @@
+"""A run's folder: the only reader and writer of its files.
+
+``config.yaml``, ``metrics.jsonl`` and ``checkpoint.pt`` are the run; with them it goes on, on any machine. The weights
+(``last``, ``best`` and ``averaged.safetensors``) are exported from the checkpoint, and the report is made of all.
+"""
+
+from bullettrain.run_folder.folder import CHECKPOINT, Checkpoint, CheckpointWriter, RunFolder, environment, try_folder
+from bullettrain.run_folder.log import SHARES, Floats, RunLog, Samples, ScoredBatch, Table, read_batch
+from bullettrain.run_folder.weights import (
+    WEIGHTS,
+    Metadata,
+    NetworkMetadata,
+    RunError,
+    Weights,
+    pack_weights,
+    preferred,
+    read_weights,
+    weights_in,
+)
+
+__all__ = [
+    "CHECKPOINT",
+    "SHARES",
+    "WEIGHTS",
+    "Checkpoint",
+    "CheckpointWriter",
+    "Floats",
+    "Metadata",
+    "NetworkMetadata",
+    "RunError",
+    "RunFolder",
+    "RunLog",
+    "Samples",
+    "ScoredBatch",
+    "Table",
+    "Weights",
+    "environment",
+    "pack_weights",
+    "preferred",
+    "read_batch",
+    "read_weights",
+    "try_folder",
+    "weights_in",
+]

@@ -1,0 +1,104 @@
+"""Accuracy of a run's network, with the run's settings, while it trains and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from bullettrain.config import Config
+from bullettrain.data import ImageSet
+from bullettrain.data.sets import fingerprint, sample
+from bullettrain.evaluation.accuracy import clean_round, pgd_rounds, view_round
+from bullettrain.evaluation.evaluated_model import EvaluatedModel
+from bullettrain.evaluation.results import pack
+from bullettrain.evaluation.specs import PGD, threat_of
+from bullettrain.evaluation.survival import Round, Survival, survive
+from bullettrain.precision import arithmetic
+from bullettrain.progress import EvaluationBar
+
+
+class Evaluator:
+    """What a run is handed to evaluate its network with: as its config says.
+
+    Args:
+        config, device: of the run.
+        bar: makes the progress bar of an evaluation, from its name and the number of images.
+    """
+
+    def __init__(self, config: Config, device: torch.device, bar: Callable[[str, int], EvaluationBar]) -> None:
+        self.config, self.device, self.bar = config, device, bar
+        self.makes_views = config.method.objective == "augmix"
+
+    def validation(self, model: nn.Module, images: ImageSet) -> tuple[float | None, float | None]:
+        """Clean and robust accuracy; None where no images are held out."""
+        if not len(images):
+            return None, None
+        return self._clean(model, images, "clean accuracy").share, self._quick(model, images)
+
+    def probe(self, model: nn.Module, images: ImageSet) -> float | None:
+        """Robust accuracy on part of the training images, to tell whether the attack there has become too weak."""
+        size = self.config.training.probe
+        return self._quick(model, probe_images(images, size)) if size and not self.makes_views else None
+
+    def records(
+        self, networks: Iterable[tuple[str, nn.Module]], images: ImageSet, epoch: int
+    ) -> Iterator[dict[str, Any]]:
+        """What the run says of its networks at the end, each with the name of its weights, and of which images."""
+        about = {"examples": len(images), "fingerprint": fingerprint((images,), most=len(images)), "epoch": epoch}
+        search = self.config.evaluation.search
+        for name, model in networks:
+            for attack, left in self.final(model, images, name).items():
+                figures = {"accuracy": left.share, **about, "survived": pack(left.alive)}
+                if search != "float32" and attack.startswith("pgd"):
+                    figures["precision"] = search
+                yield {"kind": "evaluation", "weights": name, "attack": attack, **figures}
+
+    def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, Survival]:
+        """What is left clean, and by the attack that the config evaluates with; AugMix: on views of its kind."""
+        evaluation, own = self.config.evaluation, threat_of(self.config)
+        if evaluation.search != "float32":
+            dtype = torch.bfloat16 if evaluation.search == "bf16" else torch.float32
+            model = EvaluatedModel(model, dtype=dtype).eval()
+        with arithmetic(evaluation.search):
+            if self.makes_views:
+                attack, left = "views", self._views(model, images, f"{name}: AugMix views")
+            else:
+                step = own.step_size(evaluation.steps, own.norm, self.config.method.eps)
+                pgd = PGD(evaluation.steps, evaluation.restarts, step, "ce", own.norm, self.config.method.eps)
+                attack, left = pgd.name, self._pgd(model, images, pgd, f"{name}: {pgd.name}")
+            return {"clean": self._clean(model, images, f"{name}: clean"), attack: left}
+
+    def _quick(self, model: nn.Module, images: ImageSet) -> float:
+        """The quick look while training: ten steps of eps/5, or AugMix views."""
+        if self.makes_views:
+            return self._views(model, images, "AugMix views").share
+        eps, norm = self.config.method.eps, threat_of(self.config).norm
+        return self._pgd(model, images, PGD(10, 1, eps / 5, "ce", norm, eps), "PGD-10").share
+
+    def _clean(self, model: nn.Module, images: ImageSet, what: str) -> Survival:
+        return self._survive([clean_round(model)], images, what)
+
+    def _views(self, model: nn.Module, images: ImageSet, what: str) -> Survival:
+        return self._survive([view_round(model, self.config.method.view_maker())], images, what)
+
+    def _pgd(self, model: nn.Module, images: ImageSet, attack: PGD, what: str) -> Survival:
+        return self._survive([clean_round(model), *pgd_rounds(model, attack)], images, what)
+
+    def _survive(self, rounds: Sequence[Round], images: ImageSet, what: str) -> Survival:
+        with self.bar(what, len(images) * len(rounds)) as bar:  # at most: the lost are left alone
+            return survive(
+                rounds,
+                images,
+                device=self.device,
+                batch_size=self.config.evaluation.batch_size,
+                seed=self.config.training.seed,
+                tick=bar,
+            )
+
+
+def probe_images(images: ImageSet, size: int) -> ImageSet:
+    """At most ``size`` of the images, every class in proportion."""
+    return images.subset(sample(images.labels, min(size, len(images))))

@@ -1,0 +1,338 @@
+"""Input validation: one sentence that says what is wrong and what to do, before anything is changed."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bullettrain.errors import guesses
+
+ROUNDING = 1e-4
+"""How far outside its bounds an image may be: interpolation and half precision round, nothing else does."""
+
+
+class DivergedError(ValueError):
+    """The network returns NaN or infinity."""
+
+
+class MendableError(ValueError):
+    """What is wrong, and the arguments that would mend it; a layer that writes arguments otherwise says both anew."""
+
+    def __init__(self, wrong: str, **mend: object) -> None:
+        super().__init__(f"{wrong} {', '.join(f'{key}={value!r}' for key, value in mend.items())}")
+        self.wrong, self.mend = wrong, mend
+
+
+def instead(name: str, names: Iterable[str], listed: str = "") -> str:
+    """The end of a sentence about a ``name`` that is not there: what there is, and what may have been meant.
+
+    ``listed`` says where all ``names`` are shown, if they are too many for the sentence. They are in lower case.
+    """
+    names = list(dict.fromkeys(names))
+    near = " or ".join(map(repr, guesses(name, names)))
+    there = listed or f"there are {', '.join(names)}"
+    return f"; {there}; did you mean {near}?" if near else f"; {there}"
+
+
+def check_fraction(value: float, name: str, *, low_open: bool = False, high_open: bool = False) -> float:
+    """``value`` as a float in [0, 1], or the half-open interval that is asked for."""
+    _check_number(value, name)
+    low, high = "(" if low_open else "[", ")" if high_open else "]"
+    above, below = value > 0 if low_open else value >= 0, value < 1 if high_open else value <= 1
+    if not (above and below):  # NaN is neither
+        raise ValueError(f"{name} is {value}; it has to lie in {low}0, 1{high}")
+    return float(value)
+
+
+def check_positive(value: float, name: str) -> float:
+    """``value`` as a finite float above 0."""
+    _check_number(value, name)
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} is {value}; it has to be a number above 0")
+    return float(value)
+
+
+def check_count(value: int, name: str) -> int:
+    """``value`` as an integer of at least 0; 3.0 is refused like 2.5, since it hides a mistake."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {shown(value)}; it has to be a whole number (an int)")
+    value = value.__index__()
+    if value < 0:
+        raise ValueError(f"{name} is {value}; it cannot be negative")
+    return value
+
+
+def check_steps(steps: Tensor, m: int) -> Tensor:
+    """Allocated steps as (m,) integers; their sign is checked where the host reads them."""
+    if not torch.is_tensor(steps):
+        raise TypeError(f"the budget allocated {type(steps).__name__}; it has to return a tensor of whole numbers")
+    if steps.is_floating_point() or steps.dtype == torch.bool or steps.shape != (m,):
+        raise TypeError(
+            f"the budget allocated {_dtype(steps)} of shape {tuple(steps.shape)}; steps are whole numbers, ({m},)"
+        )
+    return steps
+
+
+def check_score(svar: Tensor, m: int) -> Tensor:
+    """What a score returned, as (m,) numbers."""
+    if not torch.is_tensor(svar) or not svar.is_floating_point() or svar.shape != (m,):
+        raise TypeError(f"the score returned {described(svar)}; it has to return ({m},) floating-point numbers")
+    return svar
+
+
+def check_category(category: Tensor, m: int) -> Tensor:
+    """What a separation returned, as (m,) integers."""
+    whole = torch.is_tensor(category) and not category.is_floating_point() and category.dtype != torch.bool
+    if not whole or category.shape != (m,):
+        raise TypeError(f"the separation returned {described(category)}; it has to return ({m},) integers of Category")
+    return category
+
+
+def check_index(index: Tensor | None, y: Tensor, examples: int, *, look: bool) -> Tensor:
+    """Which examples a batch is of, (m,); ``look``: also whether there are such, which waits for the device."""
+    if not torch.is_tensor(index) or index.dtype != torch.int64 or index.shape != y.shape:
+        given = "missing" if index is None else described(index)
+        raise ValueError(
+            f"selection is 'last', and index is {given}; give ({len(y)},) int64, which of the {examples} examples"
+            " these are"
+        )
+    if index.device != y.device:
+        raise ValueError(f"index is on {index.device}, but the labels are on {y.device}")
+    if look and len(index):
+        low, high = (int(v) for v in torch.aminmax(index))
+        if low < 0 or high >= examples:
+            raise ValueError(f"index goes from {low} to {high}, but there are examples 0 to {examples - 1}")
+    return index
+
+
+def check_no_nan(score: Tensor) -> None:
+    """No NaN among scores; waits for the device."""
+    if torch.isnan(score).any():
+        raise ValueError("the score returned NaN, which says nothing about an example; look at the score")
+
+
+def check_selection(svar: Tensor, category: Tensor, known: Sequence[int]) -> None:
+    """No NaN among scores, and no category but the ``known`` ones; waits for the device."""
+    check_no_nan(svar)
+    low, high = (int(v) for v in torch.aminmax(category))
+    if low < min(known) or high > max(known):
+        raise ValueError(
+            f"the separation returned categories from {low} to {high}; there are {min(known)} to {max(known)}"
+        )
+
+
+def check_parts(objective: Any, budget: Any, score: object, separation: object) -> None:
+    """TypeError, with what to give instead, where a part of a step is no such thing."""
+    if isinstance(objective, type) or not hasattr(objective, "corrupt"):
+        name = getattr(objective, "__name__", type(objective).__name__)
+        raise TypeError(f"the objective is {name}; give an instance, e.g. TRADES()")
+    if not hasattr(objective, "selection"):
+        raise TypeError(f"{type(objective).__name__} was not set up; call super().__init__() in its __init__")
+    if isinstance(budget, type) or not hasattr(budget, "allocate"):
+        raise TypeError(f"the budget is {shown(budget)}; give StepBudget(boundary, robust) or StepBudget.uniform(n)")
+    if missing := [name for name in ("uniform_steps", "step_sizes") if not hasattr(budget, name)]:
+        raise TypeError(f"the budget has no {missing[0]}; bullettrain.allocation.Allocation says what one has")
+    for name, function in (("score", score), ("separation", separation)):
+        if isinstance(function, type):
+            raise TypeError(f"the {name} is {function.__name__}; give an instance, e.g. {function.__name__}()")
+        if not (callable(function) or hasattr(function, "bind")):
+            raise TypeError(f"the {name} is {shown(function)}; give a function")
+
+
+def check_last(objective: Any, budget: Any, separation: object, examples: int) -> None:
+    """ValueError where examples are to be selected by their last logits, and that cannot be."""
+    if objective.selection != "last" or budget.uniform_steps is not None:
+        return
+    if not objective.has_clean_term:
+        name = type(objective).__name__
+        raise ValueError(f"selection is 'last', but the loss of {name} has no clean logits; give selection='eval'")
+    if hasattr(separation, "bind"):
+        raise ValueError("selection is 'last', but the separation looks at what logits are now; give 'eval' or 'train'")
+    if not examples:
+        raise ValueError("selection is 'last'; give examples=, how many there are, and every step index=, which it has")
+
+
+def check_module(model: object) -> None:
+    """A network has weights to hold, a mode and statistics, which a function does not show."""
+    if not isinstance(model, nn.Module):
+        name = getattr(model, "__name__", type(model).__name__)
+        raise TypeError(f"the model is {name}; give an nn.Module, an instance of it")
+
+
+def check_network(model: nn.Module) -> None:
+    """Parts that wait for every worker would wait for ever: workers attack different numbers of examples.
+
+    Looks at types alone, those of sharding by name: importing them takes a second.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise ValueError(
+                "the network has SyncBatchNorm, which waits for forwards that other workers do not make; use BatchNorm"
+            )
+        if any(kind.__name__ in ("FSDPModule", "FullyShardedDataParallel") for kind in type(module).__mro__):
+            raise ValueError(
+                "the network is fully sharded (FSDP), and gathers its weights in forwards that other workers do not "
+                "make; wrap it in DistributedDataParallel instead"
+            )
+
+
+def check_batch(x: Tensor, y: Tensor) -> None:
+    """Shapes and dtypes of a batch; costs nothing on any device."""
+    if not torch.is_tensor(x) or not torch.is_tensor(y):
+        raise TypeError("x and y have to be tensors: images (m, …) and class indices (m,)")
+    if not x.is_floating_point():
+        raise TypeError(f"x is {_dtype(x)}; give floating-point images, e.g. x.float() / 255 for uint8")
+    if y.is_floating_point():
+        raise TypeError(
+            f"labels are {described(y)}; soft labels (mixup, label smoothing) are not supported; "
+            "give class indices as int64"
+        )
+    if y.ndim == 2 and y.dtype != torch.bool:  # of one column argmax would make 0 everywhere
+        mend = "look one-hot; give class indices, e.g. y.argmax(1)" if y.shape[1] > 1 else "are a column; give y[:, 0]"
+        raise ValueError(f"labels have the shape {tuple(y.shape)} and {mend}")
+    if y.dtype != torch.int64:
+        raise TypeError(f"labels are {_dtype(y)}; give class indices as int64, e.g. y.long()")
+    if x.ndim < 2:
+        raise ValueError(f"x has the shape {tuple(x.shape)}; give a batch, (m, …) with one row an example")
+    if len(x) == 0:
+        raise ValueError("the batch is empty; skip it, or use drop_last=True in the loader")
+    if y.shape != (len(x),):
+        raise ValueError(f"labels have the shape {tuple(y.shape)}; {len(x)} examples need ({len(x)},)")
+    if x.device != y.device:
+        raise ValueError(f"x is on {x.device} and the labels are on {y.device}; move them to one device")
+
+
+def check_range(x: Tensor, bounds: tuple[float | Tensor, float | Tensor], name: str = "x") -> None:
+    """Values of ``x`` (m, …), in pixels, within ``bounds``, each feature by its own; waits for the device."""
+    low, high = x.detach().amin(dim=0), x.detach().amax(dim=0)
+    if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
+        raise ValueError(f"{name} has NaN or infinite values; look at the input pipeline")
+    if bool((low < bounds[0] - ROUNDING).any() | (high > bounds[1] + ROUNDING).any()):
+        valid = ", ".join(f"{v:g}" if isinstance(v, float) else described(v) for v in map(_number, bounds))
+        raise ValueError(
+            f"{name} ranges over [{float(low.min()):.4g}, {float(high.max()):.4g}] in pixels, outside [{valid}]; scale "
+            "the images and normalise inside the network, or give the objective bounds=(low, high), for normalised "
+            "images norm=bullettrain.Normalized(mean, std) with the mean and std that were used"
+        )
+
+
+def _number(value: float | Tensor) -> float | Tensor:
+    """A tensor of one value as a number."""
+    return float(value) if not isinstance(value, Tensor) or value.numel() == 1 else value
+
+
+def check_logits_shape(logits: object, m: int) -> None:
+    """The network's output is (m, K) with K ≥ 2; costs nothing on any device."""
+    if not torch.is_tensor(logits):
+        wrap = f"; wrap it in a module whose forward returns {part}" if (part := _logits_in(logits)) else ""
+        raise TypeError(f"the network returned {type(logits).__name__}; it has to return logits, a tensor (m, K){wrap}")
+    if logits.ndim != 2 or logits.shape[0] != m or logits.shape[1] < 2:
+        raise ValueError(
+            f"the network returned the shape {tuple(logits.shape)} for {m} examples; it has to return "
+            f"logits ({m}, K) with K ≥ 2 classes"
+        )
+    if not logits.is_floating_point():
+        raise TypeError(f"the network returned {_dtype(logits)}; logits are floating-point")
+
+
+def _logits_in(output: object) -> str | None:
+    """How logits may be had from what a network returned, if it looks like that."""
+    if hasattr(output, "logits"):
+        return "model(x).logits"
+    if isinstance(output, Mapping) and output:
+        return f"model(x)[{('logits' if 'logits' in output else next(iter(output)))!r}]"
+    return "model(x)[0]" if isinstance(output, (tuple, list)) and output else None
+
+
+def check_loss(loss: Tensor, name: str) -> Tensor:
+    """What an objective returned as its loss, as one number."""
+    if not torch.is_tensor(loss) or loss.ndim:
+        raise TypeError(f"{name} returned {described(loss)}; it has to return a 0-d tensor, the mean over the batch")
+    return loss
+
+
+def check_logits(logits: Tensor, step: int) -> None:
+    """No NaN and no infinity; waits for the device."""
+    if torch.isfinite(logits).all():
+        return
+    kind = "NaN" if torch.isnan(logits).any() else "infinite"
+    raise DivergedError(
+        f"the network returned {kind} logits at step {step}; "
+        "lower the learning rate, clip gradients, or look at the weights"
+    )
+
+
+def check_unnormalised(logits: Tensor) -> None:
+    """No probabilities in the place of logits; waits for the device."""
+    tolerance = 1e-4 if logits.element_size() > 2 else 1e-2
+    if len(logits) > 1 and bool((logits >= 0).all() & ((logits.sum(dim=1) - 1).abs() < tolerance).all()):
+        raise ValueError(
+            "the network returned probabilities: each row adds up to 1; losses and attacks take logits, "
+            "so leave out its last softmax"
+        )
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    """Labels within [0, classes); waits for the device."""
+    low, high = (int(v) for v in torch.aminmax(y))
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"labels range over [{low}, {high}], but the network has {classes} classes, 0 to {classes - 1}"
+        )
+
+
+def check_bounds(bounds: object) -> Any:
+    """A pair (low, high) with low < high, of numbers or of tensors; None: without any."""
+    if bounds is None:
+        return -math.inf, math.inf
+    try:
+        if isinstance(bounds, Tensor):
+            raise TypeError
+        low, high = (v if isinstance(v, Tensor) and v.numel() > 1 else float(v) for v in bounds)  # type: ignore[attr-defined]
+    except (TypeError, ValueError, RuntimeError):  # the last is a tensor's
+        raise TypeError(f"bounds are {shown(bounds)}; give two numbers (low, high)") from None
+    below = low < high
+    if not (bool(below.all()) if isinstance(below, Tensor) else below):
+        values = ", ".join(f"{v:g}" if isinstance(v, float) else described(v) for v in (low, high))
+        raise ValueError(f"bounds are ({values}); give (low, high) with low < high")
+    return low, high
+
+
+@contextmanager
+def buffers_restored_on_error(model: nn.Module) -> Iterator[None]:
+    """Put the buffers (batch-norm statistics) back as they were if the block raises."""
+    saved = [(buffer, buffer.clone()) for buffer in model.buffers() if not nn.parameter.is_lazy(buffer)]
+    try:
+        yield
+    except BaseException:
+        for buffer, value in saved:
+            # .data: as batch norm's own updates, this is no change that a graph made before has to mind.
+            buffer.data.copy_(value)
+        raise
+
+
+def _check_number(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {shown(value)}; it has to be a number")
+
+
+def described(value: object) -> str:
+    """What was given, for a message: a tensor by its precision and shape, anything else by its type."""
+    return f"{_dtype(value)} of shape {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
+
+
+def shown(value: object) -> str:
+    """A setting as it was given, for a message: as Python writes it, but for tensors, also in a tuple or list."""
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(shown, value))})"
+    return described(value) if hasattr(value, "dtype") and hasattr(value, "shape") else repr(value)
+
+
+def _dtype(t: Tensor) -> str:
+    return str(t.dtype).removeprefix("torch.")
