@@ -14,9 +14,9 @@ import bullettrain
 from bullettrain.corruptions.files import open_images, read_labels
 from bullettrain.data import load
 from bullettrain.evaluation.results import Store
-from bullettrain.evaluation.subject import read_state
-from bullettrain.reporting.run import read_run
-from bullettrain.training.folder import RunFolder
+from bullettrain.loading import read_state
+from bullettrain.reporting.run import read_contents
+from bullettrain.run_folder import CHECKPOINT, RunFolder
 from bullettrain.training.recipe_files import read_recipe
 from test_data_readers import write_cifar10, write_cifar100, write_mnist
 
@@ -112,11 +112,11 @@ RUN = [
     Reader("config.yaml as a recipe", "config.yaml", read=lambda folder: read_recipe(str(folder / "config.yaml"))),
     Reader("config.yaml", "config.yaml", read=lambda folder: RunFolder(folder).config()),
     Reader("metrics.jsonl", "metrics.jsonl", read=lambda folder: RunFolder(folder).records()),
-    Reader("metrics.jsonl in a report", "metrics.jsonl", read=read_run, share=2),
+    Reader("metrics.jsonl in a report", "metrics.jsonl", read=read_contents, share=2),
     Reader("evaluation.json", "evaluation.json", read=Store, share=2),
     Reader("weights", "best.safetensors", read=bullettrain.load, share=2),
-    Reader("state.pt", "state.pt", read=lambda folder: RunFolder(folder).load(), share=2),
+    Reader("checkpoint", CHECKPOINT, read=lambda folder: RunFolder(folder).load(), share=2),
     Reader("other.pt", "other.pt", _write_weights, lambda folder: read_state(folder / "other.pt")),
-    Reader("samples.safetensors", "samples.safetensors", read=read_run),
+    Reader("samples.safetensors", "samples.safetensors", read=read_contents),
 ]
 """The readers of what a run leaves; a new one is a line here."""
