@@ -115,7 +115,7 @@ def test_images_of_other_sizes_need_an_image_size(tmp_path):
 def test_a_pipe_among_images_is_not_waited_for(tmp_path):
     write_folder(tmp_path)
     os.mkfifo(tmp_path / "cat" / "9.png")
-    complains("9.png is no regular file", f"folder:{tmp_path}", tmp_path)
+    complains("9.png is no file but a pipe", f"folder:{tmp_path}", tmp_path)
 
 
 def test_a_folder_of_nobody():
