@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,9 @@ CUTOFF = 0.85
 """Share of the letters that two names have in common."""
 
 
+MAX_SETTINGS_BYTES = 1 << 20
+
+
 class UserError(ValueError):
     """A mistake in what was asked for: one line that says what to change. The command ends with status 2."""
 
@@ -33,6 +37,21 @@ def user_path(text: str | Path) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise UserError(f"{text}: there is no user called {Path(text).parts[0][1:]!r} here") from None
+
+
+def read_settings_text(path: Path) -> str:
+    """The text of a small file of settings.
+
+    Raises:
+        OSError: it cannot be read, is a pipe or a device, which is not opened, or is larger than settings are.
+        UnicodeDecodeError: it is no text.
+    """
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError("it is no file but a folder, pipe, socket or device")
+    if about.st_size > MAX_SETTINGS_BYTES:
+        raise OSError(f"it has {about.st_size:,} bytes, and settings at most {MAX_SETTINGS_BYTES:,}")
+    return path.read_text(encoding="utf-8")
 
 
 def guesses(name: str, names: Sequence[str]) -> list[str]:

@@ -203,10 +203,11 @@ def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defau
 
 def _baseline(path: Path | None) -> dict[str, list[float]] | None:
     from bullettrain.config.settings import ConfigError
+    from bullettrain.errors import read_settings_text
     from bullettrain.schema import conform
 
     try:
-        return conform(json.loads(path.read_text(encoding="utf-8")), dict[str, list[float]]) if path else None
+        return conform(json.loads(read_settings_text(path)), dict[str, list[float]]) if path else None
     except (OSError, ValueError, RecursionError) as error:
         form = "give JSON of the form {corruption: [accuracy, …]}"
         raise ConfigError(f"--mce-baseline {path} cannot be read ({error}); {form}") from None

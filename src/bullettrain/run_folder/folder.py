@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -14,7 +15,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from io import BufferedRandom
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ import bullettrain
 from bullettrain.brief import first_line
 from bullettrain.config import Config, ConfigError
 from bullettrain.config.format1 import translate
+from bullettrain.errors import read_settings_text
 from bullettrain.extras import extra
 from bullettrain.lock import alone
 from bullettrain.run_folder.weights import Metadata, RunError, Weights, pack_weights
@@ -98,10 +100,10 @@ class RunFolder:
             import yaml
         path = self.path / CONFIG
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            values = yaml.safe_load(read_settings_text(path))
         except (FileNotFoundError, NotADirectoryError):
             raise RunError(f"{self.path} is no run: it has no {CONFIG}") from None
-        except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
+        except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
             raise RunError(f"{path} cannot be read as YAML: {first_line(error)}") from None
         if not isinstance(values, Mapping):
             raise RunError(f"{path} cannot be read: it holds no settings")
@@ -171,7 +173,7 @@ class RunFolder:
         def write(file: BufferedRandom) -> None:
             torch.save({"format": FORMAT, "weights": weights, "state": dict(checkpoint.state)}, file)
             file.seek(0)
-            file.write(hashlib.file_digest(file, "sha256").digest())  # which leaves the file at its end
+            file.write(_digest(file))  # which leaves the file at its end
 
         self.write(CHECKPOINT, write)
         self.export(checkpoint)
@@ -208,10 +210,8 @@ class RunFolder:
             with file.open("rb") as opened:
                 size = opened.seek(0, os.SEEK_END) - DIGEST_BYTES
                 opened.seek(0)
-                found = hashlib.sha256()
-                while part := opened.read(min(1 << 24, size - opened.tell())):
-                    found.update(part)
-                if opened.read() != found.digest():
+                found = _digest(opened, size)
+                if opened.read() != found:
                     raise ValueError("its digest does not match")
                 opened.seek(0)
                 content = torch.load(opened, weights_only=True, map_location="cpu")
@@ -274,12 +274,21 @@ class RunFolder:
     def _writing(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
-            if isinstance(error, RuntimeError) and "write" not in str(error):
+        except (OSError, RuntimeError) as error:
+            # torch.save says of a full disk that a write failed, or where it had expected to be in the file.
+            if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("write", "unexpected pos")):
                 raise
             reason = getattr(error, "strerror", None) or first_line(error)
             kept = "; the checkpoint before it is intact" if (self.path / CHECKPOINT).is_file() else ""
             raise RunError(f"{what} could not be written to {self.path}: {reason}{kept}") from None
+
+
+def _digest(file: BufferedReader | BufferedRandom, size: float = math.inf) -> bytes:
+    """SHA-256 of the next ``size`` bytes, or of all that are left."""
+    found = hashlib.sha256()
+    while part := file.read(min(1 << 24, max(0, size - file.tell()))):  # type: ignore[arg-type]
+        found.update(part)
+    return found.digest()
 
 
 class CheckpointWriter:

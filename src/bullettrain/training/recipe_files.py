@@ -12,7 +12,7 @@ from bullettrain.checkpoint_paths import check_run, rather
 from bullettrain.config.recipes import RECIPES, recipe
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
-from bullettrain.errors import user_path
+from bullettrain.errors import read_settings_text, user_path
 from bullettrain.extras import extra
 from bullettrain.loading import permitted
 from bullettrain.validation import instead
@@ -47,13 +47,13 @@ def read_recipe(name: str) -> Config:
     with extra("a recipe's file"):
         import yaml
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        values = yaml.safe_load(read_settings_text(path))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         give = rather(path, "give a recipe, a YAML file or a run's folder")
         raise ConfigError(f"{name} cannot be read as YAML ({first_line(error)}); {give}") from None
     base = values.get("recipe") if isinstance(values, Mapping) else None
     try:
-        if base in RECIPES:
+        if isinstance(base, str) and base in RECIPES:
             values = _merged(RECIPES[base]().to_dict(), values)
         elif base is not None and not isinstance(base, str):
             raise ConfigError(f"recipe is {base!r}; it has to be text{instead(str(base), RECIPES)}")
