@@ -253,5 +253,5 @@ def test_the_last_figures_can_be_searched_for_in_half_precision(whole, tmp_path)
     found = record_of(tmp_path).figures
     assert "precision" not in found["clean"]
     assert found["pgd5"]["precision"] == "bf16"
-    assert "attacks searched in bf16, judged in float32" in evaluations(Run.read(tmp_path)).note
+    assert "attacks searched in bf16, evaluated in float32" in evaluations(Run.read(tmp_path)).note
     assert run_name(small("evaluation.search=bf16")) == run_name(small())  # what is learnt is the same
