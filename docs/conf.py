@@ -45,8 +45,6 @@ LINK = re.compile(r"(?<!!)\[([^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]\(([^()\s]+)\)")
 """A Markdown link that is not an image: its text and its target."""
 PAGES = {"../results/README.md": "records.md"}
 """Files outside this folder that are pages of the site."""
-LATER = {"settings": "recipes", "trust": "limitations"}
-"""Pages that may be here, and after which page each stands in the index."""
 
 
 def adapt(app: Sphinx, page: str, source: list[str]) -> None:
@@ -55,12 +53,6 @@ def adapt(app: Sphinx, page: str, source: list[str]) -> None:
         text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
         text = re.sub(r"\]\((?!https?:|#|\.\./)", "](../results/", text)
         source[0] = text.replace("](../docs/", "](")
-    for name, before in LATER.items():
-        if (DOCS / f"{name}.md").exists():
-            if page == "index":
-                source[0] = source[0].replace(f"\n{before}\n", f"\n{before}\n{name}\n")
-            link = "[All settings](settings.md), one by one."
-            source[0] = source[0].replace(f"<!-- {name}.md is linked here -->", link)
     here = (DOCS / page).parent
 
     def site_link(link: re.Match[str]) -> str:

@@ -7,9 +7,11 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from bullettrain.checkpoint_paths import choose_weights
 from bullettrain.commands import app
 from bullettrain.config import ConfigError, recipe
-from bullettrain.run_folder import RunFolder
+from bullettrain.data import DataError
+from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.training import minutes
 from bullettrain.training import run as runs
 from bullettrain.training.minutes import Timing, for_minutes
@@ -73,7 +75,7 @@ def test_images_that_differ_between_training_and_test_are_found_before_training(
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.full((size, size, 3), index, dtype=np.uint8)).save(folder / f"{index}.png")
     settings = (f"data.name=folder:{tmp_path}/images", "data.train_size=0", "data.test_size=0", "data.validation=0")
-    with pytest.raises(ConfigError, match=r"training images are 3×12×12 .* and test images 3×16×16; make them alike"):
+    with pytest.raises(DataError, match=r"test/class-0/0.png is 16x16 but .*train/class-0/0.png is 12x12"):
         runs.train(small(*settings), tmp_path / "run", CPU)
     assert not (tmp_path / "run").exists()
 
@@ -87,3 +89,24 @@ def test_yopo_resumed_after_its_last_step_reports_the_same_work(tmp_path):
     log.write_text("".join(line for line in log.read_text().splitlines(True) if '"end"' not in line))
     again = runs.train(config, tmp_path / "run", CPU, resume=True)
     assert again.end["plain_work"] == whole.end["plain_work"] > 12
+
+
+def test_few_images_are_told_which_batch_size_to_give():
+    config = small("data.train_size=140", "training.batch_size=128")
+    with pytest.raises(ConfigError, match=r"there are \d+ training images for 128 at once; give --batch-size \d"):
+        for_minutes(config, 1.0, CPU, load_data(config, None), began=0.0)
+
+
+def test_a_finished_run_writes_weights_that_are_gone_or_damaged_again(tmp_path):
+    runs.train(small("epochs=1"), tmp_path / "run", CPU)
+    best = tmp_path / "run" / "best.safetensors"
+    content = best.read_bytes()
+    best.unlink()
+    with pytest.raises(RunError, match=r"has no 'best' weights; it has last.*--resume' writes them again"):
+        choose_weights(tmp_path / "run", None)
+    for damaged in (None, b"\0" + content[1:]):
+        if damaged is not None:
+            best.write_bytes(damaged)
+        runs.train(small("epochs=1"), tmp_path / "run", CPU, resume=True)
+        assert best.read_bytes() == content
+    assert choose_weights(tmp_path / "run", None) == "best"

@@ -87,9 +87,11 @@ def choose_weights(path: Path, weights: str | None) -> str:
     there = weights_in(path)
     if not there:
         check_run(path)
-    chosen = weights or preferred(there)
+    evaluated = {str(r.get("weights")) for r in RunFolder(path).records() if r.get("kind") == "evaluation"}
+    chosen = weights or preferred({*there, *evaluated})  # those that the run had, though their file may be gone
     if chosen not in WEIGHTS:
         raise RunError(f"there are no weights {chosen!r}{instead(chosen, WEIGHTS)}")
     if chosen not in there:
-        raise RunError(f"{path} has no {chosen!r} weights; it has {', '.join(there) or 'none yet'}")
+        mend = f"; 'bullettrain train {path} --resume' writes them again" if chosen in evaluated else ""
+        raise RunError(f"{path} has no {chosen!r} weights; it has {', '.join(there) or 'none yet'}{mend}")
     return chosen

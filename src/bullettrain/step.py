@@ -41,27 +41,29 @@ def algorithm(
 ) -> Iterator[StepOutput]:
     """Algorithm 2 for k mini-batches that are selected and attacked with the same weights; k = 1 is the paper.
 
-    Yields what each mini-batch gave; the caller moves the weights before the next one's turn.
+    Yields what each mini-batch gave; the caller moves the weights before the next one's turn. Comments name the lines
+    of the paper's listing; `tests/reference.py` has it once more, literally, one example at a time.
     """
-    x, y, start, index, m = joined(train.objective, batches, run)
+    x, y, start, index, m = joined(train.objective, batches, run)  # line 3
     workers = Workers(train.process_group(), m, x.device)  # several processes may share each mini-batch
-    svar, s = run(phases.select, x, y, index, m) if train.selects else (None, None)  # SVar of the clean logits h(x)
+    svar, s = run(phases.select, x, y, index, m) if train.selects else (None, None)  # line 4: h(x)
     joint = workers.gather(svar), *workers.shares  # the quantile is over the examples of all processes
-    category, steps, weight, *state = run(phases.allocate, svar, *joint, x, y, s, start, index)
+    category, steps, weight, *state = run(phases.allocate, svar, *joint, x, y, s, start, index)  # line 5: f(SVar, F_R)
     counts = train.on_host(s, svar, category, steps)  # the one thing that the host has to know: how the batch shrinks
     target = run(phases.target, x, train.shared(s)) if train.objective.needs_target and any(counts) else None
     attacked = AttackState(*state[:3], target, *state[3:])  # type: ignore[call-arg]
-    taken, steps = attack(phases, run, attacked, steps, counts, len(m))  # x' = G(x)
+    taken, steps = attack(phases, run, attacked, steps, counts, len(m))  # line 6: x' = G(x)
     for i, rows in enumerate(slices(m)):
         x_prime, late = last_steps(phases, run, attacked, steps, counts, rows, len(m))
         train.look_at_attack(x[rows], x_prime, part_of(attacked.eps, rows))
         own = y[rows], steps[rows], part_of(weight, rows), part_of(start, rows)
         z = s if phases.keeps_logits(len(m)) else None  # the loss's own logits selected: they are there already
         t, loss_weight = phases.touched(counts[rows]), workers.loss_weight(i)
-        learnt = run(phases.learn, x[rows], x_prime, *own, z, t, loss_weight, phases.accumulation)  # L(z, z')
+        learnt = run(phases.learn, x[rows], x_prime, *own, z, t, loss_weight, phases.accumulation)  # lines 7, 9: z', ∇L
         remembered = train.remembered(workers, i, part_of(index, rows), learnt, steps[rows])
         given = category[rows], steps[rows], part_of(svar, rows)
-        run(phases.update, workers.sum_(learnt.counts), remembered, learnt[:3], y[rows], *given, loss_weight)  # F_R
+        right = workers.sum_(learnt.counts)  # line 8: F_R
+        run(phases.update, right, remembered, learnt[:3], y[rows], *given, loss_weight)
         train.steps_taken += 1
         work = train.work(counts[rows], t, taken * m[i] / len(y), phases, len(m), late)
         yield StepOutput(learnt.loss, *given, work, x_prime.detach(), learnt.z, learnt.z_prime)

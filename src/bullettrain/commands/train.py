@@ -79,7 +79,7 @@ def train(
 ) -> None:
     """Train a robust network.
 
-    Without arguments: handwritten digits that come with scikit-learn, on the CPU, in under a minute.
+    Without arguments: handwritten digits that come with scikit-learn, on the CPU, in about a minute.
 
     Examples:
 

@@ -26,7 +26,7 @@ AUGMIX_100 = dataclasses.replace(AUGMIX, gamma=0.5)
 
 
 def digits() -> Config:
-    """scikit-learn's digits, a small CNN, TRADES + BulletTrain: under a minute on two cores, no download."""
+    """scikit-learn's digits, a small CNN, TRADES + BulletTrain: about a minute on two cores, no download."""
     return Config(
         recipe="digits",
         data=DataConfig("digits", validation=200),
@@ -40,7 +40,7 @@ def digits() -> Config:
 
 
 def digits_augmix() -> Config:
-    """scikit-learn's digits, a small CNN, AugMix + BulletTrain: under a minute on two cores, no download."""
+    """scikit-learn's digits, a small CNN, AugMix + BulletTrain: about a minute on two cores, no download."""
     return dataclasses.replace(digits(), recipe="digits-augmix", method=AUGMIX)
 
 

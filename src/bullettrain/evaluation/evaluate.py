@@ -276,6 +276,8 @@ class AttackRunner:
             rounds += pgd_rounds(self.model, attack)
         elif isinstance(attack, AutoAttack):
             names = autoattack.attack_names(classes, only_apgd=isinstance(attack, APGD))
+            if "apgd-t" not in names:
+                notes.texts.append(f"apgd-t is left out: its loss compares four classes, and there are {classes}")
             how: dict[str, Any] = {"classes": classes, "seed": self.plan.seed, "notes": notes}
             if _is_fast(attack, self.precision):
                 some = self.whole.images.images[:2].to(self.device)

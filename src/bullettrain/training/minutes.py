@@ -81,6 +81,12 @@ def for_minutes(
 
 def measure(config: Config, place: Place, data: tuple[ImageSet, ImageSet, ImageSet]) -> Timing:
     """Time a few steps of a run, its evaluations on a few images and a checkpoint, and throw the run away."""
+    images, batch_size = len(data[0]), config.training.batch_size * config.training.attack_group
+    if images < batch_size:
+        raise ConfigError(
+            f"--minutes times full mini-batches, and there are {images} training images for {batch_size} at once; give "
+            f"--batch-size {max(1, images // (4 * config.training.attack_group))}, or --epochs instead"
+        )
     logger.info("timing a few steps")
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, RunFolder(Path(folder)), place, data)

@@ -91,7 +91,7 @@ def train(
     new = not folder.exists
     place.wait()  # nobody may write before everybody has looked
     if folder.finished:
-        if place.first and going_on and not (out / "last.safetensors").is_file():  # it was moved, or is to be mended
+        if place.first and going_on:  # it was moved, or a file of weights is missing or damaged
             folder.export(folder.load())
         return read_result(folder)
     data = load_data(config, data_dir)

@@ -13,7 +13,7 @@ from torch import nn
 from bullettrain.config.sections import Config, NetworkConfig
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import Augment, ImageSet, Loader, load, split_validation, to_unit
-from bullettrain.data.sets import sample
+from bullettrain.data.sets import check_alike, sample
 from bullettrain.models import build
 from bullettrain.processes import Place
 from bullettrain.run_folder import NetworkMetadata
@@ -25,12 +25,7 @@ def load_data(config: Config, root: Path | None) -> tuple[ImageSet, ImageSet, Im
     data = config.data
     train = load(data.name, split="train", root=root, image_size=data.image_size)
     test = load(data.name, split="test", root=root, image_size=data.image_size)
-    shapes = ["×".join(map(str, images.images.shape[1:])) for images in (train, test)]
-    if shapes[0] != shapes[1]:
-        raise ConfigError(
-            f"data.name is {data.name}, whose training images are {shapes[0]} (channels, height, width) and test "
-            f"images {shapes[1]}; make them alike, or set data.image_size where only the size differs"
-        )
+    check_alike(train, test, data.name)
     train, test = _part(train, data.train_size, "train_size"), _part(test, data.test_size, "test_size")
     if data.validation >= len(train):
         raise ConfigError(
