@@ -112,7 +112,7 @@ def test_help_shows_an_example(invoke, words):
 def test_list_and_show(invoke):
     listed = plain(invoke("train", "--list").output)
     assert "cifar10-trades-short" in listed
-    assert "under a minute" in listed
+    assert "about a minute" in listed
     shown = invoke("train", "cifar10-mart", "--show", "--set", "eps=4/255", "--seed", "3").output
     config = yaml.safe_load(shown)
     assert config["method"]["eps"] == pytest.approx(4 / 255)

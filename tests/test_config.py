@@ -327,3 +327,9 @@ def test_optimisers(name, kind):
     optimizer = make_optimizer(models.build("wrn-10-1"), config)
     assert type(optimizer).__name__ == kind
     assert {group["weight_decay"] for group in optimizer.param_groups} == {0.01}
+
+
+def test_a_setting_by_its_former_name_is_told_the_present_one():
+    for name in ("bucket=4", "training.bucket=4"):
+        with pytest.raises(ConfigError, match="bucket' is called size_multiple now"):
+            recipe("digits").with_settings([name])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bullettrain.attacks.norms import NORMS, USUAL_EPS
-from bullettrain.config.format1 import FORMER
+from bullettrain.config.format1 import FORMER, RENAMED
 from bullettrain.config.method import MethodConfig
 from bullettrain.config.settings import ConfigError, as_setting, parse
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
@@ -356,6 +356,8 @@ def _find(path: str) -> tuple[str, str]:
     if path in sections:
         raise ConfigError(f"{path!r} is a section; name a setting of it, e.g. {path}.{sections[path][0]}")
     if not homes:
+        if now := [new for old, new in RENAMED.items() if path in (old, old.partition(".")[2])]:
+            raise ConfigError(f"{path!r} is called {now[0].partition('.')[2]} now")
         guess = instead(key, itertools.chain(*sections.values()), "`bullettrain train --show` lists them")
         raise ConfigError(f"there is no setting {path!r}{guess}")
     if len(homes) > 1:
