@@ -40,7 +40,7 @@ def fails(monkeypatch, capsys):
 
 EXPECTED = {
     "mistake": (UserError("eps is -1; it has to be above 0"), 2, "eps is -1; it has to be above 0"),
-    "path": (PermissionError(13, "Permission denied", "/root/x"), 2, "/root/x: Permission denied"),
+    "path": (PermissionError(13, "Permission denied", "/some/x"), 2, "/some/x: Permission denied"),
     "full disk": (OSError(28, "No space left on device"), 2, "No space left on device"),
     "memory": (OutOfMemoryError("CUDA"), 2, "the GPU's memory is full; choose a smaller batch size"),
     "Ctrl-C": (KeyboardInterrupt(), 130, "stopped"),
