@@ -18,7 +18,7 @@ from bullettrain.attacks.pgd import AttackState
 from bullettrain.attacks.state import bare
 from bullettrain.brief import brief
 from bullettrain.cost import Work
-from bullettrain.engine.attack import attack, last_steps
+from bullettrain.engine.attack import attack
 from bullettrain.engine.distributed import Workers, find_group
 from bullettrain.engine.forwards import Forwards
 from bullettrain.engine.phases import EAGER, Batch, Learnt, Phases, Runner, joined, part_of, slices
@@ -54,7 +54,7 @@ def algorithm(
     attacked = AttackState(*state[:3], target, *state[3:])  # type: ignore[call-arg]
     taken, steps = attack(phases, run, attacked, steps, counts, len(m))  # line 6: x' = G(x)
     for i, rows in enumerate(slices(m)):
-        x_prime, late = last_steps(phases, run, attacked, steps, counts, rows, len(m))
+        x_prime = attacked.x_prime[rows] if attacked.x_prime.ndim == x.ndim else attacked.x_prime[:, rows]
         train.look_at_attack(x[rows], x_prime, part_of(attacked.eps, rows))
         own = y[rows], steps[rows], part_of(weight, rows), part_of(start, rows)
         z = s if phases.keeps_logits(len(m)) else None  # the loss's own logits selected: they are there already
@@ -65,7 +65,7 @@ def algorithm(
         right = workers.sum_(learnt.counts)  # line 8: F_R
         run(phases.update, right, remembered, learnt[:3], y[rows], *given, loss_weight)
         train.steps_taken += 1
-        work = train.work(counts[rows], t, taken * m[i] / len(y), phases, len(m), late)
+        work = train.work(counts[rows], t, taken * m[i] / len(y), phases, len(m))
         yield StepOutput(learnt.loss, *given, work, x_prime.detach(), learnt.z, learnt.z_prime)
 
 
@@ -255,18 +255,16 @@ class BulletTrain:
             validation.check_no_nan(learnt.score)
         return tuple(workers.gather_batch(known, batch) for known in (index, learnt.score, learnt.margin, steps))
 
-    def work(self, counts: Sequence[int], t: int | None, steps: float, phases: Phases, batches: int, late: int) -> Work:
+    def work(self, counts: Sequence[int], t: int | None, steps: float, phases: Phases, batches: int) -> Work:
         """Passes of one mini-batch: its update, with ``t`` rows forwarded corrupted, and its share of the attack."""
         m, touched = len(counts), sum(n > 0 for n in counts) if t is None else t
-        work = self.objective.cost.work(examples=m, steps=steps + late, touched=touched, selects=self.selects)
-        selection, attacking = work.selection, work.attack
+        work = self.objective.cost.work(examples=m, steps=steps, touched=touched, selects=self.selects)
+        selection = work.selection
         if self.selects and isinstance(self.separation, SeparationWithModel):
             selection += m * self.separation.passes_per_example
         if self.selects and phases.selects_by_loss_logits and not phases.keeps_logits(batches):
             selection += m  # once more, for the update
-        if late and self.objective.needs_target:
-            attacking += m
-        return Work(m, selection, attacking, work.update)
+        return Work(m, selection, work.attack, work.update)
 
     # ------------------------------------------------------------------------- validation: once a step, here alone
 

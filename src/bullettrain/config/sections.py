@@ -104,8 +104,6 @@ class TrainingConfig:
     """graphs: captured CUDA graphs. auto: graphs on a GPU, else eager."""
     attack_group: int = 1
     """Mini-batches that are attacked at once, with the same weights; 1 is the paper."""
-    refresh_steps: int = 0
-    """With attack_group, the last steps of each attack that are taken with the weights of the mini-batch's own turn."""
     paired_forward: bool = True
     """Compiled with graphs: one forward for the clean and the corrupted examples, each with its own statistics."""
     size_multiple: int = 8
@@ -180,7 +178,6 @@ LIMITS: dict[str, tuple[float, float]] = {
     "training.batch_size": (1, 1e6),
     "training.seed": (0, 2**63 - 1),
     "training.attack_group": (1, 1024),
-    "training.refresh_steps": (0, 10_000),
     "training.size_multiple": (1, 1e6),
     "training.cudnn_benchmark_after": (0, 1e30),
     "training.accumulate": (1, 10_000),

@@ -22,8 +22,6 @@ def attack(
 ) -> tuple[int, Tensor]:
     """All steps of a corruption; ``state.x_prime`` is changed in place.
 
-    In a group the last steps of each example may be left for :func:`last_steps`.
-
     Args:
         phases, run: what is run, and how.
         state: the batch of R examples; with a spare row where the phases have one.
@@ -36,11 +34,8 @@ def attack(
     """
     if hasattr(phases.train.budget, "revise"):
         return _revised(phases, run, state, steps)
-    now, late = steps, phases.refresh_steps if batches > 1 else 0
-    if late:
-        now, counts = (steps - late).clamp_min(0), [max(count - late, 0) for count in counts]
     taken = 0
-    for rows in _rows(phases, run, now, counts, phases.attack_multiple(batches)):
+    for rows in _rows(phases, run, steps, counts, phases.attack_multiple(batches)):
         run(phases.attack_step, *state, rows)
         taken += len(counts) if rows is None else len(rows)
     return taken, steps
@@ -76,33 +71,3 @@ def _revised(phases: Phases, run: Runner, state: AttackState, steps: Tensor) -> 
         made.index_add_(0, rows, torch.ones_like(rows))
         taken, t = taken + n + idle, t + 1
     return taken, made
-
-
-def last_steps(
-    phases: Phases,
-    run: Runner,
-    state: AttackState,
-    steps: Tensor,
-    counts: Sequence[int],
-    rows: slice,
-    batches: int,
-) -> tuple[Tensor, int]:
-    """x' of one mini-batch of a group, after the steps that are taken with the weights of its own turn.
-
-    Args:
-        phases, run, state, steps, counts, batches: of the group, as in :func:`attack`.
-        rows: the mini-batch's.
-
-    Returns:
-        x' (m, …), or (num_views, m, …), and how many steps were taken now.
-    """
-    x_prime = state.x_prime[rows] if state.x_prime.ndim == state.clean.ndim else state.x_prime[:, rows]
-    late = phases.refresh_steps if batches > 1 else 0
-    counts = [min(count, late) for count in counts[rows]]
-    if not any(counts):
-        return x_prime, 0
-    clean, labels, size = state.clean[rows], state.labels[rows], state.size[rows]
-    eps = None if state.eps is None else state.eps[rows]
-    own = AttackState(*run(phases.refresh, clean, x_prime, labels, size, eps))
-    taken, _ = attack(phases, run, own, steps[rows].clamp_max(late), counts)
-    return own.x_prime[: len(counts)], taken

@@ -94,7 +94,6 @@ class Phases:
         packs: examples with few steps take turns under attack, where it runs in eval mode: sizes then repeat, and rows
             may stand idle, on a row more than there are examples.
         size_multiple: sizes are rounded up to a multiple of this.
-        refresh_steps: the last steps of each example in a group of mini-batches that are taken with its own weights.
     """
 
     def __init__(
@@ -106,12 +105,11 @@ class Phases:
         record: Callable[..., None] | None = None,
         packs: bool = False,
         size_multiple: int = 1,
-        refresh_steps: int = 0,
     ) -> None:
         self.train, self.objective, self.forwards = train, train.objective, forwards
         self.backward, self.record = backward, record
         self.packs = self.spare = packs and self.objective.attack_mode == "eval"
-        self.size_multiple, self.refresh_steps = size_multiple, refresh_steps
+        self.size_multiple = size_multiple
         self.accumulation = (False, 1.0)
         """Whether gradients are added to those that are there, and their scale."""
         fast = not forwards.keeps_graphs
@@ -276,17 +274,6 @@ class Phases:
         with self.forwards.attacked(self.objective.attack_mode) as net:
             logits = self.objective.corrupt(net, attack, rows, self.fast)
         return logits if hasattr(self.train.budget, "revise") else None
-
-    def refresh(
-        self, x: Tensor, x_prime: Tensor, y: Tensor, size: Tensor, eps: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        """One mini-batch of a group, to take its last steps with the weights of now."""
-        self.forwards.freeze()
-        target = self.target(x, None) if self.objective.needs_target else None
-        rows = [x_prime, x.detach(), y, size, eps]
-        rows = [None if t is None else torch.cat([t, t[:1]]) if self.spare else t.clone() for t in rows]
-        x_prime_, clean, labels, size_, eps_ = rows
-        return x_prime_, clean, labels, target, size_, eps_
 
     def learn(
         self,

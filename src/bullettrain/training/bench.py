@@ -42,9 +42,7 @@ ENGINES = {
 METHODS = ("baseline", "bullettrain")
 LONG_SECONDS = 60.0
 """Of training before the timing from which on it is said how long that will be."""
-PHASES = dict.fromkeys(("select", "allocate", "target"), "select") | dict.fromkeys(
-    ("places", "attack_step", "refresh"), "attack"
-)
+PHASES = dict.fromkeys(("select", "allocate", "target"), "select") | dict.fromkeys(("places", "attack_step"), "attack")
 """What phases are counted to; the others update."""
 Shares = tuple[float, float, float]
 """Of outlier, boundary and robust examples."""
