@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bullettrain.allocation import Allocation, StepBudget
 from bullettrain.attacks import Attack, Norm, Normalized
 from bullettrain.attacks.norms import AUTO, Bounds
-from bullettrain.attacks.pgd import AttackState, FastFunctions
+from bullettrain.attacks.pgd import AscentFunctions, AttackState
 from bullettrain.cost import Cost
 from bullettrain.objectives import PGDAT
 from bullettrain.step import BulletTrain
@@ -61,7 +61,7 @@ class Free(PGDAT):
         if budget.uniform_steps != 1:
             raise ValueError("Free was given other than one step for everyone; use free_budget()")
 
-    def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: FastFunctions | None) -> None:
+    def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None) -> None:
         """x + δ (m, …) in bounds; the update's own backward moves δ. ``start`` is not needed."""
         self._size = attack.size
         attack.x_prime.copy_(self.norm.clip(attack.clean + self._rows(attack.clean), self.bounds))

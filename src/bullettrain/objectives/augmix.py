@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bullettrain.attacks.pgd import AttackState, FastFunctions, take
+from bullettrain.attacks.pgd import AscentFunctions, AttackState, take
 from bullettrain.augmix import ViewMaker
 from bullettrain.cost import Cost
 from bullettrain.objectives.base import Objective, Selection, cross_entropy, mean_over
@@ -81,7 +81,7 @@ class AugMix(Objective):
         """The example itself in the place of each view, (2, m, …); without the JSD (m, …)."""
         return x.detach().expand(2, *x.shape) if self.jsd else x.detach()
 
-    def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: FastFunctions | None) -> None:
+    def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None) -> None:
         """Views of some examples, by their draws, or those that were made before."""
         x, start = take(attack.clean, rows), attack.start
         x_prime = attack.x_prime if self.jsd else attack.x_prime[None]

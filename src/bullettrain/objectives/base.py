@@ -15,7 +15,7 @@ from bullettrain.allocation import Allocation
 from bullettrain.attacks import Attack, AttackLoss, Norm, RandomStart, random_noise, starting_point
 from bullettrain.attacks.losses import loss_named
 from bullettrain.attacks.norms import AUTO, NORMS, USUAL_EPS, Ball, Bounds, Limit, find_norm
-from bullettrain.attacks.pgd import AttackState, Compile, FastFunctions, ascent_step
+from bullettrain.attacks.pgd import AscentFunctions, AttackState, Compile, ascent_step
 from bullettrain.attacks.state import Mode, check_mode
 from bullettrain.brief import one_line
 from bullettrain.cost import Cost
@@ -89,7 +89,7 @@ class Objective(ABC):
 
     @abstractmethod
     def corrupt(
-        self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: FastFunctions | None
+        self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None
     ) -> Tensor | None:
         """One step of the corruption: ``attack.x_prime`` is changed in place.
 
@@ -103,7 +103,7 @@ class Objective(ABC):
             (n, K) logits from before the step, where it has seen any.
         """
 
-    def fast_functions(self, compiled: Compile, like: Tensor) -> FastFunctions | None:
+    def fast_functions(self, compiled: Compile, like: Tensor) -> AscentFunctions | None:
         """What of :meth:`corrupt` is worth compiling, for a network whose weights are ``like`` this one."""
         return None
 
@@ -255,15 +255,15 @@ class AdversarialObjective(Objective):
         return start.detach()
 
     def corrupt(
-        self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: FastFunctions | None
+        self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None
     ) -> Tensor | None:
         """One ascent step."""
-        ball = self.ball.on(attack.clean)
-        return ascent_step(net, attack, rows, ball, self._attack_loss, self.attack.ascent, fast)
+        functions = fast or AscentFunctions(self._attack_loss, self.ball.on(attack.clean))
+        return ascent_step(net, attack, rows, functions, self.attack.ascent)
 
-    def fast_functions(self, compiled: Compile, like: Tensor) -> FastFunctions:
+    def fast_functions(self, compiled: Compile, like: Tensor) -> AscentFunctions:
         """The gradient at the logits in closed form, and the move."""
-        return FastFunctions(self._attack_loss, self.ball.on(like, check=False), compiled)
+        return AscentFunctions(self._attack_loss, self.ball.on(like, check=False), compiled)
 
     @property
     def _attack_loss(self) -> AttackLoss:
