@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from bullettrain.attacks.pgd import AscentFunctions, AttackState, take
 from bullettrain.augmix import ViewMaker
-from bullettrain.cost import Cost
 from bullettrain.objectives.base import Objective, Selection, cross_entropy, mean_over
 from bullettrain.precision import at_least_float32
 from bullettrain.validation import check_bounds, check_positive, described, shown
@@ -59,13 +58,6 @@ class AugMix(Objective):
         self.jsd = self.has_clean_term = jsd
         self.num_views = 2 if jsd else 1
         self.generator = generator
-
-    @property
-    def cost(self) -> Cost:
-        """9 plain; 3 + 6·F_B with mining; 3 without the JSD."""
-        if not self.jsd:
-            return Cost(selection=1, step=0, clean=0, corrupted=3, untouched=3)
-        return Cost(selection=1 if self.selection == "eval" else 0, step=0, corrupted=6)
 
     def draw(self, m: int, device: torch.device, generator: torch.Generator | None = None) -> Tensor | None:
         """What :meth:`corrupt` takes as ``start`` to fix the views of m examples; None where a function makes them."""

@@ -49,6 +49,8 @@ class Objective(ABC):
     """Corrupted copies of an example that a step makes: AugMix makes two views."""
     max_steps: int | None = None
     """The most steps that make sense; AugMix has one, which is both views."""
+    penalty_passes = 0
+    """What :meth:`penalty` costs an example."""
     attack_mode: Mode = "eval"
     """Mode of the network during the corruption."""
     whole_step = False
@@ -62,9 +64,24 @@ class Objective(ABC):
     __repr__ = one_line
 
     @property
-    @abstractmethod
+    def step_passes(self) -> float:
+        """What a step of the corruption costs an example: a forward, and a backward to the input."""
+        return 2 if self.needs_network else 0
+
+    @property
     def cost(self) -> Cost:
-        """Passes an example that each part costs."""
+        """Passes an example that each part costs, as its attributes say."""
+        learns, eval_mode = self.has_clean_term, self.selection == "eval"
+        return Cost(
+            selection=int(eval_mode or not learns),
+            target=int(self.needs_target),
+            shared=self.needs_target and eval_mode and self.attack_mode == "eval",
+            step=self.step_passes,
+            clean=3 if learns else 0,
+            corrupted=3 * self.num_views,
+            untouched=0 if learns else 3,
+            penalty=self.penalty_passes,
+        )
 
     @property
     def unit(self) -> float:
@@ -224,6 +241,11 @@ class AdversarialObjective(Objective):
     def needs_target(self) -> bool:  # type: ignore[override]
         """Whether the attack's loss is a divergence from the clean prediction."""
         return self.attack_loss == "kl"
+
+    @property
+    def step_passes(self) -> float:
+        """As its ascent step says: YOPO's is a cheaper stand-in."""
+        return self.attack.ascent.passes
 
     @property
     def start(self) -> RandomStart:
