@@ -127,6 +127,11 @@ class AttackState(NamedTuple):
     start: Tensor | None = None
     """What a corruption that is no attack is made of: AugMix's draws (m, …), or views (2, m, …)."""
 
+    def x_prime_of(self, rows: slice) -> Tensor:
+        """x' of some examples, (n, …), or (num_views, n, …)."""
+        x_prime = self.x_prime.detach()
+        return x_prime[rows] if x_prime.ndim == self.clean.ndim else x_prime[:, rows]
+
 
 Compile = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
 """What makes a function of tensors faster, or leaves it as it is."""

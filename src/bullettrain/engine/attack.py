@@ -19,7 +19,7 @@ def attack(
     steps: Tensor,
     counts: Sequence[int],
     batches: int = 1,
-) -> tuple[int, Tensor]:
+) -> tuple[Tensor, int]:
     """All steps of a corruption; ``state.x_prime`` is changed in place.
 
     Args:
@@ -30,15 +30,15 @@ def attack(
         batches: k, mini-batches of the group.
 
     Returns:
-        How many steps were taken in all, idle places included; and (R,) the steps that each example took.
+        (R,) the steps that each example took; and how many were taken in all, idle places included.
     """
     if hasattr(phases.train.budget, "revise"):
         return _revised(phases, run, state, steps)
     taken = 0
     for rows in _rows(phases, run, steps, counts, phases.attack_multiple(batches)):
-        run(phases.attack_step, *state, rows)
+        run(phases.attack_step, state, rows)
         taken += len(counts) if rows is None else len(rows)
-    return taken, steps
+    return steps, taken
 
 
 def _rows(phases: Phases, run: Runner, steps: Tensor, counts: Sequence[int], multiple: int) -> Iterator[Tensor | None]:
@@ -53,7 +53,7 @@ def _rows(phases: Phases, run: Runner, steps: Tensor, counts: Sequence[int], mul
         yield places[t, :n]
 
 
-def _revised(phases: Phases, run: Runner, state: AttackState, steps: Tensor) -> tuple[int, Tensor]:
+def _revised(phases: Phases, run: Runner, state: AttackState, steps: Tensor) -> tuple[Tensor, int]:
     """Ragged, with an allocation that may shorten attacks after each iteration: one host read in each."""
     revise = phases.train.budget.revise  # type: ignore[attr-defined]
     multiple = phases.size_multiple if phases.packs else 1
@@ -62,7 +62,7 @@ def _revised(phases: Phases, run: Runner, state: AttackState, steps: Tensor) -> 
         rows = (remaining == 0).long().argsort(stable=True)[:n]
         idle = min(-(-n // multiple) * multiple, len(steps)) - n
         padded = torch.cat([rows, rows.new_full((idle,), len(steps))]) if idle else rows
-        logits = run(phases.attack_step, *state, padded)
+        logits = run(phases.attack_step, state, padded)
         left = remaining.index_select(0, rows) - 1
         if logits is not None:
             said = revise(t, logits[:n], state.labels.index_select(0, rows), left)
@@ -70,4 +70,4 @@ def _revised(phases: Phases, run: Runner, state: AttackState, steps: Tensor) -> 
         remaining.index_copy_(0, rows, left)
         made.index_add_(0, rows, torch.ones_like(rows))
         taken, t = taken + n + idle, t + 1
-    return taken, made
+    return made, taken
