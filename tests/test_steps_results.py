@@ -74,6 +74,24 @@ def test_differences_in_the_text(figure, page, one, other, attack, text):
     assert text in page
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "attack", "text"),
+    [
+        ("2/2/2", "3/3/3", "apgd", "cannot be told from that (−0.43 ± 0.25, two seeds)"),
+        ("2/2/2", "3/1/1", "apgd", "loses 0.76 ± 0.27 to two steps for all"),
+        ("3/1/1", "3/1/1 by chance", "apgd", "chance chooses as well as SVar (0.04 ± 0.27; two seeds each)"),
+        ("3/3/0", "3/3/3", "clean", "3/3/0 is 4.19 ± 0.12 points cleaner than three steps for all"),
+        ("3/3/3", "3/3/0", "apgd", "1.49 ± 0.25 less robust under APGD (two seeds against three"),
+        ("3/3/3", "10/2/0", "apgd", "10/2/0 is as clean, loses 2.13 ± 0.37 and takes 12.35 passes (one seed)"),
+        ("3/3/3", "3/0/3", "apgd", "(3/0/3) 4.53 ± 0.43 points are lost under APGD (one seed, 4,000 images"),
+    ],
+)
+def test_differences_in_the_readme(figure, one, other, attack, text):
+    value, error = figure.compared(figure.study(), one, other, attack)
+    assert f"{figure.rounded(value)} ± {figure.rounded(error)}" in text
+    assert text in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
 def test_the_spread_of_seeds_in_the_text(figure, page):
     found = figure.study()
     assert f"({figure.rounded(figure.spread(found, 'apgd'))} points under APGD, from six degrees of freedom)" in page
