@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from bullettrain.evaluation.results import Entry, Store
 from bullettrain.evaluation.specs import threat_in_words
 from bullettrain.formatting import attack_name
 from bullettrain.run_folder import SHARES, RunError, RunLog, Table
+
+COMPARISON = "comparison.json"
+SHORT_SECONDS = 60.0
+"""Trainings that are shorter than this are not timed well enough to be compared."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,12 @@ class Comparison:
 
     bullettrain: Run
     baseline: Run
-    rows: dict[str, dict[str, float]]
-    """By name: accuracy by attack, seconds, those of captures, shares, work."""
-    weights: dict[str, str]
-    """By name: which weights the row's accuracies are of, where it says."""
+    mine: dict[str, float]
+    """Of BulletTrain: accuracy by attack, seconds, those of captures, shares, work."""
+    plain: dict[str, float]
+    """The same of the baseline."""
+    weights: str
+    """Which weights the accuracies are of, where it says."""
     speedup: dict[str, float]
     errors: dict[str, float]
     """By attack: standard error of the change of accuracy, where it was kept."""
@@ -77,30 +84,21 @@ class Comparison:
 
     @property
     def attacks(self) -> list[str]:
-        """The columns of the rows that are accuracies."""
-        others = {"seconds", "capture_seconds", "work", "weights", "name", *SHARES}
-        return list(dict.fromkeys(key for row in self.rows.values() for key in row if key not in others))
+        """What of the figures is an accuracy."""
+        others = {"seconds", "capture_seconds", "work", "weights", *SHARES}
+        return [key for key in dict.fromkeys((*self.plain, *self.mine)) if key not in others]
 
+    def gap(self, attack: str) -> float:
+        """How much more accurate BulletTrain is than the baseline."""
+        return self.mine.get(attack, math.nan) - self.plain.get(attack, math.nan)
 
-def read_comparison(folder: Path) -> Comparison:
-    """Read a folder with ``comparison.json`` and the two runs it compares.
-
-    Raises:
-        RunError: it is not such a folder.
-    """
-    path = folder / "comparison.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows = {str(row["name"]): {k: _number(v) for k, v in row.items() if k != "name"} for row in content["rows"]}
-        weights = {str(row["name"]): str(row["weights"]) for row in content["rows"] if row.get("weights")}
-        speedup = {str(name): _number(value) for name, value in content.get("speedup", {}).items()}
-        errors = {str(attack): dict(about) for attack, about in content.get("errors", {}).items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is not a comparison that this version can read; run the comparison again") from error
-    mined, plain = Run.read(folder / "bullettrain"), Run.read(folder / "baseline")
-    apart = {attack: _number(about.get("error")) for attack, about in errors.items()}
-    paired = all(about.get("paired") is True for about in errors.values())
-    return Comparison(mined, plain, rows, weights, speedup, apart, paired)
+    @property
+    def doubt(self) -> str:
+        """Why the clock says little here; empty where it does say something."""
+        if self.plain.get("seconds", math.nan) < SHORT_SECONDS:
+            return "mostly noise, since training took less than a minute"
+        on_cpu = str(self.baseline.section("environment").get("device")).endswith("CPU")
+        return "on a CPU, which says little about a GPU" if on_cpu else ""
 
 
 @dataclass(frozen=True)
@@ -131,13 +129,37 @@ def read_contents(folder: Path) -> Contents:
     """
     folder = Path(folder)
     comparison, runs = None, []
-    if (folder / "comparison.json").is_file():
-        comparison = read_comparison(folder)
+    if (folder / COMPARISON).is_file():
+        comparison = _read_comparison(folder)
         runs = [comparison.bullettrain, comparison.baseline]
     elif (folder / "config.yaml").is_file() or not (folder / EVALUATIONS).is_file():
         runs = [Run.read(folder)]
     parts = [Part(run, *_read_evaluations(run.folder)) for run in runs] or [Part(None, *_read_evaluations(folder))]
     return Contents(folder, parts, comparison)
+
+
+def _read_comparison(folder: Path) -> Comparison:
+    """Read ``comparison.json`` and the two runs that it compares."""
+    path = folder / COMPARISON
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = {str(row["name"]): dict(row) for row in content["rows"]}
+        mine, plain = rows.get("bullettrain", {}), rows.get("baseline", {})
+        speedup, errors = dict(content.get("speedup", {})), dict(content.get("errors", {}))
+        apart = {attack: about.get("error") for attack, about in errors.items()}
+        paired = all(about.get("paired") is True for about in errors.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path} is not a comparison that this version can read; run the comparison again") from error
+    return Comparison(
+        bullettrain=Run.read(folder / "bullettrain"),
+        baseline=Run.read(folder / "baseline"),
+        mine=_numbers(mine),
+        plain=_numbers(plain),
+        weights=str(mine.get("weights") or ""),
+        speedup=_numbers(speedup),
+        errors=_numbers(apart),
+        paired=paired,
+    )
 
 
 def _read_evaluations(folder: Path) -> tuple[list[Entry], list[str]]:
@@ -148,6 +170,10 @@ def _read_evaluations(folder: Path) -> tuple[list[Entry], list[str]]:
         return [entry for entry in Store(folder).entries if entry.results], []
     except RunError:
         return [], [f"{EVALUATIONS} could not be read: the evaluation is not shown."]
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): _number(value) for name, value in values.items() if name != "name"}
 
 
 def _number(value: Any) -> float:

@@ -1,0 +1,209 @@
+"""The top of a report: what the run is, how it ended, and its most important figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bullettrain.evaluation.results import Entry, Result
+from bullettrain.formatting import (
+    attack_name,
+    captures,
+    duration,
+    listed,
+    method_name,
+    number,
+    percent,
+    plural,
+    points,
+    short,
+    times,
+    too_close,
+)
+from bullettrain.reporting.plotting import last
+from bullettrain.reporting.run import Comparison, Contents, Run
+from bullettrain.run_folder import preferred
+
+NAN = math.nan
+
+
+@dataclass(frozen=True)
+class Card:
+    """A figure: its value, what it is, a line of small print, and what it was computed from."""
+
+    value: str
+    name: str
+    note: str
+    formula: str = ""
+
+
+def title(folder: Path) -> str:
+    """What the page is called: the folder that `--out` named; a part of a comparison with that folder's name."""
+    path = folder.resolve()
+    return f"{path.parent.name}/{path.name}" if path.name in ("bullettrain", "baseline") else path.name
+
+
+def facts(run: Run) -> list[str]:
+    """The run in a few words: recipe, method, threat, network, data, device."""
+    recipe, method = str(run.config.get("recipe") or ""), method_name(run.section("method"))
+    found = [f"recipe {recipe}" if recipe not in ("", title(run.folder)) else ""]
+    found += [f"{method} with BulletTrain" if method and not run.plain else method, run.threat.replace(" ", ", ε = ")]
+    for section, key in (("network", "name"), ("data", "name"), ("environment", "device")):
+        found.append(str(run.section(section).get(key) or ""))
+    return [fact for fact in found if fact]
+
+
+def status(run: Run) -> dict[str, str]:
+    """Whether the run came to its end, and how far it got where it did not."""
+    if run.ended == "finished":
+        return {"kind": "done", "word": "finished", "text": ""}
+    if run.ended is not None:
+        return {"kind": "open", "word": "ended early", "text": f"It ended at {_reached(run)}: {run.ended}."}
+    text = f"The log has no end: the run goes on or was killed. It got as far as {_reached(run)}."
+    return {"kind": "open", "word": "not finished", "text": text}
+
+
+def _reached(run: Run) -> str:
+    """How far the log goes: ``epoch 12 of 30, step 4 680``."""
+    log = run.progress
+    if not len(log["step"]):
+        return "its start: nothing is logged yet"
+    done = max([*run.epochs["epoch"][-1:], *log["epoch"][-1:]])
+    planned = run.section("training").get("epochs", run.section("schedule").get("epochs"))
+    of = f" of {planned}" if isinstance(planned, int | float) else ""
+    return f"epoch {short(round(float(done), 1))}{of}, step {number(float(log['step'][-1]), 0)}"
+
+
+def alerts(run: Run) -> list[str]:
+    """What a reader must not miss: the run's own warnings and notes, losses that were no numbers, unreadable files."""
+    grouped: dict[str, list[float]] = {}
+    for step, message in run.warnings:
+        grouped.setdefault(message, []).append(step)
+    found = []
+    for message, at in grouped.items():
+        where = f"Step {number(at[0], 0)}: " if math.isfinite(at[0]) else ""
+        found.append(f"{where}{message}" + (f" ({len(at)} times)" if len(at) > 1 else ""))
+    lost = np.flatnonzero(~np.isfinite(run.progress["loss"]))
+    if len(lost):
+        entries, first = len(run.progress["loss"]), number(float(run.progress["step"][lost[0]]), 0)
+        where = f"{len(lost)} of {entries} log entries, first at step {first}"
+        found.append(f"The loss was not a finite number in {where}.")
+    return [*found, *run.notes]
+
+
+# ----------------------------------------------------------------------------------------------- accuracy
+
+
+def strongest(run: Run, entries: Sequence[Entry], weights: str) -> tuple[Entry, Result] | None:
+    """What AutoAttack left at the threat of training, of ``weights`` if possible.
+
+    Without AutoAttack: an attack that left less than the one which training ended with, on no fewer images.
+    """
+    method, own = run.section("method"), {e.weights: e for e in run.evaluations if e.attack != "clean"}
+    threat = (method.get("norm"), method.get("eps"))
+    found = [(e, r) for e in entries for r in e.results if r.role == "attack" and r.threat == threat]
+    if automatic := [(entry, result) for entry, result in found if result.attack["attack"] == "autoattack"]:
+        return max(automatic, key=lambda pair: (pair[0].weights == weights, pair[1].examples))
+    stronger = [
+        (entry, result)
+        for entry, result in found
+        if (before := own.get(entry.weights)) is not None
+        if result.examples >= before.examples and result.accuracy < before.accuracy
+    ]
+    return min(stronger, key=lambda pair: pair[1].accuracy, default=None)
+
+
+def chosen_weights(run: Run, comparison: Comparison | None) -> str:
+    """The weights that the headline speaks of: the comparison's, else the best where they were kept, else the last."""
+    return (comparison.weights if comparison else "") or preferred({e.weights for e in run.evaluations})
+
+
+def outcome(run: Run, contents: Contents) -> str:
+    """The outcome in a few sentences; empty where nothing was evaluated."""
+    comparison = contents.comparison
+    weights = chosen_weights(run, comparison)
+    if comparison is not None:
+        text = _compared(run, comparison)
+    else:
+        reached = {e.attack: e.accuracy for e in run.evaluations if e.weights == weights}
+        says = listed([f"{percent(accuracy)} {_against(run, attack)}" for attack, accuracy in reached.items()])
+        text = f"{says}, after {duration(run.seconds)} of training." if says else ""
+    if (found := strongest(run, contents.parts[0].entries, weights)) is None:
+        return text
+    entry, result = found
+    images = f" of {number(result.examples, 0)} test images"
+    left = f"{percent(result.accuracy)}{images if result.attack['attack'] == 'autoattack' else ''}"
+    return f"{text} {attack_name(result.name)} ({run.threat}) leaves {left} ({entry.weights} weights)."
+
+
+def _compared(run: Run, comparison: Comparison) -> str:
+    mine, plain = comparison.mine, comparison.plain
+    work, clock = comparison.speedup.get("work", NAN), comparison.speedup.get("wall_clock", NAN)
+    text = ""
+    if comparison.doubt and math.isfinite(work):
+        passes = [number(row.get("work", NAN), 1) for row in (mine, plain)]
+        text = f"{passes[0]} passes an example with BulletTrain and {passes[1]} without: {times(work)} less work. "
+    text += f"Trained in {duration(mine.get('seconds', NAN))} with BulletTrain"
+    text += f" and in {duration(plain.get('seconds', NAN))} without"
+    if math.isfinite(clock):
+        text += f": {times(clock)} by the clock" + (f" ({comparison.doubt})" if comparison.doubt else "")
+    parts = []
+    for attack in comparison.attacks:
+        gap, error = comparison.gap(attack), comparison.errors.get(attack, NAN)
+        if math.isfinite(gap):
+            parts.append(f"{points(gap, error=error)} {_against(run, attack)}{too_close(gap, error)}")
+    return f"{text}." + (f" Accuracy changed by {listed(parts)}." if parts else "")
+
+
+def _against(run: Run, attack: str) -> str:
+    return {"clean": "on clean images", "views": "on AugMix views"}.get(attack, f"against {run.attack_name(attack)}")
+
+
+def headline(run: Run, contents: Contents) -> list[Card]:
+    """Accuracy, what AutoAttack leaves first, time and throughput, each beside the baseline's where there is one."""
+    comparison = contents.comparison
+    weights = chosen_weights(run, comparison)
+    robust = "views" if run.makes_views else "pgd20"
+    attacks = dict.fromkeys(["clean", robust, *(e.attack for e in run.evaluations if e.weights == weights)])
+    plain = comparison.plain if comparison else {}
+    cards = [_strongest_card(run, contents, weights)]
+    cards += [_accuracy_card(run, weights, attack, plain.get(attack, NAN)) for attack in attacks]
+    epochs = len(run.epochs["epoch"])
+    beside = math.isfinite(plain.get("seconds", NAN))
+    note = f"baseline {duration(plain['seconds'])}" if beside else f"{epochs} {plural('epoch', epochs)}"
+    note += captures(run.capture_seconds, "; compiling and capturing: {} more")
+    cards.append(Card(duration(run.seconds), "Training time" if run.ended else "Training time so far", note))
+    rates = run.epochs["examples_per_second"]
+    if np.isfinite(rates).any():
+        cards.append(Card(number(float(np.nanmedian(rates)), 0), "Examples a second", "median over epochs"))
+    return [card for card in cards if card is not None]
+
+
+def _strongest_card(run: Run, contents: Contents, weights: str) -> Card | None:
+    found = strongest(run, contents.parts[0].entries, weights)
+    if found is None:
+        return None
+    entry, result = found
+    note = f"{number(result.examples, 0)} test images, {entry.weights} weights"
+    if contents.comparison:
+        beside = strongest(contents.comparison.baseline, contents.parts[1].entries, weights)
+        if beside and (beside[1].name, beside[1].examples) == (result.name, result.examples):
+            note += f"; baseline {percent(beside[1].accuracy)}, {points(result.accuracy - beside[1].accuracy)}"
+    return Card(percent(result.accuracy), f"{run.attack_name(result.name)} accuracy", note)
+
+
+def _accuracy_card(run: Run, weights: str, attack: str, baseline: float) -> Card | None:
+    """Test accuracy, or the latest on the validation set where the test set has not been used yet."""
+    tested = run.accuracy(weights, attack)
+    if math.isfinite(tested):
+        beside = f"; baseline {percent(baseline)}, {points(tested - baseline)}" if math.isfinite(baseline) else ""
+        return Card(percent(tested), f"{run.attack_name(attack)} accuracy", f"test set, {weights} weights{beside}")
+    latest = last(run.epochs["validation_clean" if attack == "clean" else "validation_robust"])
+    if attack not in ("clean", "pgd20", "views") or not math.isfinite(latest):
+        return None
+    name = run.attack_name("pgd10" if attack == "pgd20" else attack)
+    return Card(percent(latest), f"{name} accuracy", "validation set, latest epoch")
