@@ -9,9 +9,8 @@ import dataclasses
 import logging
 import multiprocessing
 import os
-import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -103,21 +102,21 @@ class Task:
     def record(self) -> Record | None:
         """What is kept of it so far."""
         file = self.out / RECORDS / f"{self.name}.json"
-        if (record := read_record(file)) is None:
-            return None
-        network = record.config.get("network")
-        return self._of_this_network(record, network.get("name") if isinstance(network, dict) else network, file)
+        if (record := read_record(file)) is not None:
+            network = record.config.get("network")
+            self._check_network(network.get("name") if isinstance(network, dict) else network, file)
+        return record
 
     def folder_config(self) -> Config:
         """The configuration of the run in its folder; how it is computed may differ from what is asked for now."""
         config = self.folder.config()
-        return self._of_this_network(config, config.network.name, self.folder.path / "config.yaml")
+        self._check_network(config.network.name, self.folder.path / "config.yaml")
+        return config
 
-    def _of_this_network(self, found: Found, name: object, file: Path) -> Found:
-        """``found``; RunError where its file names another network, which may be any function, than this task."""
+    def _check_network(self, name: object, file: Path) -> None:
+        """A file must not name another network, which may be any function, than this task."""
         if name != self.config.network.name:
             raise RunError(f"{file} is of the network {name!r}, not of {self.config.network.name!r}; move it away")
-        return found
 
     def missing(self, record: Record) -> list[str]:
         """What is wanted and not in ``record``: on enough images, and in float32 where that is asked for."""
@@ -266,7 +265,7 @@ def _most_jobs(task: Task) -> int:
 def run_all(tasks: Sequence[Task], *, jobs: int, console: Console | None) -> list[TaskResult]:
     """Do all ``tasks``, and after a signal none that is not begun. A run that fails does not stop the others."""
     if jobs > 1:
-        return _run_pool(tasks, jobs)
+        return _run_concurrently(tasks, jobs)
     results: list[TaskResult] = []
     for number, task in enumerate(tasks, 1):
         logger.info("%d/%d  %s  %s", number, len(tasks), task.label, task.name)
@@ -276,45 +275,42 @@ def run_all(tasks: Sequence[Task], *, jobs: int, console: Console | None) -> lis
     return results
 
 
-def _run_pool(tasks: Sequence[Task], jobs: int) -> list[TaskResult]:
+def _run_concurrently(tasks: Sequence[Task], jobs: int) -> list[TaskResult]:
     results, left, running = list[TaskResult](), list(tasks), dict[Future[TaskResult], Task]()
-    with StopRequest() as stop, ProcessPoolExecutor(jobs, SPAWN, _start_worker) as pool:
+    with StopRequest() as stop:
         try:
             while (left or running) and stop.signal is None:
-                while left and len(running) < jobs:  # no more than can run: what is handed over cannot be taken back
+                while left and len(running) < jobs:
                     task = left.pop(0)
-                    running[pool.submit(_work, task)] = task
+                    running[_in_process(perform, task)] = task
                 for future in wait(running, timeout=0.2, return_when=FIRST_COMPLETED).done:
-                    task = running.pop(future)
+                    name = running.pop(future).name
                     try:
                         results.append(future.result())  # the user's mistakes are raised
                     except BrokenProcessPool:
-                        problem = "stopped, since a process was killed; the same command continues it"
-                        results.append(TaskResult(task.name, problem=problem))
-                    logger.info("%d/%d  done  %s", len(results), len(tasks), task.name)
+                        problem = "stopped, since its process was killed; the same command continues it"
+                        results.append(TaskResult(name, problem=problem))
+                    logger.info("%d/%d  done  %s", len(results), len(tasks), name)
         finally:
             for worker in multiprocessing.active_children() if running else ():  # a signal, or the user's mistake
                 worker.terminate()  # a run finishes its step and saves
+            wait(running)
     return results if stop.signal is None else [*results, TaskResult("", signal=stop.signal)]
 
 
+def _in_process(function: Callable[..., Found], *arguments: object) -> Future[Found]:
+    """Call ``function`` in a process of its own."""
+    pool = ProcessPoolExecutor(1, SPAWN, _start_worker)
+    future = pool.submit(function, *arguments)
+    pool.shutdown(wait=False)  # it ends with this call
+    return future
+
+
 def _start_worker() -> None:
-    """Ctrl-C reaches the first process alone, which hands it on once, as SIGTERM; idle workers ignore that."""
+    """Ctrl-C reaches the first process alone, which hands it on once, as SIGTERM."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent()
-
-
-def _work(task: Task) -> TaskResult:
-    """A run in a worker: a signal that comes while there is nothing to save ends it at once."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return perform(task)
-    except KeyboardInterrupt:
-        return TaskResult(task.name, signal=signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 # ------------------------------------------------------------------------------------------------ timing
@@ -332,8 +328,7 @@ def time_run(record: Record, folder: Path, data_dir: Path | None = None, device:
     if record.mined and record.config["method"]["separation"] != "quantile":
         return TaskResult(record.name, problem="its classes are not by the rule, and cannot be imposed; run it alone")
     try:
-        with ProcessPoolExecutor(1, SPAWN) as pool:
-            record.timing = pool.submit(_time, record, data_dir, device).result()
+        record.timing = _in_process(_time, record, data_dir, device).result()
     except (DataError, RuntimeError, ValueError) as error:  # ConfigError and a killed process are of these
         return TaskResult(record.name, problem=first_line(error))
     record.write(folder)
