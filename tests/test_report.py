@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from bullettrain.commands import app
+from bullettrain.evaluation.results import Entry, new_result
+from bullettrain.evaluation.specs import Defaults, parse_attack
 from bullettrain.formatting import duration, number, percent, points, setting, times
 from bullettrain.reporting import Run, write_report
 from bullettrain.reporting.plotting import POINTS, thin
-from bullettrain.run_folder import RunError
+from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.run_folder import log as log_module
 from made_runs import make_comparison, make_run, read_log, write_config, write_log, write_samples
 
@@ -205,6 +208,44 @@ def test_comparison(pages):
     ):
         assert words in page.text
     assert "capturing" not in page.text
+
+
+@pytest.mark.parametrize(("seconds", "device", "doubt"), [(20.0, "H200", "less than a minute"), (90.0, "CPU", "a CPU")])
+def test_a_comparison_begins_with_counted_work_where_the_clock_says_little(tmp_path, seconds, device, doubt):
+    make_comparison(tmp_path)
+    content = json.loads((tmp_path / "comparison.json").read_text())
+    for row in content["rows"]:
+        row["seconds"] = seconds
+    (tmp_path / "comparison.json").write_text(json.dumps(content))
+    config = tmp_path / "baseline" / "config.yaml"
+    config.write_text(config.read_text().replace("NVIDIA H200", device))
+    head = report(tmp_path).text.partition("Accuracy changed")[0]
+    assert "14.5 passes an example with BulletTrain and 27.0 without: 1.79× less work. Trained in " in head
+    assert doubt in head
+
+
+def evaluated(folder, attack, accuracy, weights="best", examples=1000):
+    """An evaluation of the run in ``folder`` by one attack at the threat it was trained at."""
+    settings = {"norm": "linf", "eps": 8 / 255}
+    made = new_result(parse_attack(attack, Defaults(**settings)), accuracy * examples, examples, 60.0)
+    entry = Entry(
+        "run", weights, "digest", "cifar10", "images", examples, ["a", "b"], {}, [made], recipe="trades-short"
+    )
+    RunFolder(folder).write_json("evaluation.json", {"format": 1, "evaluations": [asdict(entry)]})
+
+
+def test_robustness_is_what_autoattack_leaves(tmp_path):
+    folder = make_comparison(tmp_path)
+    evaluated(folder / "bullettrain", "autoattack", 0.462, "last")
+    page = report(folder)
+    first = page.text.partition("AutoAttack (L∞ 8/255) accuracy")[2]
+    assert first.startswith(" 46.2 % 1 000 test images, last weights Clean accuracy 81.5 %")
+    assert "AutoAttack (L∞ 8/255) leaves 46.2 % of 1 000 test images (last weights)." in page.text
+    assert "--attack autoattack" not in page.text.partition("Next commands")[2]
+    evaluated(folder / "baseline", "autoattack", 0.483, "last")
+    assert "last weights; baseline 48.3 %, −2.1 points Clean accuracy" in report(folder).text
+    evaluated(folder / "bullettrain", "pgd50", 0.5, "last", examples=1000)  # on fewer images than training ended with
+    assert "PGD-50 (L∞ 8/255) accuracy 50.0 %" not in report(folder).text
 
 
 @pytest.mark.parametrize("paired", [True, False])

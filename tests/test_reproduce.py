@@ -373,9 +373,12 @@ def test_a_dry_run_trains_nothing_and_says_where_its_times_come_from(tmp_path):
     text = invoke(*words, "--jobs", 4)
     assert re.search(r"bt-nr2 +new +2.min 10.s +NVIDIA H200", text)  # as it is on record
     assert re.search(r"trades-1 +new +not measured", text)
+    assert "preact-resnet-18, 30 epochs\n" in text
+    assert f"runs and records in {tmp_path}\n" in text
     assert "of training, one run after another, besides 1 that was not measured" in text
     large = invoke("--scale", "medium", "--dry-run", "--out", tmp_path)  # without a name
     assert re.findall(r"^([\w-]+) +new ", large, re.M) == [row.name for row in STUDIES["large-network"].rows(MEDIUM)]
+    assert "wrn-34-10, 30 epochs, 4 mini-batches attacked at once" in large
     assert not list(tmp_path.iterdir())
 
 

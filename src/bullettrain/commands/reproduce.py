@@ -40,7 +40,8 @@ def reproduce(
         str | None,
         typer.Option(
             help="smoke, short, medium, paper: digits in seconds, minutes on a GPU, WRN-34-10 for 30 epochs, or as in "
-            "the paper. Default: smoke. Without a name, medium and paper train WRN-34-10."
+            "the paper. Default: smoke. Without a name, medium and paper train WRN-34-10. For speed, these two attack "
+            "k = 4 mini-batches at once; in the paper k is 1, as with --set attack_group=1."
         ),
     ] = None,
     out: Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from bullettrain.formatting import (
     too_close,
 )
 from bullettrain.reporting.plotting import last
-from bullettrain.reporting.run import Comparison, Contents, Run
+from bullettrain.reporting.run import Comparison, Run
 from bullettrain.run_folder import preferred
 
 NAN = math.nan
@@ -98,14 +97,14 @@ def alerts(run: Run) -> list[str]:
 # ----------------------------------------------------------------------------------------------- accuracy
 
 
-def strongest(run: Run, entries: Sequence[Entry], weights: str) -> tuple[Entry, Result] | None:
+def strongest(run: Run, weights: str) -> tuple[Entry, Result] | None:
     """What AutoAttack left at the threat of training, of ``weights`` if possible.
 
     Without AutoAttack: an attack that left less than the one which training ended with, on no fewer images.
     """
     method, own = run.section("method"), {e.weights: e for e in run.evaluations if e.attack != "clean"}
     threat = (method.get("norm"), method.get("eps"))
-    found = [(e, r) for e in entries for r in e.results if r.role == "attack" and r.threat == threat]
+    found = [(e, r) for e in run.entries for r in e.results if r.role == "attack" and r.threat == threat]
     if automatic := [(entry, result) for entry, result in found if result.attack["attack"] == "autoattack"]:
         return max(automatic, key=lambda pair: (pair[0].weights == weights, pair[1].examples))
     stronger = [
@@ -122,9 +121,8 @@ def chosen_weights(run: Run, comparison: Comparison | None) -> str:
     return (comparison.weights if comparison else "") or preferred({e.weights for e in run.evaluations})
 
 
-def outcome(run: Run, contents: Contents) -> str:
+def outcome(run: Run, comparison: Comparison | None) -> str:
     """The outcome in a few sentences; empty where nothing was evaluated."""
-    comparison = contents.comparison
     weights = chosen_weights(run, comparison)
     if comparison is not None:
         text = _compared(run, comparison)
@@ -132,7 +130,7 @@ def outcome(run: Run, contents: Contents) -> str:
         reached = {e.attack: e.accuracy for e in run.evaluations if e.weights == weights}
         says = listed([f"{percent(accuracy)} {_against(run, attack)}" for attack, accuracy in reached.items()])
         text = f"{says}, after {duration(run.seconds)} of training." if says else ""
-    if (found := strongest(run, contents.parts[0].entries, weights)) is None:
+    if (found := strongest(run, weights)) is None:
         return text
     entry, result = found
     images = f" of {number(result.examples, 0)} test images"
@@ -163,14 +161,13 @@ def _against(run: Run, attack: str) -> str:
     return {"clean": "on clean images", "views": "on AugMix views"}.get(attack, f"against {run.attack_name(attack)}")
 
 
-def headline(run: Run, contents: Contents) -> list[Card]:
+def headline(run: Run, comparison: Comparison | None) -> list[Card]:
     """Accuracy, what AutoAttack leaves first, time and throughput, each beside the baseline's where there is one."""
-    comparison = contents.comparison
     weights = chosen_weights(run, comparison)
     robust = "views" if run.makes_views else "pgd20"
     attacks = dict.fromkeys(["clean", robust, *(e.attack for e in run.evaluations if e.weights == weights)])
     plain = comparison.plain if comparison else {}
-    cards = [_strongest_card(run, contents, weights)]
+    cards = [_strongest_card(run, comparison, weights)]
     cards += [_accuracy_card(run, weights, attack, plain.get(attack, NAN)) for attack in attacks]
     epochs = len(run.epochs["epoch"])
     beside = math.isfinite(plain.get("seconds", NAN))
@@ -183,14 +180,14 @@ def headline(run: Run, contents: Contents) -> list[Card]:
     return [card for card in cards if card is not None]
 
 
-def _strongest_card(run: Run, contents: Contents, weights: str) -> Card | None:
-    found = strongest(run, contents.parts[0].entries, weights)
+def _strongest_card(run: Run, comparison: Comparison | None, weights: str) -> Card | None:
+    found = strongest(run, weights)
     if found is None:
         return None
     entry, result = found
     note = f"{number(result.examples, 0)} test images, {entry.weights} weights"
-    if contents.comparison:
-        beside = strongest(contents.comparison.baseline, contents.parts[1].entries, weights)
+    if comparison:
+        beside = strongest(comparison.baseline, weights)
         if beside and (beside[1].name, beside[1].examples) == (result.name, result.examples):
             note += f"; baseline {percent(beside[1].accuracy)}, {points(result.accuracy - beside[1].accuracy)}"
     return Card(percent(result.accuracy), f"{run.attack_name(result.name)} accuracy", note)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from bullettrain.evaluation.results import FILE as EVALUATION
+from bullettrain.evaluation.results import Entry
 from bullettrain.extras import extra
 from bullettrain.formatting import number, settings
 from bullettrain.reporting import evaluated, examples, figures, headline, savings, tables
 from bullettrain.reporting.plotting import drawing
-from bullettrain.reporting.run import Contents, Run, read_contents
+from bullettrain.reporting.run import Comparison, Contents, Run, read_contents
 from bullettrain.run_folder import RunError
 
 NAME = "report.html"
@@ -34,11 +36,10 @@ def write_report(folder: Path) -> Path:
 
 def write_page(contents: Contents) -> Path:
     """What :func:`write_report` does with what a folder holds."""
-    run = contents.parts[0].run
     with drawing():
-        about = _evaluation(contents) if run is None else _run(run, contents)
+        about = _run(contents.runs[0], contents.comparison) if contents.runs else _evaluation(contents)
         name = headline.title(contents.folder)
-        page = render("bullettrain.reporting", run=run, icon=examples.icon(), title=name, **about)
+        page = render("bullettrain.reporting", icon=examples.icon(), title=name, **about)
     target, beside = contents.folder / NAME, contents.folder / f".{NAME}.{os.getpid()}"
     try:
         beside.write_text(page, encoding="utf-8")
@@ -59,27 +60,25 @@ def render(package: str, **values: Any) -> str:
 
 def _evaluation(contents: Contents) -> dict[str, Any]:
     """What there is to show of a network that was trained elsewhere: what it is, and how it was evaluated."""
-    part = contents.parts[0]
-    if not part.entries:
-        empty = f"{contents.folder / EVALUATION} holds no finished attack yet"
-        raise RunError(part.damaged[0] if part.damaged else empty)
-    newest = part.entries[-1]
+    if not contents.entries:
+        raise RunError(f"{contents.folder / EVALUATION} holds no finished attack yet")
+    newest = contents.entries[-1]
     facts = [newest.model, newest.data, f"{number(newest.examples, 0)} images"]
     command = shlex.join(["bullettrain", "evaluate", newest.model, "--attack", "autoattack"])
     return {
+        "run": None,
         "facts": [*facts, str(newest.environment.get("device") or "")],
-        "evaluated": [evaluated.section(entry, None, index) for index, entry in enumerate(part.entries)],
+        "evaluated": [evaluated.section(entry, None, index) for index, entry in enumerate(contents.entries)],
         "versions": list(settings(newest.environment)),
-        "commands": [] if _autoattacked(contents) else [(command, AUTOATTACK)],
+        "commands": [] if _autoattacked(contents.entries) else [(command, AUTOATTACK)],
     }
 
 
-def _run(run: Run, contents: Contents) -> dict[str, Any]:
+def _run(run: Run, comparison: Comparison | None) -> dict[str, Any]:
     """All that there is to show of a run, and of its baseline where there is one."""
-    comparison, part = contents.comparison, contents.parts[0]
     factor = examples.amplification(run.samples) if run.samples else 0
     strips = examples.strips(run.samples, factor, mined=not run.plain) if run.samples else []
-    alerts = [*headline.alerts(run), *part.damaged]
+    alerts = headline.alerts(run)
     if comparison:
         unfinished = "it did not come to its end, so the comparison says little."
         baseline = headline.alerts(comparison.baseline) + [unfinished] * (comparison.baseline.ended != "finished")
@@ -89,17 +88,18 @@ def _run(run: Run, contents: Contents) -> dict[str, Any]:
     if run.batch and not run.plain:
         mining += [figures.histogram(run.batch), figures.allocation(run.batch)]
     return {
+        "run": run,
         "facts": headline.facts(run),
         "status": headline.status(run),
-        "outcome": headline.outcome(run, contents),
+        "outcome": headline.outcome(run, comparison),
         "alerts": alerts,
-        "headline": headline.headline(run, contents),
+        "headline": headline.headline(run, comparison),
         "shares": savings.average_batch(run),
         "comparison": tables.compared(comparison) if comparison else None,
         "race": figures.race(run, comparison.baseline) if comparison else [],
         "speedups": [] if run.plain else savings.speedups(run, comparison),
         "evaluations": tables.evaluations(run),
-        "evaluated": [evaluated.section(entry, run.config, index) for index, entry in enumerate(part.entries)],
+        "evaluated": [evaluated.section(entry, run.config, index) for index, entry in enumerate(run.entries)],
         "curves": [plate for plate in (figures.loss(run), figures.accuracy(run)) if plate],
         "mining": [plate for plate in mining if plate],
         "attacked": "corrupted" if run.makes_views else "adversarial",
@@ -107,21 +107,21 @@ def _run(run: Run, contents: Contents) -> dict[str, Any]:
         "strips": strips,
         "columns": len(strips) if all(len(strip["examples"]) <= 4 for strip in strips) else 1,
         "compare": _command(run, "train", "--compare"),
-        "commands": _next_commands(run, contents),
+        "commands": _next_commands(run, compared=comparison is not None),
         "epochs": tables.epochs(run),
         "config": tables.configuration(run),
         "versions": list(settings(run.section("environment"))),
     }
 
 
-def _next_commands(run: Run, contents: Contents) -> list[tuple[str, str]]:
+def _next_commands(run: Run, *, compared: bool) -> list[tuple[str, str]]:
     """What to do now: commands, and what each is for."""
     if run.ended != "finished":
         return [(_command(run, "train", "--resume"), "Go on with this run.")]
     commands = []
-    if not run.makes_views and not _autoattacked(contents):
+    if not run.makes_views and not _autoattacked(run.entries):
         commands.append((_command(run, "evaluate", "--attack", "autoattack"), AUTOATTACK))
-    if contents.comparison is None and not run.plain:
+    if not compared and not run.plain:
         both = "The same recipe without BulletTrain too, and both in one report."
         commands.append((_command(run, "train", "--compare"), both))
     commands.append((_command(run, "predict", "image.png"), "Classify an image."))
@@ -136,7 +136,5 @@ def _command(run: Run, name: str, *words: str) -> str:
     return shlex.join(["bullettrain", name, str(run.folder), *own, *words])
 
 
-def _autoattacked(contents: Contents) -> bool:
-    """Whether AutoAttack was run on what the page is about."""
-    entries = contents.parts[0].entries
+def _autoattacked(entries: Sequence[Entry]) -> bool:
     return any(result.attack["attack"] == "autoattack" for entry in entries for result in entry.results)

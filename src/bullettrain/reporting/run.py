@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bullettrain.evaluation.results import FILE as EVALUATIONS
 from bullettrain.evaluation.results import Entry, Store
@@ -23,6 +23,19 @@ SHORT_SECONDS = 60.0
 @dataclass(frozen=True)
 class Run(RunLog):
     """Everything a report needs to know about one run."""
+
+    entries: list[Entry] = field(default_factory=list)
+    """How `bullettrain evaluate` found it."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read a run's folder; an evaluation that cannot be read is noted."""
+        run = super().read(folder)
+        try:
+            run.entries.extend(entry for entry in Store(folder).entries if entry.results)
+        except RunError:
+            run.notes.append(f"{EVALUATIONS} could not be read: the evaluation is not shown.")
+        return run
 
     @property
     def budget(self) -> dict[str, int]:
@@ -102,23 +115,15 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A run, or a network that was trained elsewhere, and how it was evaluated."""
-
-    run: Run | None
-    entries: list[Entry]
-    damaged: list[str]
-    """A note where the evaluation cannot be read."""
-
-
-@dataclass(frozen=True)
 class Contents:
     """What a folder holds that a page is made of, read once."""
 
     folder: Path
-    parts: list[Part]
+    runs: list[Run]
     """The first is what the page is about; of a comparison the baseline comes second."""
-    comparison: Comparison | None
+    entries: list[Entry]
+    """How a network that was trained elsewhere was evaluated."""
+    comparison: Comparison | None = None
 
 
 def read_contents(folder: Path) -> Contents:
@@ -128,14 +133,12 @@ def read_contents(folder: Path) -> Contents:
         RunError: the folder is none of them.
     """
     folder = Path(folder)
-    comparison, runs = None, []
     if (folder / COMPARISON).is_file():
         comparison = _read_comparison(folder)
-        runs = [comparison.bullettrain, comparison.baseline]
-    elif (folder / "config.yaml").is_file() or not (folder / EVALUATIONS).is_file():
-        runs = [Run.read(folder)]
-    parts = [Part(run, *_read_evaluations(run.folder)) for run in runs] or [Part(None, *_read_evaluations(folder))]
-    return Contents(folder, parts, comparison)
+        return Contents(folder, [comparison.bullettrain, comparison.baseline], [], comparison)
+    if (folder / "config.yaml").is_file() or not (folder / EVALUATIONS).is_file():
+        return Contents(folder, [Run.read(folder)], [])
+    return Contents(folder, [], [entry for entry in Store(folder).entries if entry.results])
 
 
 def _read_comparison(folder: Path) -> Comparison:
@@ -160,16 +163,6 @@ def _read_comparison(folder: Path) -> Comparison:
         errors=_numbers(apart),
         paired=paired,
     )
-
-
-def _read_evaluations(folder: Path) -> tuple[list[Entry], list[str]]:
-    """What `evaluation.json` in ``folder`` holds, and a note where it cannot be read."""
-    if not (folder / EVALUATIONS).is_file():
-        return [], []
-    try:
-        return [entry for entry in Store(folder).entries if entry.results], []
-    except RunError:
-        return [], [f"{EVALUATIONS} could not be read: the evaluation is not shown."]
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -95,7 +95,9 @@ class Study:
     def claims(self, scale: Scale) -> dict[str, list[Check]]:
         """What the paper says of its rows: sentences, and the checks that each stands on."""
         rows, claims = [row.name for row in self.rows(scale)], CLAIMS.get(self.name, {})
-        return {text: [part for check in checks for part in _checks(check, rows)] for text, checks in claims.items()}
+        return {
+            text: [part for one in checks.split("; ") for part in _checks(one, rows)] for text, checks in claims.items()
+        }
 
 
 def _checks(text: str, names: Sequence[str]) -> Iterator[Check]:
