@@ -17,8 +17,9 @@ from bullettrain.evaluation.results import unpack
 from bullettrain.reproduction import STUDIES, figures
 from bullettrain.reproduction import runs as runs_module
 from bullettrain.reproduction.records import better, read_records, run_name
-from bullettrain.reproduction.runs import Task, TaskResult, run_all
+from bullettrain.reproduction.runs import TaskResult, run_all
 from bullettrain.reproduction.scales import MEDIUM, SMOKE
+from bullettrain.reproduction.tasks import Task
 from bullettrain.run_folder import RunFolder
 from short_runs import died
 

@@ -12,9 +12,9 @@ from rich.text import Text
 from bullettrain.reproduction import tables
 from bullettrain.reproduction.records import Record, read_csv, read_records
 from bullettrain.reproduction.results import NOT_RUN, Results, Verdict
-from bullettrain.reproduction.runs import DONE, ON_RECORD, Task
 from bullettrain.reproduction.scales import SCALES, Scale
 from bullettrain.reproduction.studies import LARGE, STUDIES
+from bullettrain.reproduction.tasks import DONE, ON_RECORD, Task
 from bullettrain.terminal import duration, fits, say, say_rows
 
 CHECKOUT = Path(__file__).resolve().parents[3] / "results"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -50,33 +49,24 @@ def _config(values: Mapping[str, Any] | None) -> Config | None:
 
 
 def _attacks(found: Sequence[AttackRow], note: str) -> Grid:
-    """A row for each attack, with what AutoAttack's parts leave, and the worst case where it is below all of them."""
-    total = sum(row.seconds or 0.0 for row in found)
-    lines = []
-    for index, row in enumerate(found):
-        if row.kind == "attack":
-            parts = takewhile(lambda part: part.kind == "part", found[index + 1 :])
-            left = ", ".join(f"{part.name} {percent(part.accuracy)}" for part in parts)
-            lines.append(replace(row, name=f"{row.name} ({left})") if left else row)
-        elif row.kind == "worst" and all(
-            row.accuracy < other.accuracy for other in lines if other.threat == row.threat
-        ):
-            lines.append(replace(row, name="all of these, the worst of each image", seconds=total))
+    """A row for each attack, for AutoAttack's parts, and for the worst case where it is below all attacks."""
+    lowest = min(row.accuracy for row in found if row.kind != "worst")
     several = {row.precision for row in found} != {"float32"}
-    head = ["Attack", "Threat", "Accuracy", "95 % interval", "Precision", "Paper", "Time"]
+    names = {"attack": "{}", "part": "\u2003{}", "worst": "all of these, the worst of each image"}
     cells = [
         [
-            row.name,
+            names[row.kind].format(row.name),
             row.threat or "none",
             percent(row.accuracy, 2),
-            " – ".join(f"{100 * end:.2f}" for end in row.interval or ()),
+            " – ".join(f"{100 * end:.2f}" for end in row.interval) if row.interval else DASH,
             row.precision if several else DASH,
             percent(row.paper, 2) if row.paper is not None else DASH,
-            duration(row.seconds or 0.0),
+            duration(row.seconds) if row.seconds is not None else DASH,
         ]
-        for row in lines
+        for row in found
+        if row.kind != "worst" or row.accuracy < lowest
     ]
-    return table(head, cells, note)
+    return table(["Attack", "Threat", "Accuracy", "95 % interval", "Precision", "Paper", "Time"], cells, note)
 
 
 def _corruptions(result: Result) -> Grid:

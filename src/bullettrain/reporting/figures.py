@@ -19,7 +19,6 @@ from bullettrain.reporting.plotting import (
     draw_lines,
     end_labels,
     legend_above,
-    line_chart,
     panels,
     percent_axis,
     thin,
@@ -71,8 +70,12 @@ def accuracy(run: Run) -> Plate | None:
         ],
     }
     known = {text: curves for text, curves in says.items() if any(np.isfinite(curve.y).any() for curve in curves)}
-    figure = line_chart([curve for curves in known.values() for curve in curves], percent=True, xlabel="epoch")
-    return Plate("accuracy", "Accuracy", "; ".join(known) + ".", figure) if figure else None
+    if not known:
+        return None
+    figure, (axes,) = panels()
+    draw_lines(axes, [curve for curves in known.values() for curve in curves], percent=True)
+    axes.set_xlabel("epoch")
+    return Plate("accuracy", "Accuracy", "; ".join(known) + ".", figure)
 
 
 def shares(table: Table) -> Plate | None:
@@ -92,8 +95,8 @@ def shares(table: Table) -> Plate | None:
         axes.plot(x, top, color=COLOURS["card"], linewidth=1.2)
         ends.append(((base[-1] + top[-1]) / 2, f"{name} {100 * heights[name][-1]:.0f} %", name))
         base = top
+    percent_axis(axes)
     axes.set(ylim=(0, 1), xlim=(0, max(x[-1], 1e-3)), xlabel="epoch")
-    percent_axis(axes, limits=False)
     end_labels(axes, ends)
     caption = (
         "What each mini-batch was made of. Robust should grow and outliers shrink; the boundary band is where most of "
@@ -105,10 +108,12 @@ def shares(table: Table) -> Plate | None:
 def svar(table: Table, over: str = "epoch") -> Plate | None:
     """Mean signed prediction variance of the three categories over training (fig. 4); ``over`` "epoch" or "step"."""
     curves = [Curve(*thin(table[over], table[f"svar_{name}"]), name, name) for name in SHARES]
-    figure = line_chart(curves, xlabel="iteration" if over == "step" else over, ylabel="mean SVar")
-    if figure is None:
+    if not any(np.isfinite(curve.y).any() for curve in curves):
         return None
-    figure.axes[0].axhline(0, **DASHED)
+    figure, (axes,) = panels()
+    axes.axhline(0, **DASHED)
+    draw_lines(axes, curves)
+    axes.set(xlabel="iteration" if over == "step" else over, ylabel="mean SVar")
     caption = (
         "Mean signed prediction variance: below zero is misclassified, further up is surer. The three should keep "
         "their order and move apart as training goes on."

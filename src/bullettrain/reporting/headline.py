@@ -56,17 +56,7 @@ def facts(run: Run) -> list[str]:
     return [fact for fact in found if fact]
 
 
-def status(run: Run) -> dict[str, str]:
-    """Whether the run came to its end, and how far it got where it did not."""
-    if run.ended == "finished":
-        return {"kind": "done", "word": "finished", "text": ""}
-    if run.ended is not None:
-        return {"kind": "open", "word": "ended early", "text": f"It ended at {_reached(run)}: {run.ended}."}
-    text = f"The log has no end: the run goes on or was killed. It got as far as {_reached(run)}."
-    return {"kind": "open", "word": "not finished", "text": text}
-
-
-def _reached(run: Run) -> str:
+def reached(run: Run) -> str:
     """How far the log goes: ``epoch 12 of 30, step 4 680``."""
     log = run.progress
     if not len(log["step"]):
@@ -167,40 +157,34 @@ def headline(run: Run, comparison: Comparison | None) -> list[Card]:
     robust = "views" if run.makes_views else "pgd20"
     attacks = dict.fromkeys(["clean", robust, *(e.attack for e in run.evaluations if e.weights == weights)])
     plain = comparison.plain if comparison else {}
-    cards = [_strongest_card(run, comparison, weights)]
-    cards += [_accuracy_card(run, weights, attack, plain.get(attack, NAN)) for attack in attacks]
+    cards = []
+    if found := strongest(run, weights):
+        entry, result = found
+        beside = strongest(comparison.baseline, weights) if comparison else None
+        same = beside is not None and (beside[1].name, beside[1].examples) == (result.name, result.examples)
+        where = f"{number(result.examples, 0)} test images, {entry.weights} weights"
+        base = beside[1].accuracy if beside and same else NAN
+        cards.append(_accuracy(run.attack_name(result.name), result.accuracy, where, base))
+    for attack in attacks:
+        tested = run.accuracy(weights, attack)
+        latest = last(run.epochs["validation_clean" if attack == "clean" else "validation_robust"])
+        if math.isfinite(tested):
+            where = f"test set, {weights} weights"
+            cards.append(_accuracy(run.attack_name(attack), tested, where, plain.get(attack, NAN)))
+        elif attack in ("clean", robust) and math.isfinite(latest):  # the test set has not been used yet
+            name = run.attack_name("pgd10" if attack == "pgd20" else attack)
+            cards.append(_accuracy(name, latest, "validation set, latest epoch"))
     epochs = len(run.epochs["epoch"])
-    beside = math.isfinite(plain.get("seconds", NAN))
-    note = f"baseline {duration(plain['seconds'])}" if beside else f"{epochs} {plural('epoch', epochs)}"
+    timed = math.isfinite(plain.get("seconds", NAN))
+    note = f"baseline {duration(plain['seconds'])}" if timed else f"{epochs} {plural('epoch', epochs)}"
     note += captures(run.capture_seconds, "; compiling and capturing: {} more")
     cards.append(Card(duration(run.seconds), "Training time" if run.ended else "Training time so far", note))
     rates = run.epochs["examples_per_second"]
     if np.isfinite(rates).any():
         cards.append(Card(number(float(np.nanmedian(rates)), 0), "Examples a second", "median over epochs"))
-    return [card for card in cards if card is not None]
+    return cards
 
 
-def _strongest_card(run: Run, comparison: Comparison | None, weights: str) -> Card | None:
-    found = strongest(run, weights)
-    if found is None:
-        return None
-    entry, result = found
-    note = f"{number(result.examples, 0)} test images, {entry.weights} weights"
-    if comparison:
-        beside = strongest(comparison.baseline, weights)
-        if beside and (beside[1].name, beside[1].examples) == (result.name, result.examples):
-            note += f"; baseline {percent(beside[1].accuracy)}, {points(result.accuracy - beside[1].accuracy)}"
-    return Card(percent(result.accuracy), f"{run.attack_name(result.name)} accuracy", note)
-
-
-def _accuracy_card(run: Run, weights: str, attack: str, baseline: float) -> Card | None:
-    """Test accuracy, or the latest on the validation set where the test set has not been used yet."""
-    tested = run.accuracy(weights, attack)
-    if math.isfinite(tested):
-        beside = f"; baseline {percent(baseline)}, {points(tested - baseline)}" if math.isfinite(baseline) else ""
-        return Card(percent(tested), f"{run.attack_name(attack)} accuracy", f"test set, {weights} weights{beside}")
-    latest = last(run.epochs["validation_clean" if attack == "clean" else "validation_robust"])
-    if attack not in ("clean", "pgd20", "views") or not math.isfinite(latest):
-        return None
-    name = run.attack_name("pgd10" if attack == "pgd20" else attack)
-    return Card(percent(latest), f"{name} accuracy", "validation set, latest epoch")
+def _accuracy(name: str, accuracy: float, where: str, baseline: float = NAN) -> Card:
+    beside = f"; baseline {percent(baseline)}, {points(accuracy - baseline)}" if math.isfinite(baseline) else ""
+    return Card(percent(accuracy), f"{name} accuracy", where + beside)

@@ -117,24 +117,13 @@ def panels(*heights: float, columns: int = 1, width: float = 1.0, height: float 
     return figure, list(grid.flat)
 
 
-def line_chart(curves: Sequence[Curve], *, percent: bool = False, gap: float = 0.1, **labels: str) -> Figure | None:
-    """Lines with their names at their ends; None where there is nothing to draw.
+def draw_lines(axes: Axes, curves: Sequence[Curve], *, percent: bool = False, gap: float = 0.1) -> None:
+    """Lines with their names at their ends.
 
     Args:
         percent: whether heights are shares.
         gap: between names, as a share of the height.
-        labels: of the axes, as matplotlib takes them.
     """
-    if not any(np.isfinite(curve.y).any() for curve in curves):
-        return None
-    figure, (axes,) = panels()
-    draw_lines(axes, curves, percent=percent, gap=gap)
-    axes.set(**labels)
-    return figure
-
-
-def draw_lines(axes: Axes, curves: Sequence[Curve], *, percent: bool = False, gap: float = 0.1) -> None:
-    """What :func:`line_chart` draws, into given axes."""
     for curve in curves:
         known, look = np.isfinite(curve.y), dict[str, Any](color=COLOURS[curve.colour])
         if curve.style == "o" or known.sum() == 1:
@@ -153,13 +142,12 @@ def draw_lines(axes: Axes, curves: Sequence[Curve], *, percent: bool = False, ga
     end_labels(axes, [(y, curve.label.format(scale * y), curve.colour) for y, curve in ends], gap)
 
 
-def percent_axis(axes: Axes, *, limits: bool = True) -> None:
+def percent_axis(axes: Axes) -> None:
     """Label fractions as percentages, within sensible limits."""
     from matplotlib.ticker import MaxNLocator
 
     low, high = axes.get_ylim()
-    if limits:
-        axes.set_ylim(max(0.0, low - 0.03), min(1.0, high + 0.03))
+    axes.set_ylim(max(0.0, low - 0.03), min(1.0, high + 0.03))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))  # steps of 2.5 % would be rounded
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
 

@@ -90,7 +90,7 @@ def _run(run: Run, comparison: Comparison | None) -> dict[str, Any]:
     return {
         "run": run,
         "facts": headline.facts(run),
-        "status": headline.status(run),
+        "reached": headline.reached(run),
         "outcome": headline.outcome(run, comparison),
         "alerts": alerts,
         "headline": headline.headline(run, comparison),

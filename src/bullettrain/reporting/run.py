@@ -109,7 +109,7 @@ class Comparison:
     def doubt(self) -> str:
         """Why the clock says little here; empty where it does say something."""
         if self.plain.get("seconds", math.nan) < SHORT_SECONDS:
-            return "mostly noise, since training took less than a minute"
+            return "noisy, since training took less than a minute"
         on_cpu = str(self.baseline.section("environment").get("device")).endswith("CPU")
         return "on a CPU, which says little about a GPU" if on_cpu else ""
 

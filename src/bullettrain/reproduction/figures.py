@@ -21,7 +21,7 @@ from bullettrain.reporting import figures as training
 from bullettrain.reporting.plotting import COLOURS, Plate, label_points, legend_above, panels, printed
 from bullettrain.reproduction.records import Record
 from bullettrain.reproduction.results import Results
-from bullettrain.reproduction.studies import ROLES, Row, panel_rows
+from bullettrain.reproduction.rows import ROLES, Row, panel_rows
 from bullettrain.run_folder import Floats, RunFolder, read_batch
 
 if TYPE_CHECKING:
