@@ -3,9 +3,8 @@
 import pytest
 
 from bullettrain.config.settings import ConfigError
-from bullettrain.reproduction import timing
+from bullettrain.reproduction import runs
 from bullettrain.reproduction.records import read_records
-from bullettrain.reproduction.runs import TaskResult
 from test_reproduce import FAST, invoke
 
 
@@ -44,11 +43,11 @@ def test_runs_that_cannot_be_timed_do_no_harm_to_the_others(tmp_path):
     whole, mined = read_records(tmp_path / "records").values()
     data, method = whole.config["data"], whole.config["method"]
     mined.config["method"]["separation"] = "oracle"
-    assert "run it alone" in timing.time_run(mined, tmp_path / "records").problem
+    assert "run it alone" in runs.time_run(mined, tmp_path / "records").problem
     whole.config["data"] = {**data, "name": "cifar10"}
-    assert "cifar10" in timing.time_run(whole, tmp_path / "records", data_dir=tmp_path).problem
+    assert "cifar10" in runs.time_run(whole, tmp_path / "records", data_dir=tmp_path).problem
     whole.config["data"], whole.config["method"] = data, {**method, "eps": 7}
-    assert "eps is 7" in timing.time_run(whole, tmp_path / "records").problem
+    assert "eps is 7" in runs.time_run(whole, tmp_path / "records").problem
     assert not any(record.timing for record in read_records(tmp_path / "records").values())
 
 
@@ -65,8 +64,8 @@ def test_what_this_code_has_timed_is_not_timed_again(tmp_path, monkeypatch, ther
     words = ("plane", "--rows", "trades", "--out", tmp_path, *FAST)
     invoke(*words, "--train-only")
     (record,) = read_records(tmp_path / "records").values()
-    monkeypatch.setattr(timing, "environment", lambda device: {**record.environment, "commit": here})
-    monkeypatch.setattr(timing, "time_run", lambda one, *arguments: TaskResult(one.name))
+    monkeypatch.setattr(runs, "environment", lambda device: {**record.environment, "commit": here})
+    monkeypatch.setattr(runs, "time_run", lambda one, *arguments: runs.TaskResult(one.name))
     record.timing = {"epoch_seconds": 1.0, "environment": {**record.environment, "commit": there}}
     record.write(tmp_path / "records")
     said = "1 finished run: 0 to be timed, 1 from before" if timed else "1 finished run: 1 to be timed"

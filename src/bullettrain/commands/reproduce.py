@@ -282,8 +282,8 @@ def _run(console: Console, tasks: list[Task], jobs: int) -> list[TaskResult]:
 def _time(tasks: list[Task], device: str | None, data_dir: Path | None) -> list[TaskResult]:
     """The timing of all runs that are finished, into their records."""
     from bullettrain.processes import find_place
+    from bullettrain.reproduction.runs import is_timed, time_run
     from bullettrain.reproduction.tasks import RECORDS
-    from bullettrain.reproduction.timing import is_timed, time_run
 
     finished = [record for task in tasks if (record := task.record()) is not None and record.finished]
     left = [record for record in finished if not is_timed(record, find_place(device).device)]

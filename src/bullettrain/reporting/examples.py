@@ -61,11 +61,3 @@ def data_uri(image: NDArray[np.uint8]) -> str:
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def icon() -> str:
-    """The page's icon: the three categories as bars, in the page's colours."""
-    pixels = np.full((3, 16, 16), 255, dtype=np.uint8)
-    for index, colour in enumerate(((194, 39, 111), (210, 133, 0), (47, 111, 208))):
-        pixels[:, 10 - 4 * index :, 1 + 5 * index : 5 + 5 * index] = np.array(colour, dtype=np.uint8)[:, None, None]
-    return data_uri(pixels)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bullettrain.evaluation.results import Entry, Result
 from bullettrain.formatting import (
-    attack_name,
     captures,
     duration,
+    in_all,
     listed,
     method_name,
     number,
@@ -23,9 +24,10 @@ from bullettrain.formatting import (
     times,
     too_close,
 )
+from bullettrain.reporting.paper import paper_boundary
 from bullettrain.reporting.plotting import last
 from bullettrain.reporting.run import Comparison, Run
-from bullettrain.run_folder import preferred
+from bullettrain.run_folder import SHARES, preferred
 
 NAN = math.nan
 
@@ -123,9 +125,8 @@ def outcome(run: Run, comparison: Comparison | None) -> str:
     if (found := strongest(run, weights)) is None:
         return text
     entry, result = found
-    images = f" of {number(result.examples, 0)} test images"
-    left = f"{percent(result.accuracy)}{images if result.attack['attack'] == 'autoattack' else ''}"
-    return f"{text} {attack_name(result.name)} ({run.threat}) leaves {left} ({entry.weights} weights)."
+    left = f"{percent(result.accuracy)} of {number(result.examples, 0)} test images"
+    return f"{text} {run.attack_name(result.name)} leaves {left} ({entry.weights} weights)."
 
 
 def _compared(run: Run, comparison: Comparison) -> str:
@@ -188,3 +189,55 @@ def headline(run: Run, comparison: Comparison | None) -> list[Card]:
 def _accuracy(name: str, accuracy: float, where: str, baseline: float = NAN) -> Card:
     beside = f"; baseline {percent(baseline)}, {points(accuracy - baseline)}" if math.isfinite(baseline) else ""
     return Card(percent(accuracy), f"{name} accuracy", where + beside)
+
+
+# ---------------------------------------------------------------------------------------------- what was saved
+
+
+def speedups(run: Run, comparison: Comparison | None) -> dict[str, Any]:
+    """The three speed-ups, and what each was computed from; the page says what each means."""
+    measured, taken = comparison.speedup if comparison else {}, run.average("work")
+    theoretical = measured.get("theoretical", run.totals["theoretical_speedup"])
+    clock = measured.get("wall_clock", NAN)
+    counted = f"{number(taken, 1)} passes an example" if math.isfinite(taken) else ""
+    if counted and math.isfinite(run.totals["plain_work"]):
+        counted += f", {number(run.totals['plain_work'], 1)} without mining"
+    return {
+        "theoretical": times(theoretical),
+        "formula": _formula(run) if math.isfinite(theoretical) else "",
+        "work": times(measured.get("work", run.totals["work_speedup"])),
+        "counted": counted,
+        "clock": times(clock) if math.isfinite(clock) else "",
+        "slower": clock < 1,
+        "doubt": comparison.doubt.capitalize() if comparison else "",
+        "in_all": in_all(comparison.mine, comparison.plain) if comparison else "",
+    }
+
+
+def _formula(run: Run) -> str:
+    """The paper's formula with this run's own numbers."""
+    share = {name: run.average(name) for name in SHARES}
+    if len(run.budget) != len(SHARES) or not all(math.isfinite(value) for value in share.values()):
+        return ""
+    if run.makes_views:
+        return f"3 / (1 + 2·{share['boundary']:.3f})"
+    terms = [f"{share[name]:.3f}·{run.budget[name]}" for name in ("boundary", "robust", "outlier") if run.budget[name]]
+    return f"({max(run.budget.values())} + 1) / ({' + '.join([*terms, '1'])})"
+
+
+def average_batch(run: Run) -> list[dict[str, str]]:
+    """Average shares of the three categories; empty where nothing was mined."""
+    found = {name: run.average(name) for name in SHARES}
+    if run.plain or not all(math.isfinite(value) and value >= 0 for value in found.values()):
+        return []
+    notes = {name: f"{count} {plural('step', count)} each" for name, count in run.budget.items()}
+    if run.makes_views:
+        more = "more " if run.seen_as == "as views" else ""
+        notes = {name: f"two {more}views each" if count else f"no {more}views" for name, count in run.budget.items()}
+    paper = paper_boundary(str(run.config.get("recipe")))
+    if paper is not None:
+        notes["boundary"] = f"{notes.get('boundary', '')}; {percent(paper, 0)} in the paper"
+    return [
+        {"name": name, "percent": percent(value, 0), "width": f"{100 * value:.2f}", "note": notes.get(name, "")}
+        for name, value in found.items()
+    ]

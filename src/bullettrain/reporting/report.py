@@ -13,7 +13,7 @@ from bullettrain.evaluation.results import FILE as EVALUATION
 from bullettrain.evaluation.results import Entry
 from bullettrain.extras import extra
 from bullettrain.formatting import number, settings
-from bullettrain.reporting import evaluated, examples, figures, headline, savings, tables
+from bullettrain.reporting import evaluated, examples, figures, headline, tables
 from bullettrain.reporting.plotting import drawing
 from bullettrain.reporting.run import Comparison, Contents, Run, read_contents
 from bullettrain.run_folder import RunError
@@ -38,8 +38,7 @@ def write_page(contents: Contents) -> Path:
     """What :func:`write_report` does with what a folder holds."""
     with drawing():
         about = _run(contents.runs[0], contents.comparison) if contents.runs else _evaluation(contents)
-        name = headline.title(contents.folder)
-        page = render("bullettrain.reporting", icon=examples.icon(), title=name, **about)
+        page = render("bullettrain.reporting", title=headline.title(contents.folder), **about)
     target, beside = contents.folder / NAME, contents.folder / f".{NAME}.{os.getpid()}"
     try:
         beside.write_text(page, encoding="utf-8")
@@ -94,10 +93,10 @@ def _run(run: Run, comparison: Comparison | None) -> dict[str, Any]:
         "outcome": headline.outcome(run, comparison),
         "alerts": alerts,
         "headline": headline.headline(run, comparison),
-        "shares": savings.average_batch(run),
+        "shares": headline.average_batch(run),
         "comparison": tables.compared(comparison) if comparison else None,
         "race": figures.race(run, comparison.baseline) if comparison else [],
-        "speedups": [] if run.plain else savings.speedups(run, comparison),
+        "speedups": None if run.plain else headline.speedups(run, comparison),
         "evaluations": tables.evaluations(run),
         "evaluated": [evaluated.section(entry, run.config, index) for index, entry in enumerate(run.entries)],
         "curves": [plate for plate in (figures.loss(run), figures.accuracy(run)) if plate],

@@ -153,16 +153,9 @@ def _read_comparison(folder: Path) -> Comparison:
         paired = all(about.get("paired") is True for about in errors.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is not a comparison that this version can read; run the comparison again") from error
-    return Comparison(
-        bullettrain=Run.read(folder / "bullettrain"),
-        baseline=Run.read(folder / "baseline"),
-        mine=_numbers(mine),
-        plain=_numbers(plain),
-        weights=str(mine.get("weights") or ""),
-        speedup=_numbers(speedup),
-        errors=_numbers(apart),
-        paired=paired,
-    )
+    runs = (Run.read(folder / "bullettrain"), Run.read(folder / "baseline"))
+    figures = (_numbers(mine), _numbers(plain))
+    return Comparison(*runs, *figures, str(mine.get("weights") or ""), _numbers(speedup), _numbers(apart), paired)
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

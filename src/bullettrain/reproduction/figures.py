@@ -162,36 +162,32 @@ def oracle(results: Results) -> Iterator[Plate]:
 def corrupted(results: Results) -> Iterator[Plate]:
     """Accuracy by corruption, and by severity, of each baseline and of what is compared with it."""
     for base in (row for row in results.rows.values() if row.plain):
-        rows = [row.name for row in results.rows.values() if base.name in (row.name, row.baseline)]
-        group = {name: found for name in rows if (found := _by_corruption(results, name))}
+        rows = [row for row in results.rows.values() if base.name in (row.name, row.baseline)]
+        group = {row.name: found for row in rows if (found := _by_corruption(results, row.name))}
         first = group.get(base.name, {})
         names = [name for name in first if all(name in found for found in group.values())]
-        if names and len(group) > 1:
-            names.sort(key=lambda name: float(np.mean(first[name])))
-            shown = {}
-            for row, found in group.items():
-                title, clean = results.rows[row].title.rpartition(",")[0], results.value(row, "clean")
-                shown[title] = clean.mean if clean else None, np.array([found[name] for name in names])
-            text = f"{base.title}, and what is compared with it: accuracy by corruption, and by severity."
-            yield Plate(f"-{base.name.rpartition('-')[2]}", "", text, _draw_corruptions(names, shown))
+        if not names or len(group) < 2:
+            continue
+        names.sort(key=lambda name: float(np.mean(first[name])))
+        shares = {name: np.array([found[each] for each in names]) for name, found in group.items()}
+        text = f"{base.title}, and what is compared with it: accuracy by corruption, and by severity."
+        yield Plate(f"-{base.name.rpartition('-')[2]}", "", text, _draw_corruptions(results, names, shares))
 
 
-def _draw_corruptions(names: Sequence[str], rows: Mapping[str, tuple[float | None, Floats]]) -> Figure:
-    """Accuracy by corruption, and by severity.
-
-    Args:
-        rows: by title: clean accuracy, if it is known, and that under each of ``names`` at each severity, in percent.
-    """
+def _draw_corruptions(results: Results, names: Sequence[str], rows: Mapping[str, Floats]) -> Figure:
+    """The picture; ``rows``: by row, accuracy in percent under each of ``names`` at each severity."""
     figure, (left, right) = panels(columns=2, width=2.0, height=1.25)
     kinds = itertools.cycle((("s", "soft"), ("^", "boundary"), ("o", "accent"), ("D", "robust")))
     drawn: dict[str, Any] = {}
-    at, means = np.arange(len(names)), np.array([shares.mean(axis=1) for _, shares in rows.values()])
+    at, means = np.arange(len(names)), np.array([shares.mean(axis=1) for shares in rows.values()])
     left.hlines(at, means.min(axis=0), means.max(axis=0), color=COLOURS["line"], linewidth=2.5, zorder=1)
-    for (title, (clean, shares)), mean, (marker, colour) in zip(rows.items(), means, kinds, strict=False):
+    for (name, shares), mean, (marker, colour) in zip(rows.items(), means, kinds, strict=False):
         look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 5}
         left.plot(mean, at, linestyle="none", **look)
-        course = [*([] if clean is None else [clean]), *shares.mean(axis=0)]
-        (drawn[title],) = right.plot(range(SEVERITIES + 1 - len(course), SEVERITIES + 1), course, linewidth=1.4, **look)
+        clean = results.value(name, "clean")
+        course = [clean.mean if clean else np.nan, *shares.mean(axis=0)]
+        (line,) = right.plot(range(SEVERITIES + 1), course, linewidth=1.4, **look)
+        drawn[results.rows[name].title.rpartition(",")[0]] = line
     left.set_yticks(at, [name.replace("_", " ") for name in names])
     left.set(xlabel="accuracy, mean of five severities, %")
     left.grid(visible=False, axis="y")

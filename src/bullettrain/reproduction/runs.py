@@ -1,22 +1,25 @@
-"""The runs of rows: train, evaluate, keep a record; one after the other or concurrently. Each goes on where it was."""
+"""The runs of rows: train, evaluate, keep a record, and time what shared a device. Each goes on where it was."""
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from rich.console import Console
 
 from bullettrain.brief import first_line
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
-from bullettrain.data import load
+from bullettrain.data import DataError, load
 from bullettrain.evaluation.corruptions import spot_corruptions
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.progress import EvaluationProgress
@@ -30,14 +33,18 @@ from bullettrain.reporting import write_report
 from bullettrain.reproduction.records import WEIGHTS, Record, figure_of, record_of
 from bullettrain.reproduction.studies import RANKS
 from bullettrain.reproduction.tasks import RECORDS, RUNS, Task
-from bullettrain.run_folder import RunError, RunFolder
+from bullettrain.run_folder import SHARES, RunError, RunFolder, environment
+from bullettrain.training.bench import Timed
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.run import train
 from bullettrain.training.setup import load_data
+from bullettrain.training.trainer import Trainer
 
 Found = TypeVar("Found")
 SPAWN = multiprocessing.get_context("spawn")
 """A fork would copy CUDA and threads."""
+STEPS, REPEATS = 40, 5
+"""Mini-batches timed at once, and how often."""
 logger = logging.getLogger(__name__)
 
 
@@ -150,7 +157,7 @@ def _run_concurrently(tasks: Sequence[Task], jobs: int) -> list[TaskResult]:
             while (left or running) and stop.signal is None:
                 while left and len(running) < jobs:
                     task = left.pop(0)
-                    running[in_process(perform, task)] = task
+                    running[_in_process(perform, task)] = task
                 for future in wait(running, timeout=0.2, return_when=FIRST_COMPLETED).done:
                     name = running.pop(future).name
                     try:
@@ -160,13 +167,13 @@ def _run_concurrently(tasks: Sequence[Task], jobs: int) -> list[TaskResult]:
                         results.append(TaskResult(name, problem=problem))
                     logger.info("%d/%d  done  %s", len(results), len(tasks), name)
         finally:
-            for worker in multiprocessing.active_children() if running else ():  # a signal, or the user's mistake
-                worker.terminate()  # a run finishes its step and saves
-            wait(running)
+            if running:  # a signal, or the user's mistake
+                _stop_workers()
+                wait(running)
     return results if stop.signal is None else [*results, TaskResult("", signal=stop.signal)]
 
 
-def in_process(function: Callable[..., Found], *arguments: object) -> Future[Found]:
+def _in_process(function: Callable[..., Found], *arguments: object) -> Future[Found]:
     """Call ``function`` in a process of its own."""
     pool = ProcessPoolExecutor(1, SPAWN, _start_worker)
     future = pool.submit(function, *arguments)
@@ -174,8 +181,58 @@ def in_process(function: Callable[..., Found], *arguments: object) -> Future[Fou
     return future
 
 
+def _stop_workers() -> None:
+    """A run finishes its step and saves."""
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+
+
 def _start_worker() -> None:
     """Ctrl-C reaches the first process alone, which hands it on once, as SIGTERM."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()
     end_with_parent()
+
+
+# ------------------------------------------------------------------------------------------------ timing
+
+
+def is_timed(record: Record, device: torch.device) -> bool:
+    """Whether ``record`` has a timing by this code on this kind of device; of uncommitted code that is not known."""
+    there, here = record.timing.get("environment", {}), environment(device)
+    known = bool(here["commit"]) and not here["commit"].endswith("-dirty")
+    return known and all(there.get(key) == here[key] for key in ("device", "torch", "commit"))
+
+
+def time_run(record: Record, folder: Path, data_dir: Path | None = None, device: str | None = None) -> TaskResult:
+    """Put its timing, at the shares that the run had on average, into ``record`` and its file in ``folder``."""
+    if record.mined and record.config["method"]["separation"] != "quantile":
+        return TaskResult(record.name, problem="its classes are not by the rule, and cannot be imposed; run it alone")
+    try:
+        record.timing = _in_process(_time, record, data_dir, device).result()
+    except KeyboardInterrupt:
+        _stop_workers()
+        raise
+    except (DataError, RuntimeError, ValueError) as error:  # ConfigError and a killed process are of these
+        return TaskResult(record.name, problem=first_line(error))
+    record.write(folder)
+    logger.info("%8.2f s an epoch  %s", record.timing["epoch_seconds"], record.name)
+    return TaskResult(record.name)
+
+
+def _time(record: Record, data_dir: Path | None, device: str | None) -> dict[str, Any]:
+    """In a process of its own. Weights are as they are drawn: what was learnt does not change how fast it is."""
+    # Tuned at once: what a long training comes to is what is timed.
+    config = Config.from_dict(record.config).replace_section("training", cudnn_benchmark_after=0.0)
+    place, data = find_place(device), load_data(config, data_dir)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(config, RunFolder(Path(folder)), place, data)
+        outlier, boundary, robust = (record.shares[name] for name in SHARES)
+        timed = Timed(trainer, (outlier, boundary, robust) if record.mined else None, STEPS)
+        for _ in range(REPEATS):
+            timed.time()
+    return {
+        **{"epoch_seconds": timed.epoch_seconds, "step_ms": timed.step_ms, "spread_ms": timed.spread_ms},
+        **{"steps": STEPS, "repeats": REPEATS, "notes": trainer.recorder.notes},
+        "environment": environment(place.device),
+    }
