@@ -74,6 +74,7 @@ def accuracy(run: Run) -> Plate | None:
         return None
     figure, (axes,) = panels()
     draw_lines(axes, [curve for curves in known.values() for curve in curves], percent=True)
+    axes.locator_params(axis="x", nbins=5, integer=True)
     axes.set_xlabel("epoch")
     return Plate("accuracy", "Accuracy", "; ".join(known) + ".", figure)
 

@@ -134,7 +134,6 @@ def draw_lines(axes: Axes, curves: Sequence[Curve], *, percent: bool = False, ga
         else:
             axes.plot(curve.x, curve.y, "-", linewidth=1.6, **look)
     axes.set_xlim(left=0)
-    axes.locator_params(axis="x", nbins=6)
     if percent:
         percent_axis(axes)
     ends = [(last(curve.y), curve) for curve in curves if curve.label]

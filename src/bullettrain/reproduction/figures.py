@@ -10,6 +10,7 @@ import io
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from bullettrain.reporting.plotting import COLOURS, Plate, label_points, legend_
 from bullettrain.reproduction.records import Record
 from bullettrain.reproduction.results import Results
 from bullettrain.reproduction.rows import ROLES, Row, panel_rows
-from bullettrain.run_folder import Floats, RunFolder, read_batch
+from bullettrain.run_folder import Floats, RunFolder, Table, read_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,19 +64,10 @@ def _runs(results: Results) -> Iterator[tuple[Row, Record]]:
     return ((row, results.runs[name][0]) for name, row in results.rows.items() if results.runs[name])
 
 
-def shares(results: Results) -> Iterator[Plate]:
-    """Shares of the classes over epochs (fig. 3)."""
+def _courses(results: Results, draw: Callable[[Table], Plate | None], text: str) -> Iterator[Plate]:
+    """A picture of each run's course (figs. 3 and 4)."""
     for row, record in _runs(results):
-        if record.curve and (plate := training.shares(record.course())):
-            text = f"Shares of outlier, boundary and robust examples over epochs. {row.title}."
-            yield replace(plate, name=f"-{row.name}", caption=text)
-
-
-def svar(results: Results) -> Iterator[Plate]:
-    """Mean SVar of the classes over iterations (fig. 4)."""
-    for row, record in _runs(results):
-        if record.curve and (plate := training.svar(record.course(), "step")):
-            text = "Mean signed prediction variance of outlier, boundary and robust examples over iterations"
+        if record.curve and (plate := draw(record.course())):
             yield replace(plate, name=f"-{row.name}", caption=f"{text}. {row.title}.")
 
 
@@ -209,10 +201,16 @@ def _by_corruption(results: Results, row: str) -> dict[str, Floats]:
 DRAWN: dict[str, Callable[[Results], Iterator[Plate]]] = {
     "table-augmix": corrupted,
     "fig-oracle": oracle,
-    "fig-shares": shares,
-    "fig-svar": svar,
+    "fig-shares": partial(
+        _courses, draw=training.shares, text="Shares of outlier, boundary and robust examples over epochs"
+    ),
+    "fig-svar": partial(
+        _courses,
+        draw=partial(training.svar, over="step"),
+        text="Mean signed prediction variance of outlier, boundary and robust examples over iterations",
+    ),
     "fig-allocation": allocation,
-    "fig-gamma": lambda results: _sweep(results, "γ", "gamma-"),
-    "fig-nr": lambda results: _sweep(results, "N_R", "nr-"),
+    "fig-gamma": partial(_sweep, symbol="γ", stem="gamma-"),
+    "fig-nr": partial(_sweep, symbol="N_R", stem="nr-"),
 }
 """By study."""
