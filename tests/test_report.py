@@ -21,7 +21,7 @@ from bullettrain.commands import app
 from bullettrain.evaluation.results import Entry, new_result
 from bullettrain.evaluation.specs import Defaults, parse_attack
 from bullettrain.formatting import duration, number, percent, points, setting, times
-from bullettrain.reporting import Run, write_report
+from bullettrain.reporting import Run, write_report, write_reports
 from bullettrain.reporting.plotting import POINTS, thin
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.run_folder import log as log_module
@@ -237,7 +237,9 @@ def evaluated(folder, attack, accuracy, weights="best", examples=1000):
 def test_robustness_is_what_autoattack_leaves(tmp_path):
     folder = make_comparison(tmp_path)
     evaluated(folder / "bullettrain", "autoattack", 0.462, "last")
-    page = report(folder)
+    own, comparison = write_reports(folder / "bullettrain")
+    assert "46.2 %" in Page(own).text.partition("Clean accuracy")[0]
+    page = Page(comparison)
     first = page.text.partition("AutoAttack (L∞ 8/255) accuracy")[2]
     assert first.startswith(" 46.2 % 1 000 test images, last weights Clean accuracy 81.5 %")
     assert "AutoAttack (L∞ 8/255) leaves 46.2 % of 1 000 test images (last weights)." in page.text

@@ -15,7 +15,7 @@ from bullettrain.extras import extra
 from bullettrain.formatting import number, settings
 from bullettrain.reporting import evaluated, examples, figures, headline, tables
 from bullettrain.reporting.plotting import drawing
-from bullettrain.reporting.run import Comparison, Contents, Run, read_contents
+from bullettrain.reporting.run import COMPARISON, Comparison, Contents, Run, read_contents
 from bullettrain.run_folder import RunError
 
 NAME = "report.html"
@@ -32,6 +32,12 @@ def write_report(folder: Path) -> Path:
         MissingPackageError: the ``app`` extra is not installed.
     """
     return write_page(read_contents(folder))
+
+
+def write_reports(folder: Path) -> list[Path]:
+    """Write the report of a run, and that of the comparison which it is a part of, if it is one."""
+    both = folder.name in ("bullettrain", "baseline") and (folder.parent / COMPARISON).is_file()
+    return [write_report(page) for page in ([folder, folder.parent] if both else [folder])]
 
 
 def write_page(contents: Contents) -> Path:
