@@ -162,5 +162,5 @@ def by_class(entry: Entry, attacks: Sequence[Result]) -> Plate | None:
     under = f"{attack_name(worst.name)} ({threat_in_words(*(worst.threat or ('linf', 0.0)))})"
     cut = len(known) > MOST_CLASSES
     which = f"The {MOST_CLASSES} weakest of {len(entry.classes)} classes" if cut else "Each class"
-    caption = f"{which}: dark is under {under}, pale is clean; the numbers are both, in percent."
+    caption = f"{which}: green is under {under}, grey is clean; the numbers are both, in percent."
     return Plate("classes", "Accuracy by class", caption, figure)
