@@ -14,8 +14,8 @@ from bullettrain.config import Config, recipe
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import load
 from bullettrain.evaluation.results import unpack
-from bullettrain.reporting.content import evaluations
 from bullettrain.reporting.run import Run
+from bullettrain.reporting.tables import evaluations
 from bullettrain.reproduction.records import record_of, run_name
 from bullettrain.run_folder import RunError, RunFolder, read_weights
 from bullettrain.training import run as runs
