@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import math
-from collections.abc import Mapping
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +27,8 @@ from bullettrain.objectives import Objective
 from bullettrain.precision import accumulation_dtype
 from bullettrain.run_folder import SHARES, RunFolder
 from bullettrain.step import StepOutput
+
+logger = logging.getLogger(__name__)
 
 FIELDS = ("examples", "loss", *SHARES, *(f"svar_{name}" for name in SHARES), "clean", "robust_hits")
 SAMPLES_PER_CLASS = 4
@@ -118,6 +125,29 @@ def speedups(objective: Objective, budget: StepBudget, figures: Mapping[str, flo
     }
 
 
+class EventFile:
+    """What TensorBoard shows of a run. Its own writer works, and fails, in a thread; this one where it is called."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.path = folder / f"events.out.tfevents.{time.time():010.0f}.{platform.node()}.{os.getpid()}"
+        self.event(file_version="brain.Event:2")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """The figures of a record."""
+        figures = {key: value for key, value in record.items() if isinstance(value, float) and math.isfinite(value)}
+        values = [{"tag": f"{record['kind']}/{key}", "simple_value": value} for key, value in figures.items()]
+        self.event(step=record["step"], summary={"value": values})
+
+    def event(self, **content: Any) -> None:
+        """One entry."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        with self.path.open("ab") as file:
+            RecordWriter(file).write(Event(wall_time=time.time(), **content).SerializeToString())
+
+
 class Recorder:
     """Writes records: metrics.jsonl always, TensorBoard where it is installed, sample images for the report.
 
@@ -130,28 +160,18 @@ class Recorder:
         self.notes: list[str] = []
         """What cannot be had here, a line each: steps that are not captured, updates that are not compiled."""
         self._noted: set[str] = set()
-        self._board: Any = None
+        self._board: EventFile | None = None
 
-    def __enter__(self) -> Recorder:
+    def begin(self) -> None:
+        """Before the first record."""
         if self.folder is None:
-            return self
+            return
         before = (record for record in self.folder.records() if record.get("kind") == "note")
         self._noted = {str(record.get("message")) for record in before}
         self._write_notes(self.folder)
         if importlib.util.find_spec("tensorboard") is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            try:
-                self._board = SummaryWriter(str(self.folder.path / "tensorboard"))
-            except OSError as error:
-                self.notes.append(f"there is no TensorBoard log, it could not be written: {error.strerror}")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._board is not None:
-            self._board.close()
+            with self._without_board_if_it_fails():
+                self._board = EventFile(self.folder.path / "tensorboard")
 
     def log(self, record: Mapping[str, Any]) -> None:
         """One record; NaN and infinity become null, which JSON has."""
@@ -161,9 +181,17 @@ class Recorder:
         finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}
         self.folder.log(finite)
         if self._board is not None and record["kind"] in ("step", "epoch"):
-            for key, value in record.items():
-                if isinstance(value, float) and math.isfinite(value):
-                    self._board.add_scalar(f"{record['kind']}/{key}", value, record["step"])
+            with self._without_board_if_it_fails():
+                self._board.write(record)
+
+    @contextmanager
+    def _without_board_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._board = None
+            self.notes.append(f"TensorBoard's log ends here, it could not be written: {error.strerror}")
+            logger.warning(self.notes[-1])
 
     def _write_notes(self, folder: RunFolder) -> None:
         for note in self.notes:

@@ -114,7 +114,8 @@ class Trainer:
             CollapseError: it has collapsed; the last good checkpoint is kept.
         """
         self.display.step = self.at.step
-        with StopRequest() as stop, self.display, self.recorder, self.writer:
+        self.recorder.begin()
+        with StopRequest() as stop, self.display, self.writer:
             self.display.stop = None if self.place.together else stop
             try:
                 if self.at.epoch < self.config.training.epochs:  # off the clock: loading is no training
