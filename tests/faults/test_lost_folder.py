@@ -45,7 +45,7 @@ def test_a_folder_that_goes_away_ends_the_run_in_a_line(tmp_path, monkeypatch, m
         ended = command("train", "digits", "--out", str(folder), *TINY)
     assert ended.status == 2, ended
     assert ended.err == (
-        f"bullettrain: {folder} is gone: it was moved or deleted while it was written to; if it was moved, go on with: "
+        f"bullettrain: {folder} is gone: it was moved or deleted while it trained; if it was moved, go on with: "
         "bullettrain train NEW-PLACE --resume\n"
     )
     assert everything(tmp_path / "runs") == set()

@@ -278,11 +278,6 @@ class RunFolder:
             # torch.save says of a full disk that a write failed, or where it had expected to be in the file.
             if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("write", "unexpected pos")):
                 raise
-            if not self.path.is_dir() and isinstance(error, FileNotFoundError):
-                raise RunError(
-                    f"{self.path} is gone: it was moved or deleted while it was written to; if it was moved, go on "
-                    "with: bullettrain train NEW-PLACE --resume"
-                ) from None
             reason = getattr(error, "strerror", None) or first_line(error)
             kept = "; the checkpoint before it is intact" if (self.path / CHECKPOINT).is_file() else ""
             raise RunError(f"{what} could not be written to {self.path}: {reason}{kept}") from None

@@ -111,7 +111,15 @@ def train(
             train, held_out, test = map(len, data)
             said = f", {held_out} held out" if held_out else ""
             logger.info("%s: %d images to train on%s, %d to test by", config.data.name, train, said, test)
-        return read_result(folder, trainer.run())
+        try:
+            return read_result(folder, trainer.run())
+        except RunError:
+            if folder.exists:
+                raise
+            raise RunError(
+                f"{out} is gone: it was moved or deleted while it trained; if it was moved, go on with: "
+                "bullettrain train NEW-PLACE --resume"
+            ) from None
 
 
 def _flags(keep_going: bool) -> list[str]:
