@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -46,9 +44,7 @@ class EvaluationBar:
             self.bar = self.progress.add_task(self.what, total=self.total)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.progress is not None and self.bar is not None:
             self.progress.remove_task(self.bar)
 

@@ -40,10 +40,10 @@ from bullettrain.reporting import write_report
 from bullettrain.reproduction.records import WEIGHTS, Record, figure_of, read_record, record_of, run_name
 from bullettrain.reproduction.studies import RANKS
 from bullettrain.run_folder import RunError, RunFolder, environment
-from bullettrain.training.bench import Timed
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.run import train
 from bullettrain.training.setup import load_data
+from bullettrain.training.timing import Timed
 from bullettrain.training.trainer import Trainer
 
 Found = TypeVar("Found")

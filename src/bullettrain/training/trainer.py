@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,10 +27,10 @@ from bullettrain.training.display import Display
 from bullettrain.training.evaluator import Evaluator
 from bullettrain.training.initial_perturbation import InitialPerturbation
 from bullettrain.training.metrics import Recorder, StepMetrics, Sums, speedups
-from bullettrain.training.optimizer import STATISTICS_EXAMPLES, MovingAverage, norms, rate, statistics_anew
+from bullettrain.training.optimizer import MovingAverage, average_statistics, rate
 from bullettrain.training.setup import check_fits, describe_network, make_loader, make_network, set_threads
 from bullettrain.training.state import Position
-from bullettrain.training.steps import Clock, Stepper, autocast_dtype
+from bullettrain.training.steps import Clock, Stepper
 from bullettrain.validation import DivergedError
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,6 @@ class Trainer:
         data: training, validation and test images.
         console: where progress is shown; None: nowhere.
         keep_going: warn of a collapse, and go on.
-        evaluator: makes what accuracy is measured by, from config, device and a maker of progress bars.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Trainer:
         *,
         console: Console | None = None,
         keep_going: bool = False,
-        evaluator: type[Evaluator] = Evaluator,
     ) -> None:
         self.config, self.folder, self.place = config, folder, place
         self.train_set, self.validation_set, self.test_set = data
@@ -89,7 +87,7 @@ class Trainer:
         self.initial = InitialPerturbation(config, self.engine, self.loader, place, self.batches)
         corruption = "on AugMix views" if isinstance(self.engine.objective, AugMix) else "under PGD"
         self.display = Display(console, training.epochs, self.batches, selects=self.selects, corruption=corruption)
-        self.evaluator = evaluator(config, place.device, self.display.evaluating)
+        self.evaluator = Evaluator(config, place.device, self.display.evaluating)
         self.recorder = Recorder(folder if place.first else None)
         self.stepper = Stepper(self.engine, self.network, self.average, self.metrics, config, place, say=self._note)
         self.optimizer = self.stepper.optimizer
@@ -142,17 +140,12 @@ class Trainer:
     def _epoch(self, stop: StopRequest) -> None:
         """The rest of the epoch, unless the run is asked to stop before its end."""
         training = self.config.training
-        unit: list[Batch] = []
         self.clock.start()
-        for x, y in self.loader.epoch(self.at.epoch, self.at.index):
-            unit.append(self.batch(x, y, self.at.epoch, self.at.index + len(unit)))
-            if len(unit) < self.stepper.unit and self.at.index + len(unit) < self.batches:
-                continue
+        for unit in self.units(self.at.epoch, self.at.index):
             before = self.at.index // training.log_every
             out = self.take(unit)
             if self.at.index == self._shown_at:
                 self._show(unit[-1], out)
-            unit = []
             left = self.batches - self.at.index  # a few of them are no entry of their own, but part of the last one
             due = self.at.index // training.log_every > before and 2 * left >= training.log_every
             if due:
@@ -164,11 +157,20 @@ class Trainer:
                 self._look_before_saving()
                 self.save()
                 self.clock.start()
-            if self.at.index == self.batches:
-                break
         self._interval()
         self._stop_clock()
         self._end_of_epoch()
+
+    def units(self, epoch: int, start: int = 0) -> Iterator[list[Batch]]:
+        """The mini-batches of an epoch from ``start`` on, as steps take them: those of a unit together."""
+        unit = []
+        for index, (x, y) in enumerate(self.loader.epoch(epoch, start), start):
+            unit.append(self.batch(x, y, epoch, index))
+            if len(unit) == self.stepper.unit or index + 1 == self.batches:
+                yield unit
+                unit = []
+            if index + 1 == self.batches:
+                return
 
     def _stop_clock(self) -> None:
         spent, captured = self.clock.stop()
@@ -324,39 +326,11 @@ class Trainer:
 
     def _evaluate(self) -> None:
         """Accuracy on the test set of all the weights that were kept."""
-        self._average_statistics()
+        if average_statistics(self):
+            self.save()
         self._share_statistics()
         for record in self.evaluator.records(state.networks(self), self.test_set, self.at.epoch):
             self.recorder.log(record)
-
-    def _average_statistics(self) -> None:
-        """Give averaged weights batch-norm statistics of their own: of what training steps would show them now.
-
-        They are those of plain training steps of some thousand examples, which change nothing else.
-        """
-        if self.average is None or not norms(self.average.module.train()):
-            return
-        training, device, network = self.config.training, self.place.device, self.average.module
-        engine = self.config.method.build(examples=len(self.train_set))
-        engine.load_state_dict(self.engine.state_dict())
-        engine.budget, engine.check_every = self.engine.budget, 0
-        # Each process sees its share, and that of the first counts; a replay shows nothing new.
-        distinct = max(2, -(-STATISTICS_EXAMPLES * self.place.world // training.batch_size))
-        shown = range(0, min(self.batches, distinct * training.replays), training.replays)
-        images = sum(self.loader.joint_size(index) for index in shown)
-        first, _ = next(iter(self.loader.epoch(self.at.epoch)))
-        dtype = autocast_dtype(training, device)
-        with (
-            self.display.evaluating("averaged: statistics", images) as bar,
-            torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None),
-            statistics_anew(network, first),
-        ):
-            for index, (x, y) in enumerate(itertools.islice(self.loader.epoch(self.at.epoch), shown.stop)):
-                if index in shown:
-                    batch = self.batch(x, y, self.at.epoch, index)
-                    engine.step(network, batch.x, batch.y, start=batch.start, index=batch.indices)
-                    bar(self.loader.joint_size(index))
-        self.save()
 
     def _end(self, reason: str) -> None:
         self.writer.wait()
