@@ -113,7 +113,7 @@ def test_saving_within_an_epoch_changes_nothing(tmp_path, whole):
     "settings",
     [
         ("attack_group=3",),
-        ("attack_group=2", "refresh_steps=1", "objective=mart"),
+        ("attack_group=2", "objective=mart"),
         ("attack_group=2", "data.views=true"),
         ("attack_group=2", "selection=last"),
     ],

@@ -103,8 +103,6 @@ class TrainingConfig:
     """graphs: captured CUDA graphs. auto: graphs on a GPU, else eager."""
     attack_group: int = limited(1, 1, 1024)
     """Mini-batches that are attacked at once, with the same weights; 1 is the paper."""
-    refresh_steps: int = limited(0, 0, 10_000)
-    """With attack_group, the last steps of each attack that are taken with the weights of the mini-batch's own turn."""
     paired_forward: bool = True
     """Compiled with graphs: one forward for the clean and the corrupted examples, each with its own statistics."""
     size_multiple: int = limited(8, 1, 1e6)

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bullettrain.cost import Cost
 from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over
 from bullettrain.precision import at_least_float32
 
@@ -25,11 +24,6 @@ class MART(AdversarialObjective):
     attack_loss = "ce"
     random_start = "normal"
     own_selection = "train"
-
-    @property
-    def cost(self) -> Cost:
-        """2N + 6 plain; 2Σ + 3·(2 − s) with mining."""
-        return Cost(selection=1 if self.selection == "eval" else 0, step=self.attack.ascent.passes)
 
     def loss(
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None

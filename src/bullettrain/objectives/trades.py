@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from bullettrain.cost import Cost
 from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over
 from bullettrain.precision import at_least_float32
 
@@ -22,12 +21,6 @@ class TRADES(AdversarialObjective):
     usual_beta = 6.0
     attack_loss = "kl"
     random_start = "normal"
-
-    @property
-    def cost(self) -> Cost:
-        """1 + 2N + 6 plain; 1 + 2Σ + 3·(2 − s) with mining."""
-        selection, step = 1 if self.selection == "eval" else 0, self.attack.ascent.passes
-        return Cost(selection=selection, target=1, shared=self.selection == self.attack_mode == "eval", step=step)
 
     def loss(
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None

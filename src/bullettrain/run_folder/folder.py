@@ -102,7 +102,7 @@ class RunFolder:
             raise RunError(
                 f"{self.path} has format {number}, and this version reads up to {FORMAT}: update bullettrain"
             )
-        return values if number == FORMAT else translate(values)
+        return translate(values)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

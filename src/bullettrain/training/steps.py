@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.config.sections import Config, TrainingConfig
-from bullettrain.config.settings import ConfigError
 from bullettrain.engine.captured import Captured
 from bullettrain.engine.cuda_graphs import CudaGraphRunner, materialize, optimizer_tensors
 from bullettrain.engine.phases import Batch
@@ -56,15 +55,12 @@ class Stepper:
             say(f"mini-batches are attacked one by one: {alone}")
         self.unit = training.accumulate if alone else training.attack_group
         """Mini-batches that belong together; a run stops and saves between units."""
-        if alone is None:
-            self._check_refresh_steps(training.refresh_steps)
         self.fast = Captured(
             engine,
             network,
             dtype=autocast_dtype(training, place.device),
             compile=training.compile,
             attack_group=training.attack_group,
-            refresh_steps=training.refresh_steps,
             size_multiple=training.size_multiple,
             pair=training.paired_forward,
             cudnn_benchmark_after=training.cudnn_benchmark_after,
@@ -77,14 +73,6 @@ class Stepper:
         if self.captured:
             materialize(self.optimizer)
         self._warm_up_seconds = 0.0
-
-    def _check_refresh_steps(self, count: int) -> None:
-        method = self.config.method
-        least = next((n for n in (method.outlier, method.robust) if n), method.boundary)
-        if count and not self.engine.objective.needs_network:
-            raise ConfigError(f"training.refresh_steps is {count}, but AugMix has no such steps; it has to be 0")
-        if count > least:
-            raise ConfigError(f"training.refresh_steps is {count}, but some examples get {least} steps in all")
 
     @property
     def capture_seconds(self) -> float:

@@ -19,7 +19,7 @@ from bullettrain.step import BulletTrain
 from bullettrain.training.trainer import Trainer
 
 PHASES = dict.fromkeys(("select", "allocate", "target"), "select_ms") | dict.fromkeys(
-    ("places", "attack_step", "refresh"), "attack_ms"
+    ("places", "attack_step"), "attack_ms"
 )
 """What phases are counted to; the others update."""
 Shares = tuple[float, float, float]
