@@ -33,7 +33,7 @@ from bullettrain.training.trainer import Trainer
 from emulated import EmulatedRunner
 from short_runs import CPU, died, kinds, weights_of
 
-TIMES = ("seconds", "examples_per_second", "evaluation_seconds", "saving_seconds")
+TIMES = ("seconds", "examples_per_second", "evaluation_seconds")
 NAMES = ["fast", "fast-3", "n-fgsm", "yopo-2-5", "grad-align", "free-4"]
 
 

@@ -12,7 +12,7 @@ from test_full_disk import check_whole
 
 from bullettrain.run_folder import RunFolder
 from bullettrain.training.evaluator import Evaluator
-from bullettrain.training.metrics import EventFile
+from bullettrain.training.recorder import EventFile
 from bullettrain.training.run import Trainer
 from bullettrain.training.steps import Stepper
 

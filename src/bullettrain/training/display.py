@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.progress import Progress, TaskID
 from rich.text import Text
 
+from bullettrain.config import Config
 from bullettrain.processes import StopRequest
 from bullettrain.progress import EvaluationBar, progress_bar
 from bullettrain.run_folder import SHARES
@@ -23,16 +24,14 @@ class Display:
 
     Args:
         console: None: nothing is shown.
-        epochs, steps_per_epoch: of the run.
+        config, steps_per_epoch: of the run.
         selects: whether there are classes to show.
-        corruption: what the robust accuracy on validation images is under.
     """
 
-    def __init__(
-        self, console: Console | None, epochs: int, steps_per_epoch: int, *, selects: bool, corruption: str
-    ) -> None:
-        self.console, self.corruption = console, corruption
-        self.epochs, self.steps_per_epoch, self.selects = epochs, steps_per_epoch, selects
+    def __init__(self, console: Console | None, config: Config, steps_per_epoch: int, *, selects: bool) -> None:
+        self.console, self.selects = console, selects
+        self.epochs, self.total = config.training.epochs, config.training.epochs * steps_per_epoch
+        self.corruption = "on AugMix views" if config.method.objective == "augmix" else "under PGD"
         self.progress: Progress | None = None
         self.bar: TaskID | None = None
         self.live: Live | None = None
@@ -45,17 +44,16 @@ class Display:
             # Figures on a line of their own: beside the bar they would not fit 80 columns.
             self.live = Live(Group(self.progress, self.detail), console=self.console, refresh_per_second=8)
             self.live.start()
-            total = self.epochs * self.steps_per_epoch
-            self.bar = self.progress.add_task("starting", total=total, completed=self.step)
+            self.bar = self.progress.add_task("starting", total=self.total, completed=self.step)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.live is not None:
             self.live.stop()
 
-    def tick(self, epoch: int) -> None:
-        """One step is done; ``epoch`` counts from 0."""
-        self.step += 1
+    def tick(self, epoch: int, steps: int) -> None:
+        """So many steps are done; ``epoch`` counts from 0."""
+        self.step += steps
         if self.progress is not None and self.bar is not None:
             self.progress.update(self.bar, completed=self.step, description=f"epoch {epoch + 1}/{self.epochs}")
 

@@ -19,6 +19,7 @@ from bullettrain.evaluation.comparison import difference
 from bullettrain.models.external import is_external
 from bullettrain.processes import Place
 from bullettrain.run_folder import CHECKPOINT, SHARES, RunError, RunFolder, environment, preferred
+from bullettrain.training import state
 from bullettrain.training.recipe_files import read_recipe
 from bullettrain.training.setup import load_data
 from bullettrain.training.trainer import Trainer
@@ -100,7 +101,7 @@ def train(
         if place.first and (folder.finished or (not folder.exists, folder.has_checkpoint()) != (new, going_on)):
             raise RunError(f"another process has trained in {out} meanwhile; look at it, and start this again")
         if going_on:
-            trainer.resume()
+            state.resume(trainer)
         elif place.first:
             if new:
                 folder.create(config, environment(place.device))
