@@ -245,7 +245,7 @@ MISTAKES = {
     "dataset": (["data", "verify", "svhn"], "mnist, cifar10, cifar100"),
     "network": (["train", "--set", "network.name=wrn-35-10"], "network: "),
     "validation": (["train", "--set", "data.validation=5000"], "data.validation is 5000"),
-    "meta": (["train", "--device", "meta"], "cannot be used here"),
+    "meta": (["train", "--device", "meta"], "there is no device 'meta'; write"),
     "digits": (["data", "verify", "digits"], "comes with scikit-learn"),
     "size": (["train", "--set", "data.train_size=5000"], "but there are"),
 }

@@ -214,7 +214,8 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain mappings, lists and scalars, for YAML."""
-        return {key: _plain(value) for key, value in dataclasses.asdict(self).items()}
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return plain
 
     @classmethod
     def from_dict(cls, values: Any) -> Config:
@@ -288,9 +289,3 @@ def sections() -> dict[str, type]:
     """The sections of a configuration, by name."""
     hints = typing.get_type_hints(Config)
     return {name: kind for name, kind in hints.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
-    return list(value) if isinstance(value, tuple) else value

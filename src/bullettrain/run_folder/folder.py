@@ -90,10 +90,12 @@ class RunFolder:
         with extra("a run's folder"):
             import yaml
         path = self.path / CONFIG
+        if not self.exists:
+            inside = [name for name in ("bullettrain", "baseline") if RunFolder(self.path / name).exists]
+            hint = f"; there is one in {self.path / inside[0]}" if inside else ""
+            raise RunError(f"{self.path} is not a run: it has no {CONFIG}{hint}")
         try:
             values = yaml.safe_load(read_settings_text(path))
-        except (FileNotFoundError, NotADirectoryError):
-            raise RunError(f"{self.path} is no run: it has no {CONFIG}") from None
         except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
             raise RunError(f"{path} cannot be read as YAML: {first_line(error)}") from None
         if not isinstance(values, Mapping):

@@ -74,6 +74,20 @@ class Samples:
     adversarial_prediction: Ints
     classes: list[str]
 
+    def pack(self) -> bytes:
+        """As the file that :meth:`RunLog.read` reads."""
+        with extra("a checkpoint"):
+            from safetensors.numpy import save
+        packed: bytes = save(
+            {name: np.ascontiguousarray(getattr(self, name)) for name in IMAGES},
+            metadata={"classes": json.dumps(self.classes)},
+        )
+        return packed
+
+
+IMAGES = ("clean", "adversarial", "category", "label", "clean_prediction", "adversarial_prediction")
+"""The arrays of :class:`Samples`."""
+
 
 @dataclass(frozen=True)
 class RunLog:
@@ -105,7 +119,9 @@ class RunLog:
         Raises:
             RunError: the folder is not a run's.
         """
-        config = _read_config(folder)
+        config = RunFolder(folder).read_config()
+        if not isinstance(config.get("method"), Mapping):
+            raise RunError(f"{folder} is not a run: its {CONFIG} has no section 'method'")
         records, broken = RunFolder(folder).read_metrics()
         notes = [f"Lines of metrics.jsonl that could not be read and were left out: {broken}."] if broken else []
         kinds = defaultdict(list)
@@ -176,17 +192,6 @@ def read_batch(record: Mapping[str, Any]) -> ScoredBatch | None:
     return ScoredBatch(_float(record.get("epoch")), svar, steps, category)
 
 
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    if not (folder / CONFIG).is_file():
-        inside = [name for name in ("bullettrain", "baseline") if (folder / name / CONFIG).is_file()]
-        hint = f"; there is one in {folder / inside[0]}" if inside else ""
-        raise RunError(f"{folder} is not a run: it has no {CONFIG}{hint}")
-    config = RunFolder(folder).read_config()
-    if not isinstance(config.get("method"), Mapping):
-        raise RunError(f"{folder} is not a run: its {CONFIG} has no section 'method'")
-    return config
-
-
 def _read_evaluation(record: Mapping[str, Any]) -> Evaluation:
     usual = {"weights": "last", "attack": "clean", "precision": "float32", "fingerprint": "", "survived": ""}
     weights, attack, *about = (str(record.get(name, value)) for name, value in usual.items())
@@ -217,10 +222,9 @@ def _read_samples(path: Path, notes: list[str]) -> Samples | None:
         return None
     with extra("a report"):
         from safetensors import SafetensorError, safe_open
-    names = ("clean", "adversarial", "category", "label", "clean_prediction", "adversarial_prediction")
     try:
         with safe_open(path, framework="numpy") as file:
-            clean, adversarial, *integers = (np.asarray(file.get_tensor(name)) for name in names)
+            clean, adversarial, *integers = (np.asarray(file.get_tensor(name)) for name in IMAGES)
             classes = [str(name) for name in json.loads((file.metadata() or {}).get("classes", "[]"))]
         if clean.shape != adversarial.shape or clean.ndim != 4 or clean.dtype != np.uint8:
             raise ValueError("shapes")

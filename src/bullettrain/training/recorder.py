@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import math
 import os
@@ -17,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bullettrain.extras import extra
 from bullettrain.mining import Category
-from bullettrain.run_folder import RunFolder
+from bullettrain.run_folder import RunFolder, Samples
+from bullettrain.run_folder.log import IMAGES
 from bullettrain.step import StepOutput
 
 logger = logging.getLogger(__name__)
@@ -120,31 +119,16 @@ class Recorder:
         if out.svar is not None:
             figures = {"svar": out.svar.tolist(), "steps": out.steps.tolist(), "category": out.category.tolist()}
             self.log({"kind": "batch", "step": step, "epoch": epoch, **figures})
-        self.folder.write("samples.safetensors", _samples(x, y, out, classes))
+        self.folder.write("samples.safetensors", _samples(x, y, out, classes).pack())
 
 
-def _samples(x: Tensor, y: Tensor, out: StepOutput, classes: tuple[str, ...]) -> bytes:
+def _samples(x: Tensor, y: Tensor, out: StepOutput, classes: tuple[str, ...]) -> Samples:
     """A few examples of each class before and after the attack; of AugMix's views the first."""
-    with extra("a checkpoint"):
-        from safetensors.torch import save
     x_prime, z_prime = (out.x_prime, out.z_prime) if out.z_prime.ndim == 2 else (out.x_prime[0], out.z_prime[0])
     rows = torch.cat([(out.category == category).nonzero()[:SAMPLES_PER_CLASS, 0] for category in Category])
     rows = rows.to(x.device)
     before = out.z if out.z is not None else z_prime
-
-    def as_bytes(images: Tensor) -> Tensor:
-        return (images[rows].float().clamp(0, 1) * 255).round().to(torch.uint8)
-
-    tensors = {
-        "clean": as_bytes(x),
-        "adversarial": as_bytes(x_prime),
-        "category": out.category[rows],
-        "label": y[rows],
-        "clean_prediction": before[rows].argmax(dim=1),
-        "adversarial_prediction": z_prime[rows].argmax(dim=1),
-    }
-    packed: bytes = save(
-        {key: value.cpu().contiguous() for key, value in tensors.items()},
-        metadata={"classes": json.dumps(list(classes))},
-    )
-    return packed
+    images = [(part[rows].float().clamp(0, 1) * 255).round().to(torch.uint8) for part in (x, x_prime)]
+    integers = [out.category[rows], y[rows], before[rows].argmax(dim=1), z_prime[rows].argmax(dim=1)]
+    arrays = [part.cpu().numpy() for part in (*images, *integers)]
+    return Samples(**dict(zip(IMAGES, arrays, strict=True)), classes=list(classes))
