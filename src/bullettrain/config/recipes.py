@@ -47,7 +47,7 @@ def digits_augmix() -> Config:
 
 
 def own_images() -> Config:
-    """Your own images, resized to 64×64: --data folder:PATH, a sub-folder a class; TRADES in minutes on a GPU."""
+    """Your own images, --data folder:PATH, a sub-folder a class: resized to 64×64, PreActResNet-18, TRADES."""
     data = DataConfig("folder:images", crop=4, flip=True, image_size=64)
     trades = MethodConfig("trades", eps=8 / 255, beta=6.0)
     return replace(_short(trades), data=data, evaluation=EvaluationConfig())
