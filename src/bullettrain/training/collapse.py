@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from bullettrain.objectives import AdversarialObjective
 from bullettrain.step import BulletTrain
@@ -20,24 +19,6 @@ ATTACKED_FACTOR = 20
 
 class CollapseError(RuntimeError):
     """The run has collapsed; the message says how."""
-
-
-class Alarm:
-    """What a problem leads to: the end of the run or, where there is ``warn``, one warning of its kind."""
-
-    def __init__(self, warn: Callable[[str], None] | None) -> None:
-        self.warn = warn
-        self._warned: set[str] = set()
-
-    def __call__(self, problem: str | None) -> None:
-        """What a look has found, if anything."""
-        kind = (problem or "").partition(":")[0]  # its figures may change; once is enough
-        if problem is None or kind in self._warned:
-            return
-        if self.warn is None:
-            raise CollapseError(problem)
-        self._warned.add(kind)
-        self.warn(problem)
 
 
 def look_at_loss(counts: Sums) -> str | None:

@@ -61,6 +61,7 @@ class Recorder:
         self.notes: list[str] = []
         """What cannot be had here, a line each: steps that are not captured, updates that are not compiled."""
         self._noted: set[str] = set()
+        self._warned: set[str] = set()
         self._board: EventFile | None = None
 
     def begin(self) -> None:
@@ -79,9 +80,12 @@ class Recorder:
         logger.info(text)
 
     def warn(self, text: str, step: int) -> None:
-        """Say it, and write it."""
-        self.log({"kind": "warning", "step": step, "message": text})
-        logger.warning(text)
+        """Say it and write it, unless its kind was said before: its figures may change; once is enough."""
+        kind = text.partition(":")[0]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self.log({"kind": "warning", "step": step, "message": text})
+            logger.warning(text)
 
     def log(self, record: Mapping[str, Any]) -> None:
         """One record; NaN and infinity become null, which JSON has."""

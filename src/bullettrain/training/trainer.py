@@ -19,7 +19,7 @@ from bullettrain.processes import Place, StoppedError, StopRequest
 from bullettrain.run_folder import SHARES, CheckpointWriter, RunFolder, Weights
 from bullettrain.step import StepOutput
 from bullettrain.training import state
-from bullettrain.training.collapse import Alarm, CollapseError, WrongStreak, look_at_epoch, look_at_loss
+from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
 from bullettrain.training.display import Display
 from bullettrain.training.evaluator import Evaluator
 from bullettrain.training.metrics import StepMetrics, Sums, speedups
@@ -50,7 +50,7 @@ class Trainer:
         console: Console | None = None,
         keep_going: bool = False,
     ) -> None:
-        self.config, self.folder, self.place = config, folder, place
+        self.config, self.folder, self.place, self.keep_going = config, folder, place, keep_going
         self.train_set, self.validation_set, self.test_set = data
         if config.method.kind == "free" and place.together:
             raise ConfigError("Free is for one process: each would carry a perturbation of its own")
@@ -82,11 +82,12 @@ class Trainer:
         self.evaluator = Evaluator(config, place.device, self.display.evaluating)
         self.clock = Clock(place.device, self.stepper)
         self.writer = CheckpointWriter(folder, background=place.device.type == "cuda")
-        self.alarm = Alarm((lambda problem: self.recorder.warn(problem, self.at.step)) if keep_going else None)
         self.streak = WrongStreak(self.engine)
         self.fingerprint = fingerprint(data)
         self._saved = time.monotonic()
-        self._shown_at = self._last_whole()
+        ends, size = [*range(self.stepper.unit, self.batches, self.stepper.unit), self.batches], self.loader.joint_size
+        self._shown_at = max((end for end in ends if size(end - 1) == size(0)), default=self.batches)
+        """Mini-batches of an epoch up to the one that the report shows: the last that is whole, and ends its unit."""
 
     # ------------------------------------------------------------------------------------------- the loop
 
@@ -200,11 +201,6 @@ class Trainer:
         self.recorder.batch(batch.x, batch.y, out, self.train_set.classes, step=self.at.step, epoch=self.at.epoch + 1)
         self.clock.start()
 
-    def _last_whole(self) -> int:
-        """Mini-batches of an epoch up to the one that the report shows: the last that is whole, and ends its unit."""
-        ends, size = [*range(self.stepper.unit, self.batches, self.stepper.unit), self.batches], self.loader.joint_size
-        return max((end for end in ends if size(end - 1) == size(0)), default=self.batches)
-
     # ---------------------------------------------------------------------------- records and checkpoints
 
     def _interval(self) -> None:
@@ -219,6 +215,13 @@ class Trainer:
         self.display.interval(record)
         self.alarm(look_at_loss(sums))
         self.alarm(self.streak.look(sums))
+
+    def alarm(self, problem: str | None) -> None:
+        """What a look has found, if anything: the end of the run or, to keep going, one warning of its kind."""
+        if problem is not None:
+            if not self.keep_going:
+                raise CollapseError(problem)
+            self.recorder.warn(problem, self.at.step)
 
     def figures(self, sums: Sums) -> dict[str, Any]:
         """Averages of the steps that were counted, the rate and F_R."""
