@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import typing
@@ -285,6 +286,7 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+@functools.cache
 def sections() -> dict[str, type]:
     """The sections of a configuration, by name."""
     hints = typing.get_type_hints(Config)
