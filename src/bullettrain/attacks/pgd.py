@@ -132,6 +132,19 @@ class AttackState(NamedTuple):
         x_prime = self.x_prime.detach()
         return x_prime[rows] if x_prime.ndim == self.clean.ndim else x_prime[:, rows]
 
+    def with_spare(self) -> AttackState:
+        """The same with a row more, which is nobody's: places that stand idle look there, and write there."""
+        return self._by_rows(lambda tensor, dim: torch.cat([tensor, tensor.narrow(dim, 0, 1)], dim))
+
+    def without_spare(self) -> AttackState:
+        """The same without its last row."""
+        return self._by_rows(lambda tensor, dim: tensor.narrow(dim, 0, len(self.labels) - 1))
+
+    def _by_rows(self, change: Callable[[Tensor, int], Tensor]) -> AttackState:
+        """Each tensor changed along the dimension that counts examples: 1 for views (2, m, …), else 0."""
+        one = tuple(self.clean.shape)
+        return AttackState(*(None if t is None else change(t, int(tuple(t.shape[1:]) == one)) for t in self))  # type: ignore[arg-type]
+
 
 Compile = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
 """What makes a function of tensors faster, or leaves it as it is."""

@@ -212,17 +212,8 @@ class Phases:
         x_prime = objective.begin(x, start)
         x_prime = x.clone() if x_prime is x else torch.where(per_example(steps > 0, x, torch.bool), x_prime, x)
         size, eps = per_example(sizes, x), None if given.eps is None else per_example(given.eps, x)
-        start = None if objective.needs_network else start
-        rows = [x.detach(), y, size, eps]
-        if self.spare:
-            x_prime = torch.cat([x_prime, x_prime.narrow(x_prime.ndim - x.ndim, 0, 1)], dim=x_prime.ndim - x.ndim)
-            rows = [None if t is None else torch.cat([t, t[:1]]) for t in rows]
-            if start is not None:  # AugMix's draws (R, …), or views (2, R, …)
-                dim = int(start.shape[1:] == x.shape)
-                start = torch.cat([start, start.narrow(dim, 0, 1)], dim=dim)
-        clean, labels, size_, eps_ = rows
-        attack = AttackState(x_prime, clean, labels, None, size_, eps_, start)  # type: ignore[arg-type]
-        return Given(category, steps, svar, given.weight), attack
+        attack = AttackState(x_prime, x.detach(), y, None, size, eps, None if objective.needs_network else start)
+        return Given(category, steps, svar, given.weight), attack.with_spare() if self.spare else attack
 
     def _separate(
         self,
@@ -266,7 +257,7 @@ class Phases:
     def attack_step(self, attack: AttackState, rows: Tensor | None) -> Tensor | None:
         """One step of the corruption for these rows (n,), or for all; ``attack.x_prime`` is changed in place."""
         if rows is None and self.spare:
-            attack = without_spare(attack)
+            attack = attack.without_spare()
         if not self.objective.needs_network:
             return self.objective.corrupt(self.forwards.network, attack, rows, self.fast)
         with self.forwards.attacked(self.objective.attack_mode) as net:
@@ -397,14 +388,6 @@ Rows = TypeVar("Rows", Batch, Given)
 def part_of(examples: Rows, rows: slice) -> Rows:
     """These rows of what is there of some examples."""
     return type(examples)(*(None if values is None else values[rows] for values in examples))  # type: ignore[arg-type]
-
-
-def without_spare(attack: AttackState) -> AttackState:
-    """A batch under attack, but for its spare row."""
-    n, views = len(attack.labels) - 1, attack.x_prime.ndim - attack.clean.ndim
-    dims = {"x_prime": views, "start": int(attack.start is not None and attack.start.shape == attack.x_prime.shape)}
-    fields = attack._asdict().items()
-    return AttackState(*(None if t is None else t.narrow(dims.get(k, 0), 0, n) for k, t in fields))  # type: ignore[arg-type]
 
 
 def _repeated(valid: Tensor | None, views: int) -> Tensor | None:

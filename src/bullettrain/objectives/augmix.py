@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bullettrain.attacks.pgd import AscentFunctions, AttackState, take
 from bullettrain.augmix import ViewMaker
-from bullettrain.objectives.base import Objective, Selection, cross_entropy, mean_over
+from bullettrain.objectives.base import Objective, Selection, cross_entropy, mean_over, probabilities
 from bullettrain.precision import at_least_float32
 from bullettrain.validation import check_bounds, check_positive, described, shown
 
@@ -124,7 +124,7 @@ class AugMix(Objective):
             return cross_entropy(at_least_float32(z_prime), y, weight)
         z, z_prime = at_least_float32(z), at_least_float32(z_prime)
         three = (z, *z_prime) if touched is None else (z[touched], *z_prime[:, touched])
-        softmaxes = [F.softmax(logits, dim=1) for logits in three]
+        softmaxes = [probabilities(logits) for logits in three]
         log_mean = torch.stack(softmaxes).mean(dim=0).clamp(1e-7, 1).log()
         jsd = torch.stack([F.kl_div(log_mean, p, reduction="none").sum(dim=1) for p in softmaxes]).mean(dim=0)
         return cross_entropy(z, y, weight) + self.beta * mean_over(jsd, len(y), weight, touched)

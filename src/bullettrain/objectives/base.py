@@ -307,6 +307,11 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     return (weight * F.cross_entropy(logits, y, reduction="none")).mean()
 
 
+def probabilities(logits: Tensor) -> Tensor:
+    """Softmax (m, K), above 0: a divergence from exactly 0 has a gradient that is not a number."""
+    return F.softmax(logits, dim=1).clamp_min(torch.finfo(logits.dtype).tiny)
+
+
 def mean_over(values: Tensor, m: int, weight: Tensor | None = None, touched: Tensor | None = None) -> Tensor:
     """Mean over a batch of ``m`` of which only the ``touched`` examples have a value, (t,); the others' is 0."""
     if weight is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over
+from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over, probabilities
 from bullettrain.precision import at_least_float32
 
 
@@ -29,5 +29,5 @@ class TRADES(AdversarialObjective):
         assert z is not None
         z, z_prime = at_least_float32(z), at_least_float32(z_prime)
         clean, corrupted = (z, z_prime) if touched is None else (z[touched], z_prime[touched])
-        kl = F.kl_div(F.log_softmax(corrupted, dim=1), F.softmax(clean, dim=1), reduction="none").sum(dim=1)
+        kl = F.kl_div(F.log_softmax(corrupted, dim=1), probabilities(clean), reduction="none").sum(dim=1)
         return cross_entropy(z, y, weight) + self.beta * mean_over(kl, len(y), weight, touched)
