@@ -167,6 +167,21 @@ def test_ones_own_images(tmp_path, caplog):
         assert bt.load(result.folder)(torch.rand(2, 3 if "folder" in name else 1, 12, 12)).shape[0] == 2
 
 
+def test_the_recipe_for_ones_own_images_takes_any_size(tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        folder = tmp_path / "images" / ("dark" if i % 2 else "light")
+        folder.mkdir(parents=True, exist_ok=True)
+        image = rng.integers(0, 120 if i % 2 else 255, (10 + i % 5, 12 + i % 3, 3), dtype=np.uint8)
+        Image.fromarray(image).save(folder / f"{i}.png")
+    cuts = ["network.name=small-cnn", "image_size=16", "epochs=1", "boundary=2", "probe=0", "evaluation.steps=2"]
+    config = recipe("own-images").with_settings([f"data.name=folder:{tmp_path}/images", *cuts])
+    result = runs.train(config, tmp_path / "run", CPU)
+    assert result.finished
+    network = bt.load(result.folder)
+    assert (network.image_size, set(network.classes)) == (16, {"dark", "light"})
+
+
 # --------------------------------------------------------------------------------------------- settings
 
 

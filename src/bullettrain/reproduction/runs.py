@@ -33,11 +33,11 @@ from bullettrain.reporting import write_report
 from bullettrain.reproduction.records import WEIGHTS, Record, figure_of, record_of
 from bullettrain.reproduction.studies import RANKS
 from bullettrain.reproduction.tasks import RECORDS, RUNS, Task
-from bullettrain.run_folder import SHARES, RunError, RunFolder, environment
-from bullettrain.training.bench import Timed
+from bullettrain.run_folder import RunError, RunFolder, environment
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.run import train
 from bullettrain.training.setup import load_data
+from bullettrain.training.timing import Timed
 from bullettrain.training.trainer import Trainer
 
 Found = TypeVar("Found")
@@ -227,8 +227,8 @@ def _time(record: Record, data_dir: Path | None, device: str | None) -> dict[str
     place, data = find_place(device), load_data(config, data_dir)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, RunFolder(Path(folder)), place, data)
-        outlier, boundary, robust = (record.shares[name] for name in SHARES)
-        timed = Timed(trainer, (outlier, boundary, robust) if record.mined else None, STEPS)
+        shares = (record.shares["outlier"], record.shares["boundary"], record.shares["robust"])
+        timed = Timed(trainer, shares if record.mined else None, STEPS)
         for _ in range(REPEATS):
             timed.time()
     return {

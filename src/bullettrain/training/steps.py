@@ -94,13 +94,13 @@ class Stepper:
         devices = [self.place.device] if self.place.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             network, engine = copy.deepcopy(self.network), self.config.method.build(self.engine.history.examples)
-            engine.check_every = self.engine.check_every
-            if self.config.training.compile:
+            engine.check_every, compiled = self.engine.check_every, self.config.training.compile
+            if compiled:
                 torch.compiler.reset()  # so that of two runs in a row both pay, and neither on the clock
-            fast = Captured(engine, network, dtype=self.fast.dtype, compile=self.config.training.compile, capture=False)
+            fast = Captured(engine, network, dtype=self.fast.dtype, compile=compiled, capture=False)
             optimizer = make_optimizer(network, self.config.optimizer)
             x, y = next(iter(batches))
-            for part in (x, x[: max(2, len(x) // 2)]) if self.config.training.compile else (x,):
+            for part in (x, x[: max(2, len(x) // 2)]) if compiled else (x,):
                 index = torch.arange(len(part), device=y.device) if engine.history.examples else None
                 fast.step(part, y[: len(part)], index=index)
             optimizer.step()
@@ -112,19 +112,15 @@ class Stepper:
 
     def take(self, batches: Sequence[Batch], rate: Callable[[int], float]) -> StepOutput:
         """Train on up to ``unit`` mini-batches, the i-th at ``rate(i)``; returns the last one's output."""
-        if self.config.training.accumulate > 1:  # one update of the weights from all of them
-            for i, batch in enumerate(batches):
-                (out,) = self.fast.updates([batch], (i > 0, 1 / len(batches)))
-                self.metrics.passes += out.work.total
-            self._update(rate(len(batches) - 1))
-            return out
-        parts = [batches] if self.unit > 1 else [[batch] for batch in batches]
-        i = 0
-        for part in parts:
-            for out in self.fast.updates(part):
+        if self.config.training.accumulate == 1:
+            for i, out in enumerate(self.fast.updates(batches)):
                 self.metrics.passes += out.work.total
                 self._update(rate(i))
-                i += 1
+            return out
+        for i, batch in enumerate(batches):  # one update of the weights from all of them
+            (out,) = self.fast.updates([batch], (i > 0, 1 / len(batches)))
+            self.metrics.passes += out.work.total
+        self._update(rate(len(batches) - 1))
         return out
 
     def _update(self, rate: float) -> None:
