@@ -9,8 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bullettrain.commands import app
-from bullettrain.commands.bench_terminal import HEADINGS, markdown
+from bullettrain.cli.app import app
+from bullettrain.cli.bench_terminal import HEADINGS, markdown
 from bullettrain.config import ConfigError, recipe
 from bullettrain.history import History
 from bullettrain.mining import Category

@@ -19,8 +19,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import bullettrain
-from bullettrain.commands import app
-from bullettrain.commands import train_terminal as told
+from bullettrain.cli import train_terminal as told
+from bullettrain.cli.app import app
 from bullettrain.config import recipe
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.training import run as run_module

@@ -8,7 +8,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from bullettrain.checkpoint_paths import choose_weights
-from bullettrain.commands import app
+from bullettrain.cli.app import app
 from bullettrain.config import ConfigError, recipe
 from bullettrain.data import DataError
 from bullettrain.run_folder import RunError, RunFolder

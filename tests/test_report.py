@@ -16,7 +16,7 @@ import yaml
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
-from bullettrain.commands import app
+from bullettrain.cli.app import app
 from bullettrain.formatting import duration, number, percent, points, setting, times
 from bullettrain.reporting import Run, write_report
 from bullettrain.reporting.plotting import POINTS, thin

@@ -1,6 +1,5 @@
 """`bullettrain reproduce` at the smallest scale: every study runs, goes on after a kill, and reuses what is there."""
 
-import importlib
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bullettrain.commands import app
+from bullettrain.cli.app import app
 from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation.results import unpack
 from bullettrain.reproduction import STUDIES, figures
@@ -236,7 +235,7 @@ def test_ctrl_c_while_tables_are_written_says_it_too(tmp_path, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("bullettrain.commands.reproduce"), "_write", interrupted)
+    monkeypatch.setattr("bullettrain.cli.reproduce._write", interrupted)
     assert "the same command goes on" in invoke("table-mart", "--tables", "--out", tmp_path, fails=130)
 
 

@@ -102,7 +102,7 @@ def train(
       torchrun --nproc-per-node 2 -m bullettrain train cifar10-trades
     """
     from bullettrain import processes
-    from bullettrain.commands import train_terminal as told
+    from bullettrain.cli import train_terminal as told
     from bullettrain.config import RECIPES, ConfigError
     from bullettrain.config.describe import as_yaml
     from bullettrain.config.methods import with_method

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from bullettrain.commands import options
+from bullettrain.cli import options
 from bullettrain.terminal import terminal
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def evaluate(
     """
     import torch
 
-    from bullettrain.commands.evaluate_terminal import show
+    from bullettrain.cli.evaluate_terminal import show
     from bullettrain.config.settings import ConfigError
     from bullettrain.evaluation import evaluate as evaluation
     from bullettrain.evaluation.progress import EvaluationProgress

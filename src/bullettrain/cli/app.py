@@ -7,15 +7,15 @@ from typing import Annotated, Any
 import typer
 
 import bullettrain
-from bullettrain.commands.bench import bench
-from bullettrain.commands.data import data_app
-from bullettrain.commands.evaluate import evaluate
-from bullettrain.commands.export import export
-from bullettrain.commands.predict import predict
-from bullettrain.commands.report import report
-from bullettrain.commands.reproduce import reproduce
-from bullettrain.commands.settings_command import SettingsCommand
-from bullettrain.commands.train import train
+from bullettrain.cli.bench import bench
+from bullettrain.cli.data import data_app
+from bullettrain.cli.evaluate import evaluate
+from bullettrain.cli.export import export
+from bullettrain.cli.predict import predict
+from bullettrain.cli.report import report
+from bullettrain.cli.reproduce import reproduce
+from bullettrain.cli.settings_command import SettingsCommand
+from bullettrain.cli.train import train
 
 app = typer.Typer(
     help="Robust training of neural networks at a fraction of the cost.",

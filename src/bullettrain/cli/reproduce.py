@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from bullettrain.commands.options import Device
+from bullettrain.cli.options import Device
 from bullettrain.terminal import logged, say, terminal
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def reproduce(
 
       bullettrain reproduce --scale medium --dry-run
     """
-    from bullettrain.commands.reproduce_terminal import on_record, show, show_list, show_plan
+    from bullettrain.cli.reproduce_terminal import on_record, show, show_list, show_plan
     from bullettrain.config.settings import ConfigError
     from bullettrain.data.base import root
     from bullettrain.precision import Precision

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from bullettrain.commands.options import Device
+from bullettrain.cli.options import Device
 from bullettrain.terminal import say_rows, terminal
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bullettrain.commands import options
+from bullettrain.cli import options
 from bullettrain.terminal import terminal
 
 

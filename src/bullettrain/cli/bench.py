@@ -42,7 +42,7 @@ def bench(
 
       bullettrain bench cifar10-trades-short --engines graphs,compile --out results/bench.json
     """
-    from bullettrain.commands.bench_terminal import HEADINGS, cells, markdown
+    from bullettrain.cli.bench_terminal import HEADINGS, cells, markdown
     from bullettrain.config.recipes import recipe as find_recipe
     from bullettrain.config.settings import ConfigError, number
     from bullettrain.processes import find_place
