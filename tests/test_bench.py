@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from bullettrain.cli.app import app
-from bullettrain.cli.bench_terminal import HEADINGS, markdown
+from bullettrain.cli.bench import HEADINGS, markdown
 from bullettrain.config import ConfigError, recipe
 from bullettrain.history import History
 from bullettrain.mining import Category

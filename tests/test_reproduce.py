@@ -335,7 +335,9 @@ def test_settings_that_only_other_rows_refuse_leave_a_table(tmp_path):
 
 
 def test_wrong_names_say_what_there_is(tmp_path):
-    with pytest.raises(ConfigError, match=r"nothing called 'table-trade'.*table-trades, table-mart.*uncertainty"):
+    with pytest.raises(
+        ConfigError, match=r"nothing to reproduce called 'table-trade'.*table-trades, table-mart.*uncertainty"
+    ):
         invoke("table-trade")
     with pytest.raises(ConfigError, match=r"no row 'bt'.*there are trades-1, trades, fast"):
         invoke("table-trades", "--rows", "trades,bt")

@@ -1,20 +1,18 @@
 """What `bullettrain` can do: train, evaluate, predict, export, report, bench, reproduce, data."""
 
-import inspect
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import bullettrain
 from bullettrain.cli.bench import bench
+from bullettrain.cli.command import add_command
 from bullettrain.cli.data import data_app
 from bullettrain.cli.evaluate import evaluate
 from bullettrain.cli.export import export
 from bullettrain.cli.predict import predict
 from bullettrain.cli.report import report
 from bullettrain.cli.reproduce import reproduce
-from bullettrain.cli.settings_command import SettingsCommand
 from bullettrain.cli.train import train
 
 app = typer.Typer(
@@ -27,15 +25,8 @@ app = typer.Typer(
 )
 
 
-def _flowing(command: Callable[..., Any]) -> str:
-    """Its docstring with each paragraph on one line, for the terminal to break."""
-    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
-    return "\n\n".join(text if text.startswith(" ") else " ".join(text.split("\n")) for text in paragraphs)
-
-
 for _command in (train, evaluate, predict, export, report, bench, reproduce):
-    _kind = SettingsCommand if _command in (train, bench, reproduce) else None
-    app.command(cls=_kind, help=_flowing(_command))(_command)
+    add_command(app, _command)
 app.add_typer(data_app, name="data")
 
 

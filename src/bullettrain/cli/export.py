@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from bullettrain.cli import options
 from bullettrain.terminal import terminal
@@ -13,13 +10,9 @@ from bullettrain.terminal import terminal
 
 def export(
     model: options.Model,
-    form: Annotated[str, typer.Option("--format", help="onnx, torch-export, hub.")] = "onnx",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="File, or folder of hub. Default: model.onnx, model.pt2 or hub, in the run's folder or here."
-        ),
-    ] = None,
+    *,
+    format_: str = "onnx",
+    out: Path | None = None,
     weights: options.Weights = None,
     network: options.Network = None,
     trust: options.Trust = False,
@@ -39,24 +32,16 @@ def export(
       bullettrain export runs/digits --format onnx
 
       bullettrain export runs/cifar10-trades --format hub --weights averaged --out my-model
+
+    Args:
+        format_: onnx, torch-export, hub.
+        out: File, or folder of hub. Default: model.onnx, model.pt2 or hub, in the run's folder or here.
     """
-    from bullettrain.config.settings import ConfigError
     from bullettrain.exporting import FORMATS
     from bullettrain.exporting import export as write
-    from bullettrain.loading import load_model
-    from bullettrain.validation import instead
 
-    if form not in FORMATS:
-        raise ConfigError(f"--format is {form!r}{instead(form, FORMATS)}")
-    loaded = load_model(
-        model,
-        weights=weights,
-        network=network,
-        trust=trust,
-        mean=options.numbers(mean),
-        std=options.numbers(std),
-        image_size=image_size or 32,
-        channels=channels or 3,
-    )
-    for path in write(loaded, form, out or (loaded.folder or Path()) / FORMATS[form]):
+    options.check_known("--format is", format_, FORMATS)
+    shape = {"image_size": image_size or 32, "channels": channels or 3}
+    loaded = options.load(model, weights, network, trust, mean, std, **shape)
+    for path in write(loaded, format_, out or (loaded.folder or Path()) / FORMATS[format_]):
         terminal().print(f"written  {path}", soft_wrap=True)

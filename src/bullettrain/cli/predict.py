@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from bullettrain.cli import options
-from bullettrain.terminal import terminal
+from bullettrain.terminal import percent, show_table, terminal
 
 BATCH = 64
 
 
 def predict(
     model: options.Model,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files.", show_default=False)],
-    top: Annotated[int, typer.Option(min=1, help="Show so many classes of each image, likeliest first.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the probability of every class.")] = False,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", show_default=False)],
+    *,
+    top: options.Count = 3,
+    json_: bool = False,
     weights: options.Weights = None,
     network: options.Network = None,
     trust: options.Trust = False,
@@ -37,28 +39,24 @@ def predict(
       bullettrain predict runs/digits seven.png
 
       bullettrain predict runs/cifar10-trades photos/*.jpg --top 1 --json
+
+    Args:
+        images: Image files.
+        top: Show so many classes of each image, likeliest first.
+        json_: Print JSON, with the probability of every class.
     """
     import torch
-    from rich.table import Table
 
     from bullettrain.data.augment import to_unit
     from bullettrain.data.files import read_images
     from bullettrain.evaluation.specs import threat_in_words
-    from bullettrain.loading import load_model, with_shape
+    from bullettrain.loading import with_shape
     from bullettrain.processes import find_place
 
     console = terminal()
     place = find_place(device)
-    loaded = load_model(
-        model,
-        weights=weights,
-        network=network,
-        trust=trust,
-        mean=options.numbers(mean),
-        std=options.numbers(std),
-        image_size=image_size or 32,
-        channels=channels or 3,
-    )
+    shape = {"image_size": image_size or 32, "channels": channels or 3}
+    loaded = options.load(model, weights, network, trust, mean, std, **shape)
     about = with_shape(loaded, image_size=image_size, channels=channels).about
     assert about.network is not None
     pixels = read_images(images, channels=about.network.channels, image_size=about.network.image_size)
@@ -69,7 +67,7 @@ def predict(
     for file, shares in zip(images, logits.float().softmax(dim=1).tolist(), strict=True):
         ranked = sorted(zip(about.classes, shares, strict=True), key=lambda pair: -pair[1])
         found.append((str(file), ranked))
-    if as_json:
+    if json_:
         values = [
             {"image": image, "class": ranked[0][0], "probability": ranked[0][1], "probabilities": dict(ranked)}
             for image, ranked in found
@@ -78,14 +76,9 @@ def predict(
         return
     said = f", trained to withstand {threat_in_words(**vars(about.threat))}" if about.threat else ""
     console.print(f"{loaded}{said}", style="dim", soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("image", overflow="fold")
-    table.add_column("class", style="bold", overflow="fold")
-    table.add_column("probability", justify="right", no_wrap=True)
-    if top > 1:
-        table.add_column("next", style="dim")
+    rows = []
     for image, ranked in found:
         (best, share), *others = ranked[:top]
-        after = ", ".join(f"{name} {100 * share:.1f} %" for name, share in others)
-        table.add_row(image, best, f"{100 * share:.1f} %", *([after] if top > 1 else []))
-    console.print(table)
+        after = ", ".join(f"{name} {percent(share)}" for name, share in others)
+        rows.append((image, Text(best, "bold"), percent(share), Text(after, "dim")))
+    show_table(console, ("image", "class", "probability", "next"), rows, left=("class", "next"))

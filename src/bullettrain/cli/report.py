@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.text import Text
 
 from bullettrain.terminal import say, terminal
@@ -14,12 +13,15 @@ if TYPE_CHECKING:
     from bullettrain.reporting.run import Contents
 
 
-def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, a comparison or an evaluation.")]) -> None:
+def report(folder: Path) -> None:
     """Write report.html into a run's folder again, from what the run recorded.
 
     Example:
 
       bullettrain report runs/digits
+
+    Args:
+        folder: Folder of a run, a comparison or an evaluation.
     """
     from bullettrain.reporting.report import write_page
     from bullettrain.reporting.run import read_contents

@@ -7,6 +7,7 @@ import logging
 import shlex
 import sys
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -14,8 +15,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from bullettrain.cli.options import Device
-from bullettrain.terminal import logged, say, terminal
+from bullettrain.cli import options
+from bullettrain.formatting import plural
+from bullettrain.terminal import logged, say, say_interrupted, terminal
 
 if TYPE_CHECKING:
     from bullettrain.config.sections import Config
@@ -33,64 +35,22 @@ logger = logging.getLogger(LOGGED)
 
 
 def reproduce(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Tables and figures. Without a name: list them.")
-    ] = None,
-    scale: Annotated[
-        str | None,
-        typer.Option(
-            help="smoke, short, medium, paper: digits in seconds, minutes on a GPU, WRN-34-10 for 30 epochs, or as in "
-            "the paper. Default: smoke. Without a name, medium and paper train WRN-34-10."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of runs, records and tables. Default: runs/reproduce/SCALE.")
-    ] = None,
-    rows: Annotated[
-        list[str] | None,
-        typer.Option("--rows", metavar="ROW", help="Only these rows, separated by commas; * matches anything."),
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds per row; tables then show mean ± std.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of concurrent runs; disables timing.")] = 1,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every row; repeatable."),
-    ] = None,
-    images: Annotated[
-        int | None, typer.Option(min=0, help="Test images for the attacks after training; 0: all.")
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="Precision in which these attacks search: float32, tf32 or bf16. Tables mention it. Default: float32, "
-            "unless there is a result already."
-        ),
-    ] = None,
-    train_only: Annotated[
-        bool,
-        typer.Option("--train-only", help="Skip these attacks; run them later, without this option or by `evaluate`."),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run and how long its training takes, and exit.")
-    ] = False,
-    only_tables: Annotated[
-        bool,
-        typer.Option(
-            "--tables", help="Train nothing; write tables and pictures of finished runs, with what `evaluate` found."
-        ),
-    ] = False,
-    timing: Annotated[
-        bool,
-        typer.Option(
-            "--timing",
-            help="Train nothing; time the steps of finished runs, one run at a time: for minutes and wall-clock of "
-            "runs that shared the device.",
-        ),
-    ] = False,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
-    ] = None,
-    device: Device = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")] = None,
+    *,
+    scale: str | None = None,
+    out: Path | None = None,
+    rows: Annotated[list[str] | None, typer.Option("--rows", metavar="ROW")] = None,
+    seeds: options.Count = 1,
+    jobs: options.Count = 1,
+    settings: options.Settings = None,
+    images: Annotated[int | None, typer.Option(min=0)] = None,
+    precision: str | None = None,
+    train_only: bool = False,
+    dry_run: bool = False,
+    tables: bool = False,
+    timing: bool = False,
+    data_dir: options.DataDir = None,
+    device: options.Device = None,
 ) -> None:
     """Reproduce a table or a figure of the paper, next to the paper's own figures.
 
@@ -107,6 +67,23 @@ def reproduce(
       bullettrain reproduce fig-gamma fig-nr --scale short --jobs 3
 
       bullettrain reproduce --scale medium --dry-run
+
+    Args:
+        names: Tables and figures. Without a name: list them.
+        scale: smoke, short, medium, paper: digits in seconds, minutes on a GPU, WRN-34-10 for 30 epochs, or as in the
+            paper. Default: smoke. Without a name, medium and paper train WRN-34-10.
+        out: Folder of runs, records and tables. Default: runs/reproduce/SCALE.
+        rows: Only these rows, separated by commas; * matches anything.
+        seeds: Seeds per row; tables then show mean ± std.
+        jobs: Number of concurrent runs; disables timing.
+        images: Test images for the attacks after training; 0: all.
+        precision: Precision in which these attacks search: float32, tf32 or bf16. Tables mention it. Default: float32,
+            unless there is a result already.
+        train_only: Skip these attacks; run them later, without this option or by `evaluate`.
+        dry_run: Show what would run and how long its training takes, and exit.
+        tables: Train nothing; write tables and pictures of finished runs, with what `evaluate` found.
+        timing: Train nothing; time the steps of finished runs, one run at a time: for minutes and wall-clock of runs
+            that shared the device.
     """
     from bullettrain.cli.reproduce_terminal import on_record, show, show_list, show_plan
     from bullettrain.config.settings import ConfigError
@@ -115,24 +92,23 @@ def reproduce(
     from bullettrain.processes import find_place
     from bullettrain.reproduction.records import read_records
     from bullettrain.reproduction.results import Results
-    from bullettrain.reproduction.runs import RECORDS, Task, merged, perform
+    from bullettrain.reproduction.runs import DONE, ON_RECORD, RECORDS, RUNS, Task, merged, perform
     from bullettrain.reproduction.scales import SCALES
     from bullettrain.reproduction.studies import LARGE, RANKS, STUDIES
-    from bullettrain.run_folder import environment
-    from bullettrain.validation import instead
+    from bullettrain.run_folder import environment, try_folder
 
-    console = terminal()
-    if not names and scale in ("medium", "paper"):
-        names = [LARGE]
+    console, command = terminal(), shlex.join(["bullettrain", *sys.argv[1:]])
+    names = names or ([LARGE] if scale in ("medium", "paper") else [])
     if not names:
         show_list(console)
         return
-    for name in names:
-        if name not in STUDIES:
-            raise ConfigError(f"there is nothing called {name!r} to reproduce{instead(name, STUDIES)}")
     scale = scale or "smoke"
-    if scale not in SCALES:
-        raise ConfigError(f"--scale is {scale!r}{instead(scale, SCALES)}")
+    options.check_known("--scale is", scale, SCALES)
+    for name in names:
+        options.check_known("there is nothing to reproduce called", name, STUDIES)
+    if precision is not None:
+        options.check_known("--precision is", precision, typing.get_args(Precision))
+    options.check_apart(train_only=train_only, tables=tables, timing=timing, dry_run=dry_run)
     studies, at = [STUDIES[name] for name in dict.fromkeys(names)], SCALES[scale]
     patterns = [part for text in rows or [] for part in text.split(",") if part]
     if rows and not patterns:
@@ -145,24 +121,15 @@ def reproduce(
     out = out or Path("runs") / "reproduce" / scale
     if out.is_file():
         raise ConfigError(f"--out {out} is a file; give a folder")
-    changed = tuple(settings or ())
-    if precision is not None and precision not in typing.get_args(Precision):
-        raise ConfigError(f"--precision is {precision!r}{instead(precision, typing.get_args(Precision))}")
-    modes = {"--train-only": train_only, "--tables": only_tables, "--timing": timing, "--dry-run": dry_run}
-    if sum(modes.values()) > 1:
-        given = " and ".join(mode for mode, wanted in modes.items() if wanted)
-        raise ConfigError(f"{given} do not go together; give one of them")
-
-    evaluated = not (train_only or only_tables)
 
     def task(study: Study, row: Row, seed: int) -> Task:
-        config = _config(row, at, changed, seed, place)
+        config = _config(row, at, settings or (), seed, place)
         usual = at.images if row.images is None or not at.like_paper else row.images
         wanted = [attack for attack in (*study.attacks, *row.attacks) if not (row.plain and attack == RANKS)]
         return Task(
             config,
             out,
-            attacks=tuple(at.attacks.get(attack, attack) for attack in wanted) if evaluated else (),
+            attacks=() if train_only or tables else tuple(at.attacks.get(attack, attack) for attack in wanted),
             images=usual if images is None else images,
             precision=cast(Precision | None, precision),
             corruptions=root(data_dir) / CORRUPTIONS[config.data.name] if config.data.name in CORRUPTIONS else None,
@@ -182,24 +149,26 @@ def reproduce(
     written: list[Path] = []
     with logged(console, LOGGED):
         try:
-            if timing or only_tables:
-                _make_folders(out)
+            if not (timing or tables):
+                left = [task for task in tasks if task.state() not in (DONE, ON_RECORD)]
+                _check(left)
+            for folder in (out, out / RECORDS, out / RUNS):
+                try_folder(folder)
             if timing:
                 done = _time(tasks, device, data_dir)
-            elif only_tables:
+            elif tables:
                 done = [perform(task) for task in tasks if task.trained]  # what `evaluate` has found since
             else:
-                done = _run(console, tasks, jobs)
+                done = _run(console, tasks, left, jobs)
             records = read_records(out / RECORDS)
             for study in studies:
                 if study is not studies[0]:
                     console.print()
-                results = Results(study, at, records, settings=changed)
+                results = Results(study, at, records, settings=settings or ())
                 written += _write(results, out)
                 show(console, results)
         except KeyboardInterrupt:  # a second Ctrl-C ends it at once, with what was saved before
-            _say_how_to_go_on(console)
-            raise
+            say_interrupted(console, command)
     problems = [f"{result.name}: {result.problem}" for result in done if result.problem is not None]
     for problem in problems:
         say(console, Text.assemble(("failed", "bold red"), f" {problem}"))
@@ -207,33 +176,18 @@ def reproduce(
         console.print(f"written  {file}", soft_wrap=True)
     for result in done:
         if result.signal is not None:
-            _say_how_to_go_on(console)
-            sys.exit(128 + result.signal)
+            say_interrupted(console, command, signal=result.signal)
     if problems:
         sys.exit(1)
 
 
-def _say_how_to_go_on(console: Console) -> None:
-    command = shlex.join(["bullettrain", *sys.argv[1:]])
-    console.print(f"interrupted; the same command goes on:\n  {command}", soft_wrap=True)
-
-
-def _config(row: Row, scale: Scale, settings: tuple[str, ...], seed: int, place: Place) -> Config:
+def _config(row: Row, scale: Scale, settings: Sequence[str], seed: int, place: Place) -> Config:
     """The run of a row; on a GPU the network is compiled unless the user says otherwise."""
     config = row.config(scale, settings).replace_section("training", seed=seed)
     asked = any(setting.partition("=")[0] in ("compile", "training.compile") for setting in settings)
     if place.device.type == "cuda" and config.network.name != "small-cnn" and not asked:
         config = config.replace_section("training", compile=True)
     return config
-
-
-def _make_folders(out: Path) -> None:
-    """Before anything is trained: what comes of it can be written."""
-    from bullettrain.reproduction.runs import RECORDS, RUNS
-    from bullettrain.run_folder import try_folder
-
-    for folder in (out, out / RECORDS, out / RUNS):
-        try_folder(folder)
 
 
 def _check(tasks: list[Task]) -> None:
@@ -252,19 +206,13 @@ def _check(tasks: list[Task]) -> None:
             raise ConfigError(f"{folder} is missing: put the released files there, or make them with `{command}`")
 
 
-def _run(console: Console, tasks: list[Task], jobs: int) -> list[TaskResult]:
-    """All runs that are not done."""
-    from bullettrain.reproduction.runs import DONE, ON_RECORD, RECORDS, attack_name, run_all
+def _run(console: Console, tasks: list[Task], left: list[Task], jobs: int) -> list[TaskResult]:
+    """Those runs of ``tasks`` that are ``left``."""
+    from bullettrain.reproduction.runs import ON_RECORD, RECORDS, attack_name, run_all
 
-    states = [task.state() for task in tasks]
-    left = [task for task, state in zip(tasks, states, strict=True) if state not in (DONE, ON_RECORD)]
-    _check(left)
-    _make_folders(tasks[0].out)
-    kept = len(tasks) - len(left)
-    said = f"{len(left)} to train or evaluate" + (f", {kept} from before" if kept else "")
-    logger.info("%d run%s: %s", len(tasks), "s" * (len(tasks) != 1), said)
-    for task, state in zip(tasks, states, strict=True):
-        if state == ON_RECORD and (record := task.record()) is not None:
+    _announce("run", tasks, left, "train or evaluate")
+    for task in tasks:
+        if task.state() == ON_RECORD and (record := task.record()) is not None:
             lacks = ", ".join(attack_name(attack) for attack in task.missing(record))
             text = f"left as on record, without {lacks} as asked for: its weights are not here; to train it anew, move"
             logger.info("%s: %s %s away", task.label, text, task.out / RECORDS / f"{task.name}.json")
@@ -281,9 +229,14 @@ def _time(tasks: list[Task], device: str | None, data_dir: Path | None) -> list[
 
     finished = [record for task in tasks if (record := task.record()) is not None and record.finished]
     left = [record for record in finished if not is_timed(record, find_place(device).device)]
-    kept = f", {len(finished) - len(left)} from before" if len(left) < len(finished) else ""
-    logger.info("%d finished run%s: %d to be timed%s", len(finished), "s" * (len(finished) != 1), len(left), kept)
+    _announce("finished run", finished, left, "be timed")
     return [time_run(record, tasks[0].out / RECORDS, data_dir, device) for record in left]
+
+
+def _announce(what: str, there: Sequence[object], left: Sequence[object], todo: str) -> None:
+    """`5 runs: 2 to train or evaluate, 3 from before`."""
+    kept = f", {len(there) - len(left)} from before" if len(left) < len(there) else ""
+    logger.info("%d %s: %d to %s%s", len(there), plural(what, len(there)), len(left), todo, kept)
 
 
 def _write(results: Results, out: Path) -> list[Path]:

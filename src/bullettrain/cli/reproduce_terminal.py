@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from bullettrain.reproduction import tables
@@ -14,8 +13,8 @@ from bullettrain.reproduction.records import Record, read_csv, read_records
 from bullettrain.reproduction.results import NOT_RUN, Results, Verdict
 from bullettrain.reproduction.runs import DONE, ON_RECORD, Task
 from bullettrain.reproduction.scales import SCALES, Scale
-from bullettrain.reproduction.studies import LARGE, STUDIES
-from bullettrain.terminal import duration, fits, say, say_rows
+from bullettrain.reproduction.studies import LARGE, STUDIES, Row
+from bullettrain.terminal import duration, say, say_rows, show_table
 
 CHECKOUT = Path(__file__).resolve().parents[3] / "results"
 """What is on record where this is a checkout."""
@@ -38,50 +37,36 @@ def show_list(console: Console) -> None:
 def show(console: Console, results: Results) -> None:
     """The table with as much as there is room for, what is to be said of rows, and the claims."""
     console.print(results.study.title, style="bold")
-    columns, titles = list(tables.columns(results)), True
-    table, dropped = _table(results, columns, titles), False
-    for kind in ("titles", "paper", "gain", *["ours"] * len(columns)):
-        if fits(console, table):
-            break
-        if kind == "titles":
-            titles = False
-        else:
-            kept = columns[:-1] if kind == "ours" else [column for column in columns if column.kind != kind]
-            columns, dropped = kept or columns, dropped or len(kept) < len(columns)
-        table = _table(results, columns, titles)
-    console.print(table)
-    if dropped:
+    columns, few = list(tables.columns(results)), len(results.rows) <= MANY
+    rows = [row for row in results.rows.values() if few or results.runs[row.name]]
+    headings = [
+        SHORT.get(column.metric, column.heading) if column.kind == "ours" else column.heading for column in columns
+    ]
+    ours = [heading for heading, column in zip(headings, columns, strict=True) if column.kind == "ours"]
+    if not show_table(
+        console,
+        ["row", "", *headings],
+        [[row.name, row.title, *(_cell(results, row, column) for column in columns)] for row in rows],
+        left=[""],
+        dropped=["", *sorted(set(headings) - set(ours), reverse=True), *reversed(ours[1:])],  # "paper" first
+        styles=["" if results.runs[row.name] else "dim" for row in rows],
+    ):
         say(console, f"{results.study.name}.md has all columns", style="dim")
     statuses: dict[str, list[str]] = {}
     for row in results.rows.values():
-        if (status := results.status(row)) and (status != NOT_RUN or len(results.rows) <= MANY):
-            statuses.setdefault(status, []).append(row.title if titles else row.name)
-    for text in (*(f"{status}: {'; '.join(rows)}" for status, rows in statuses.items()), *results.notes()):
+        if (status := results.status(row)) and (status != NOT_RUN or few):
+            statuses.setdefault(status, []).append(row.name)
+    for text in (*(f"{status}: {'; '.join(names)}" for status, names in statuses.items()), *results.notes()):
         say(console, text, style="dim")
-    claims = Table.grid(padding=(0, 2))
-    claims.add_column(no_wrap=True)
-    for verdict, allowed, text, _ in tables.claims(results):
-        claims.add_row(Text(f"{tables.MARKS[verdict]} {verdict.value}", STYLES[verdict]), text + allowed)
-    if results.claims:
-        console.print(claims)
+    marks = {verdict: Text(f"{tables.MARKS[verdict]} {verdict.value}", STYLES[verdict]) for verdict in Verdict}
+    say_rows(console, [(marks[verdict], text + allowed) for verdict, allowed, text, _ in tables.claims(results)])
     if not results.scale.like_paper:
         say(console, "scale smoke: it runs, and the figures mean nothing", style="dim")
 
 
-def _table(results: Results, columns: Sequence[tables.Column], titles: bool) -> Table:
-    """The rows, by their names or by whole titles."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for column in columns:
-        heading = SHORT.get(column.metric, column.heading) if column.kind == "ours" else column.heading
-        table.add_column(heading, justify="right", style="dim" if column.kind == "paper" else "", no_wrap=True)
-    for row in results.rows.values():
-        run = bool(results.runs[row.name])
-        if run or len(results.rows) <= MANY:
-            cells = [tables.cell(results, row, column) for column in columns]
-            styled = [Text(cell.marked, STYLES.get(cell.verdict, "")) for cell in cells]
-            table.add_row(row.title if titles else row.name, *styled, style=None if run else "dim")
-    return table
+def _cell(results: Results, row: Row, column: tables.Column) -> Text:
+    cell = tables.cell(results, row, column)
+    return Text(cell.marked, STYLES.get(cell.verdict, "dim" if column.kind == "paper" else ""))
 
 
 def on_record(scale: Scale) -> dict[str, Record]:
@@ -98,18 +83,15 @@ def show_plan(
 ) -> None:
     """What would run, and how long its training took where it was measured."""
     say(console, f"{title}, on {device}", style="bold")
-    table = Table(box=None, pad_edge=False)
-    for heading in ("row", "state", "training", "measured on"):
-        table.add_column(heading, justify="right" if heading == "training" else "left", overflow="fold")
-    total, unknown = 0.0, 0
+    rows, total, unknown = [], 0.0, 0
     for task in tasks:
         state, cells = task.state(), ["", ""]
         if state not in (DONE, ON_RECORD):
             found = task.seconds_left(records, device)
             cells = [duration(found[0]), found[1]] if found else ["not measured", ""]
             total, unknown = total + (found[0] if found else 0.0), unknown + (found is None)
-        table.add_row(task.label, state, *cells)
-    console.print(table)
+        rows.append([task.label, state, *cells])
+    show_table(console, ["row", "state", "training", "measured on"], rows, left=["state", "measured on"])
     besides = f", besides {unknown} that {'was' if unknown == 1 else 'were'} not measured" if unknown else ""
     shared = f"; {jobs} concurrent runs share the device" if jobs > 1 else ""
     say(console, f"altogether {duration(total)} of training, one run after another{besides}{shared}")

@@ -3,79 +3,46 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bullettrain.terminal import logged, say, terminal
+from bullettrain.cli import options
+from bullettrain.terminal import logged, say, say_interrupted, terminal
 
 if TYPE_CHECKING:
     from bullettrain.processes import Place
 
 
 def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            help="What to train: a recipe (--list shows them), a YAML file as --show prints, or a run's folder."
-        ),
-    ] = "digits",
-    data: Annotated[str | None, typer.Option(help="digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH.")] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(help="small-cnn, preact-resnet-18, wrn-D-W, package.module:function or timm:NAME."),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="Instead of --epochs: as many as the whole command does in this time.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images in a mini-batch, over all processes together.")] = None,
-    lr: Annotated[str | None, typer.Option("--lr", metavar="NUMBER", help="Learning rate.")] = None,
-    eps: Annotated[
-        str | None,
-        typer.Option("--eps", metavar="NUMBER", help="Radius of the attack, e.g. 8/255."),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change another setting; again for more. --show lists them.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the run. Default: runs/RECIPE; to resume a run's folder, that folder."),
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out was stopped.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(help="Train by a baseline instead: fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8."),
-    ] = None,
-    baseline: Annotated[
-        bool, typer.Option("--baseline", help="The full number of steps for everyone: no BulletTrain.")
-    ] = False,
-    compare_both: Annotated[
-        bool, typer.Option("--compare", help="Train without and with BulletTrain, and put both in one table.")
-    ] = False,
-    cache_dir: Annotated[
-        Path | None, typer.Option(help="Keep compiled code here, so that the next run need not compile it again.")
-    ] = None,
-    compile_network: Annotated[bool, typer.Option("--compile", help="Compile the network with torch.compile.")] = False,
-    accumulate: Annotated[int | None, typer.Option(help="Mini-batches to one update of the weights.")] = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Import and call the function that a file or run names as its network.")
-    ] = False,
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="Warn of a collapse, but do not stop.")] = False,
-    list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the settings as YAML and stop.")] = False,
+    recipe: str = "digits",
+    *,
+    data: str | None = None,
+    network: str | None = None,
+    epochs: int | None = None,
+    minutes: Annotated[float | None, typer.Option(min=0.01)] = None,
+    batch_size: int | None = None,
+    lr: options.Number = None,
+    eps: options.Number = None,
+    settings: options.Settings = None,
+    out: Path | None = None,
+    data_dir: options.DataDir = None,
+    resume: bool = False,
+    seed: int | None = None,
+    device: options.Device = None,
+    method: str | None = None,
+    baseline: bool = False,
+    compare: bool = False,
+    cache_dir: Path | None = None,
+    compile_: options.Compile = False,
+    accumulate: int | None = None,
+    trust: options.Trust = False,
+    keep_going: bool = False,
+    list_: bool = False,
+    show: bool = False,
 ) -> None:
     """Train a robust network.
 
@@ -100,10 +67,30 @@ def train(
       bullettrain train runs/digits --resume
 
       torchrun --nproc-per-node 2 -m bullettrain train cifar10-trades
+
+    Args:
+        recipe: What to train: a recipe (--list shows them), a YAML file as --show prints, or a run's folder.
+        data: digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH.
+        network: small-cnn, preact-resnet-18, wrn-D-W, package.module:function or timm:NAME.
+        epochs: Passes over the training images.
+        minutes: Instead of --epochs: as many as the whole command does in this time.
+        batch_size: Images in a mini-batch, over all processes together.
+        lr: Learning rate.
+        eps: Radius of the attack, e.g. 8/255.
+        out: Folder of the run. Default: runs/RECIPE; to resume a run's folder, that folder.
+        resume: Go on where the run in --out was stopped.
+        seed: Seed of everything random.
+        method: Train by a baseline instead: fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8.
+        baseline: The full number of steps for everyone: no BulletTrain.
+        compare: Train without and with BulletTrain, and put both in one table.
+        cache_dir: Keep compiled code here, so that the next run need not compile it again.
+        accumulate: Mini-batches to one update of the weights.
+        keep_going: Warn of a collapse, but do not stop.
+        list_: Show the recipes and stop.
+        show: Print the settings as YAML and stop.
     """
     from bullettrain import processes
     from bullettrain.cli import train_terminal as told
-    from bullettrain.config import RECIPES, ConfigError
     from bullettrain.config.describe import as_yaml
     from bullettrain.config.methods import with_method
     from bullettrain.run_folder import RunError, RunFolder
@@ -111,63 +98,50 @@ def train(
     from bullettrain.training.run import resume_command
 
     began, console = time.monotonic(), terminal()
-    if list_recipes:
+    if list_:
         told.show_list(console)
         return
-    settings = list(settings or [])
+    options.check_apart(method=method, baseline=baseline, compare=compare)
+    for other, value in {"epochs": epochs, "resume": resume, "compare": compare}.items():
+        options.check_apart(minutes=minutes, **{other: value})
+    changes: dict[str, object] = {"network.name": network, "data.name": data, "method.eps": eps, "optimizer.lr": lr}
+    training = {"epochs": epochs, "batch_size": batch_size, "seed": seed, "accumulate": accumulate}
+    changes |= {f"training.{name}": value for name, value in {**training, "compile": compile_ or None}.items()}
+    settings = [*(settings or ()), *(f"{key}={value}" for key, value in changes.items() if value is not None)]
     named = [setting.partition("=")[2].strip() for setting in settings if setting.startswith("network.name=")]
-    config = find_recipe(recipe, network=network or (named[-1] if named else None), trust=trust)
-    shortcuts = {"data.name": data, "epochs": epochs, "training.batch_size": batch_size, "lr": lr, "eps": eps}
-    settings += [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
-    if method is not None:
-        if baseline or compare_both:
-            raise ConfigError(
-                f"--method {method} gives everyone the same steps; leave out --baseline and --compare, or --method"
-            )
-        config = with_method(config, method)
-    config = config.with_settings(settings)
-    options = {"seed": seed, "accumulate": accumulate, "compile": compile_network or None}
-    config = config.replace_section("training", **{key: value for key, value in options.items() if value is not None})
-    if baseline and compare_both:
-        raise ConfigError("--baseline and --compare were both given; --compare trains the baseline too")
-    if minutes is not None and (resume or compare_both or epochs is not None or minutes <= 0):
-        raise ConfigError(
-            f"--minutes {minutes:g} chooses the epochs of one new run, and is above 0; leave out --epochs, --resume "
-            "and --compare, or --minutes"
-        )
-    if baseline:
-        config = config.baseline()
+    config = find_recipe(recipe, network=named[-1] if named else None, trust=trust)
+    config = (with_method(config, method) if method else config).with_settings(settings)
+    config = config.baseline() if baseline else config
     if show:
         print(as_yaml(config), end="")
         return
-    name = recipe if recipe in RECIPES else Path(recipe).resolve().name.removesuffix(".yaml").removesuffix(".yml")
-    name += (f"-{method}" if method else "") + ("-compare" if compare_both else "-baseline" if baseline else "")
-    parts = {"baseline": config.baseline(), "bullettrain": config} if compare_both else {"": config}
+    kind = method or ("compare" if compare else "baseline" if baseline else "")
+    name = "-".join(filter(None, (re.sub(r"\.ya?ml$", "", Path(recipe).resolve().name), kind)))
+    parts = {"baseline": config.baseline(), "bullettrain": config} if compare else {"": config}
     if resume and out is None and RunFolder(Path(recipe)).exists:
         out = Path(recipe)
     folder = out or told.default_folder(name, parts, resume=resume)
     if resume and not folder.is_dir():
         raise RunError(f"{folder} is not there, so there is nothing to resume; check --out, or leave out --resume")
-    again = ["--device", device] if device else []
-    again += ["--cache-dir", str(cache_dir)] if cache_dir else []
-    again += ["--compare"] if compare_both else []
-    again += ["--keep-going"] if keep_going else []
     if cache_dir is not None:
         cache_compiled_code(cache_dir)
+    again = ["--device", device] if device else []
+    again += ["--cache-dir", str(cache_dir)] if cache_dir else []
+    again += ["--compare"] * compare + ["--keep-going"] * keep_going
     place: Place | None = None
     try:
         place = processes.find_place(device)
-        how: dict[str, Any] = {"data_dir": data_dir, "resume": resume, "keep_going": keep_going}
         with logged(console):
             if minutes is not None:
                 config = told.fit_minutes(config, minutes, place, data_dir, folder, began=began)
-            told.run(console, config, folder, place, how, both=compare_both, again=again)
+            how = {"data_dir": data_dir, "resume": resume, "keep_going": keep_going}
+            told.run(console, config, folder, place, how, both=compare, again=again)
     except KeyboardInterrupt:  # before it trains, or a second one: at once, with what was saved before
-        if place is None or place.first:
-            if any(RunFolder(path).exists for path in (folder, folder / "baseline")):
-                told.say_how_to_go_on(console, resume_command(config, folder, data_dir, again))
-            else:
-                say(console, "interrupted before the first step; nothing was saved")
+        if place is not None and not place.first:
+            raise
+        if any(RunFolder(folder / part).exists for part in parts):
+            say_interrupted(console, resume_command(config, folder, data_dir, again), "go on with")
+        say(console, "interrupted before the first step; nothing was saved")
         raise
     processes.leave_group()  # nobody leaves while the first one still writes
 

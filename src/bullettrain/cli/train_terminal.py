@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from bullettrain import formatting
@@ -22,7 +20,7 @@ from bullettrain.processes import Place
 from bullettrain.reporting import write_report
 from bullettrain.reporting.paper import paper_boundary
 from bullettrain.run_folder import SHARES, RunError, RunFolder
-from bullettrain.terminal import duration, fitting, percent, say, say_rows
+from bullettrain.terminal import duration, percent, say, say_interrupted, say_rows, show_table
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.minutes import for_minutes
 from bullettrain.training.run import Result, check_folder, compare, comparison, resume_command
@@ -80,8 +78,7 @@ def run(
         return
     _write_reports(console, parts)
     if (signal := results[-1].signal) is not None:
-        say_how_to_go_on(console, resume_command(config, folder, options["data_dir"], again))
-        sys.exit(128 + signal)
+        say_interrupted(console, resume_command(config, folder, options["data_dir"], again), "go on with", signal)
     if both:
         print_comparison(console, *results)
     else:
@@ -98,11 +95,6 @@ def _write_reports(console: Console, folders: Sequence[Path]) -> None:
             write_report(folder)
         except (OSError, RunError) as error:
             console.print(f"report.html could not be written to {folder}: {first_line(error)}", soft_wrap=True)
-
-
-def say_how_to_go_on(console: Console, command: str) -> None:
-    """After an interruption."""
-    console.print(f"interrupted; go on with:\n  {command}", soft_wrap=True)
 
 
 def default_folder(name: str, parts: Mapping[str, Config], *, resume: bool) -> Path:
@@ -139,66 +131,45 @@ def show_list(console: Console) -> None:
 
 def print_result(console: Console, result: Result) -> None:
     """The figures of a run."""
-    table = Table(box=None, pad_edge=False)
     attacks = list(next(iter(result.accuracy.values())))
-    for heading in ("weights", *(_heading(attack) for attack in attacks)):
-        table.add_column(heading, justify="left" if heading == "weights" else "right", no_wrap=True)
-    for weights, figures in result.accuracy.items():
-        table.add_row(weights, *(percent(figures[attack]) for attack in attacks))
+    rows = [[weights, *(percent(found[name]) for name in attacks)] for weights, found in result.accuracy.items()]
     end = result.end
-    besides = formatting.plain(
-        formatting.captures(end.get("capture_seconds", 0.0), " and {} of compiling and capturing")
-    )
-    lines = [f"trained {duration(end['seconds'])}{besides}, {end['work']:.1f} passes an example"]
+    captured = formatting.captures(end.get("capture_seconds", 0.0), " and {} of compiling and capturing")
+    lines = [f"trained {duration(end['seconds'])}{formatting.plain(captured)}, {end['work']:.1f} passes an example"]
     if end["boundary"] < 1:
         shares = [f"{name} {percent(end[name])}" for name in SHARES]
         lines.append(", ".join(shares) + _beside_paper(result))
         lines.append(f"speed-up {end['theoretical_speedup']:.2f}× theoretical, {end['work_speedup']:.2f}× counted work")
     console.print(f"{result.folder}", style="bold", soft_wrap=True)
-    console.print(table)
+    show_table(console, ["weights", *map(_heading, attacks)], rows)
     say(console, "\n".join(lines))
 
 
 def print_comparison(console: Console, baseline: Result, mined: Result) -> None:
     """The figures of two runs, side by side."""
     figures = comparison(baseline, mined)
-    attack = next(key for key in figures["rows"][0] if key not in ("name", "weights", "clean"))
+    speedup, errors, (plain, own) = figures["speedup"], figures["errors"], figures["rows"]
+    attacks = [key for key in plain if key in errors]
     rows = []
-    for row in figures["rows"]:
-        cells = {"": "BulletTrain" if row["name"] == "bullettrain" else "baseline"}
-        cells |= {_heading(key): percent(row[key]) for key in ("clean", attack)}
-        cells |= {"training": duration(row["seconds"]), "passes": f"{row['work']:.1f}"}
-        cells |= {name: percent(row[name]) if row["boundary"] < 1 else "–" for name in SHARES}
-        rows.append(cells)
-    table = fitting(console, partial(_table, rows), list(rows[0]), DROPPED)
-    speedup, errors = figures["speedup"], figures["errors"]
-    plain, own = figures["rows"]
-    changes = [(name, own[name] - plain[name], errors[name]["error"]) for name in ("clean", attack)]
-    says = [
-        f"{_heading(name)} {formatting.points(gap, error=error)}{formatting.too_close(gap, error)}"
-        for name, gap, error in changes
-    ]
+    for title, row in (("baseline", plain), ("BulletTrain", own)):
+        shares = [percent(row[name]) if row["boundary"] < 1 else "–" for name in SHARES]
+        cells = [percent(row[attack]) for attack in attacks]
+        rows.append([title, *cells, duration(row["seconds"]), f"{row['work']:.1f}", *shares])
+    says = []
+    for name in attacks:
+        gap, error = own[name] - plain[name], errors[name]["error"]
+        says.append(f"{_heading(name)} {formatting.points(gap, error=error)}{formatting.too_close(gap, error)}")
     console.print(f"{mined.folder.parent}", style="bold", soft_wrap=True)
-    console.print(table)
-    if len(table.columns) < len(rows[0]):
+    if not show_table(console, ["", *map(_heading, attacks), "training", "passes", *SHARES], rows, dropped=DROPPED):
         say(console, "the report has more columns", style="dim")
     lines = [
         f"speed-up {speedup['theoretical']:.2f}× theoretical, {speedup['work']:.2f}× counted work, "
         f"{speedup['wall_clock']:.2f}× wall-clock{_beside_paper(mined)}",
         formatting.plain(formatting.in_all(own, plain)),
         f"accuracy of the {plain['weights']} weights; against the baseline {', '.join(says)}",
-        formatting.error_in_words(errors[attack]["paired"]),
+        formatting.error_in_words(errors[attacks[-1]]["paired"]),
     ]
     say(console, "\n".join(line for line in lines if line))
-
-
-def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in columns:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for cells in rows:
-        table.add_row(*(cells[heading] for heading in columns))
-    return table
 
 
 def _beside_paper(result: Result) -> str:
