@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import bullettrain
-from bullettrain.cli import train_terminal as told
+from bullettrain.cli import train as told
 from bullettrain.cli.app import app
 from bullettrain.config import recipe
 from bullettrain.run_folder import RunError, RunFolder

@@ -124,7 +124,7 @@ def test_a_name_is_printed_as_it_is(tmp_path, monkeypatch):
 
 def test_the_papers_figure_stands_beside_the_papers_recipe(run):
     """A config of the paper's, on a network and data that are not; the column is what is tested."""
-    from bullettrain.cli.evaluate_terminal import show
+    from bullettrain.cli.evaluate import show
     from bullettrain.evaluation.results import Store
 
     invoke(run, "--attack", "clean,pgd20:eps=0.031", "--images", 20)

@@ -5,15 +5,8 @@ from typing import Annotated
 import typer
 
 import bullettrain
-from bullettrain.cli.bench import bench
+from bullettrain.cli import commands
 from bullettrain.cli.command import add_command
-from bullettrain.cli.data import data_app
-from bullettrain.cli.evaluate import evaluate
-from bullettrain.cli.export import export
-from bullettrain.cli.predict import predict
-from bullettrain.cli.report import report
-from bullettrain.cli.reproduce import reproduce
-from bullettrain.cli.train import train
 
 app = typer.Typer(
     help="Robust training of neural networks at a fraction of the cost.",
@@ -23,10 +16,23 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-for _command in (train, evaluate, predict, export, report, bench, reproduce):
-    add_command(app, _command)
+data_app = typer.Typer(
+    help="Datasets: list, prepare, verify, corrupt.",
+    epilog="Example:  bullettrain data prepare cifar10",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+add_command(app, "train", commands.Train, "train:train")
+add_command(app, "evaluate", commands.Evaluate, "evaluate:evaluate")
+add_command(app, "predict", commands.Predict, "predict:predict")
+add_command(app, "export", commands.Export, "export:export")
+add_command(app, "report", commands.Report, "report:report")
+add_command(app, "bench", commands.Bench, "bench:bench")
+add_command(app, "reproduce", commands.Reproduce, "reproduce:reproduce")
+add_command(data_app, "list", commands.DataList, "data:list_datasets")
+add_command(data_app, "prepare", commands.DataPrepare, "data:prepare")
+add_command(data_app, "verify", commands.DataVerify, "data:verify")
+add_command(data_app, "corrupt", commands.DataCorrupt, "data:corrupt")
 app.add_typer(data_app, name="data")
 
 

@@ -1,44 +1,58 @@
-"""A function as a command: its docstring is the help, and an unknown option is told what may have been meant."""
+"""A dataclass as a command of typer: its docstrings are the help, and an unknown option gets a guess."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import importlib
 import inspect
-import re
 import typing
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+from typer.models import OptionInfo
 
+from bullettrain.brief import meanings
 from bullettrain.errors import guesses
 
 FORMER = {"--size": "--images", "--curve-size": "--curve-images", "--again": "--overwrite", "--pace": "--timing"}
 """Options that are called otherwise now."""
 
 
-def add_command(app: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
-    """Make a command of ``function``.
+def add_command(app: typer.Typer, name: str, takes: type, does: str) -> None:
+    """Add a command to ``app``.
 
-    Its positional parameters are arguments; those after ``*`` are options: ``batch_size`` is `--batch-size`, a bool is
-    a flag, and an underscore at the end is left out. What the docstring says of a parameter, under ``Args`` at its end,
-    is the help of it, unless its type brings one.
+    Args:
+        app: the program, or a part of it.
+        name: of the command.
+        takes: a dataclass. Its fields are options (``batch_size`` is `--batch-size`, a bool is a flag, an underscore at
+            the end is left out), or arguments where their type says so; own ones are shown before inherited ones.
+        does: "module:function" of this package, called with an instance of it. It is imported when the command runs:
+            help does not wait for torch.
     """
-    text, _, listed = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
-    helps = dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", listed, re.MULTILINE))
-    hints = typing.get_type_hints(function, include_extras=True)
-    for key, parameter in inspect.signature(function).parameters.items():
-        kind, *declared = typing.get_args(hints[key]) if hasattr(hints[key], "__metadata__") else [hints[key]]
-        option = parameter.kind is parameter.KEYWORD_ONLY
-        info = copy.copy(declared[0]) if declared else typer.Option() if option else typer.Argument()
-        info.help = info.help or " ".join(helps[key].split())
-        if option and info.default is ...:  # else that is its name
-            info.param_decls = (f"--{key.rstrip('_').replace('_', '-')}",)
-        function.__annotations__[key] = Annotated[kind, info]
+
+    def run(**values: Any) -> None:
+        module, _, function = does.partition(":")
+        getattr(importlib.import_module(f"bullettrain.cli.{module}"), function)(takes(**values))
+
+    parameters: list[inspect.Parameter] = []
+    made, hints = inspect.signature(takes).parameters, typing.get_type_hints(takes, include_extras=True)
+    for base in filter(dataclasses.is_dataclass, takes.__mro__):
+        for key, text in meanings(base).items():
+            annotated = typing.get_origin(hints[key]) is Annotated
+            kind, info = typing.get_args(hints[key]) if annotated else (hints[key], typer.Option())
+            info = copy.copy(info)
+            info.help = text
+            if isinstance(info, OptionInfo) and info.default is ...:  # else that is its name
+                info.param_decls = (f"--{key.rstrip('_').replace('_', '-')}",)
+            parameter = made[key].replace(annotation=Annotated[kind, info])
+            parameters.insert(len(parameters) if isinstance(info, OptionInfo) else 0, parameter)
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     # Each paragraph on one line, for the terminal to break; lines of code, which are indented, as they are.
-    paragraphs = [part if part.startswith(" ") else " ".join(part.split("\n")) for part in text.split("\n\n")]
-    app.command(name, cls=Command, help="\n\n".join(paragraphs))(function)
+    paragraphs = (inspect.getdoc(takes) or "").split("\n\n")
+    flowing = [part if part.startswith(" ") else " ".join(part.split("\n")) for part in paragraphs]
+    app.command(name, cls=Command, help="\n\n".join(flowing))(run)
 
 
 class Command(TyperCommand):

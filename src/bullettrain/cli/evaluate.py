@@ -6,141 +6,83 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import cast
 
-import typer
+import torch
+from rich.console import Console
+from rich.text import Text
 
-from bullettrain.cli import options
-from bullettrain.terminal import say_interrupted, terminal
+from bullettrain.cli.commands import Evaluate
+from bullettrain.cli.options import check_known, load
+from bullettrain.config.sections import Config
+from bullettrain.config.settings import ConfigError, number
+from bullettrain.data import load as load_data
+from bullettrain.errors import read_settings_text
+from bullettrain.evaluation import evaluate as evaluation
+from bullettrain.evaluation.progress import EvaluationProgress, interval, share
+from bullettrain.evaluation.results import FILE, Entry, Result, Store
+from bullettrain.evaluation.specs import Defaults, NormName, check_eps, parse_attacks, threat_of
+from bullettrain.loading import find_source
+from bullettrain.precision import Precision
+from bullettrain.processes import StoppedError, StopRequest, find_place
+from bullettrain.reporting import write_report
+from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows, weakest
+from bullettrain.run_folder import RunError, RunFolder
+from bullettrain.schema import conform
+from bullettrain.terminal import duration, say, say_interrupted, show_table, terminal
 
-if TYPE_CHECKING:
-    from bullettrain.config.sections import Config
-    from bullettrain.evaluation.specs import Defaults, NormName
-    from bullettrain.precision import Precision
+STYLES = {"attack": "", "part": "dim", "worst": "bold"}
+COLUMNS = ("attack", "threat", "accuracy", "95 %", "paper", "time")
+DROPPED = ("time", "95 %", "threat")
+"""What a narrow terminal does without, first one first; the file and the report have it."""
 
 
-def evaluate(
-    model: options.Model,
-    *,
-    attack: Annotated[list[str] | None, typer.Option("--attack", metavar="ATTACK")] = None,
-    data: str | None = None,
-    eps: str | None = None,
-    norm: str | None = None,
-    weights: options.Weights = None,
-    network: options.Network = None,
-    trust: options.Trust = False,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    images: Annotated[int, typer.Option(min=0)] = 0,
-    image_size: Annotated[int | None, typer.Option(min=1)] = None,
-    precision: str = "float32",
-    curves: bool = False,
-    curve_images: options.Count = 1000,
-    corruptions: Path | None = None,
-    mce_baseline: Path | None = None,
-    batch_size: Annotated[int | None, typer.Option(min=1)] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    compile_: options.Compile = False,
-    overwrite: bool = False,
-    data_dir: options.DataDir = None,
-    device: options.Device = None,
-    out: Path | None = None,
-) -> None:
-    """Evaluate a network, trained here or not, under the attacks that the field accepts.
-
-    Results are kept in evaluation.json as they come; the same command again goes on where it was stopped. pgd20 is
-    the paper's: ε 0.031, step 0.003, uniform start. pgd:… takes steps, restarts, step, loss (ce, kl, margin), norm
-    (linf, l2) and eps; autoattack:… and apgd:… (its first two attacks) take norm and eps. With --precision bf16 a
-    frozen copy of the network searches for AutoAttack in L∞, on a GPU captured in CUDA graphs; float32 decides.
-
-    Examples:
-
-      bullettrain evaluate runs/digits --attack clean,pgd20,pgd100x10 --curves
-
-      bullettrain evaluate runs/cifar10-trades --attack pgd20 --attack autoattack --weights averaged
-
-      bullettrain evaluate trades.pt --network wrn-34-10 --data cifar10 --attack autoattack:eps=8/255
-
-      bullettrain evaluate runs/cifar10-pgd-short --attack apgd:eps=8/255 --precision bf16 --compile
-
-      bullettrain evaluate my.package:make_network --data cifar10 --attack pgd:steps=50,norm=l2,eps=0.5
-
-    Args:
-        attack: clean, pgd20, pgd100x10, pgd1000x5, pgd:KEY=VALUE,…, autoattack, apgd, corruptions; again, or with
-            commas, for more. Default: clean,pgd20.
-        data: cifar10, cifar100, mnist, digits, folder:PATH or npz:PATH. Default: the run's.
-        eps: ε of attacks that do not say. Default: the run's, else 0.031 (L2: 0.5).
-        norm: linf or l2, of attacks that do not say. Default: the run's, else linf.
-        images: Evaluate only so many test images, every class alike; 0: all.
-        image_size: Side to which the images of a folder are resized. Default: the run's, for its data.
-        precision: Of the search of attacks: float32, tf32, bf16, or both (first and last). Float32 decides.
-        curves: Also accuracy against ε and against steps, and a look for masking.
-        curve_images: Images for --curves.
-        corruptions: Folder of CIFAR-10-C's or -100-C's files.
-        mce_baseline: JSON of accuracies by corruption, for the mean corruption error.
-        batch_size: Images at once. Default: 1000 on a GPU, 500 elsewhere.
-        seed: Seed of every attack's noise.
-        overwrite: Evaluate anew: results of these attacks are dropped first.
-        out: Folder of evaluation.json and report.html. Default: the run's.
-    """
-    import torch
-
-    from bullettrain.cli.evaluate_terminal import show
-    from bullettrain.config.settings import ConfigError
-    from bullettrain.data import load
-    from bullettrain.evaluation import evaluate as evaluation
-    from bullettrain.evaluation.progress import EvaluationProgress
-    from bullettrain.evaluation.results import FILE, Store
-    from bullettrain.evaluation.specs import parse_attacks
-    from bullettrain.loading import find_source
-    from bullettrain.processes import StoppedError, StopRequest, find_place
-    from bullettrain.reporting import write_report
-    from bullettrain.run_folder import RunError, RunFolder
-
+def evaluate(options: Evaluate) -> None:
+    """Run the command."""
     console = terminal()
-    source = find_source(model, weights)
+    source = find_source(options.model, options.weights)
     config = source.config
-    defaults = _defaults(config, eps, norm)
-    attacks = parse_attacks(attack or ["clean", "pgd20"], defaults)
-    if (corruptions or mce_baseline) and "corruptions" not in {attack.name for attack in attacks}:
+    defaults = _defaults(config, options.eps, options.norm)
+    attacks = parse_attacks(options.attack or ["clean", "pgd20"], defaults)
+    if (options.corruptions or options.mce_baseline) and "corruptions" not in {attack.name for attack in attacks}:
         raise ConfigError("--corruptions and --mce-baseline go with --attack corruptions")
-    options.check_known("--precision is", precision, ("float32", "tf32", "bf16", "both"))
-    precisions = cast("list[Precision]", ["float32", "bf16"] if precision == "both" else [precision])
-    place = find_place(device)
+    check_known("--precision is", options.precision, ("float32", "tf32", "bf16", "both"))
+    precisions = ["float32", "bf16"] if options.precision == "both" else [options.precision]
+    place = find_place(options.device)
     if place.together:
         raise ConfigError("evaluate runs in one process; start it without torchrun")
     plan = evaluation.Plan(
         attacks,
-        precisions,
-        batch_size=batch_size or (1000 if place.device.type == "cuda" else 500),
-        seed=seed,
-        compiled=compile_,
-        curves=defaults if curves else None,
-        curve_images=curve_images,
-        corruptions=corruptions,
-        mce_baseline=_baseline(mce_baseline),
-        overwrite=overwrite,
-        images=images,
+        cast(list[Precision], precisions),
+        batch_size=options.batch_size or (1000 if place.device.type == "cuda" else 500),
+        seed=options.seed,
+        compiled=options.compile_,
+        curves=defaults if options.curves else None,
+        curve_images=options.curve_images,
+        corruptions=options.corruptions,
+        mce_baseline=_baseline(options.mce_baseline),
+        overwrite=options.overwrite,
+        images=options.images,
     )
     if config is not None and config.training.threads:
         torch.set_num_threads(config.training.threads)  # as it was trained: a small network waits for its threads
-    data = data or (config.data.name if config else None)
+    data, image_size = options.data or (config.data.name if config else None), options.image_size
     if data is None:
         raise ConfigError("say which images to evaluate it on, e.g. --data cifar10")
     if image_size is None and config is not None and data == config.data.name:
         image_size = config.data.image_size
-    test = load(data, split="test", root=data_dir, image_size=image_size)
-    if images > len(test):
-        raise ConfigError(f"--images is {images}, but {data} has {len(test)} test images; give 0 for all")
+    test = load_data(data, split="test", root=options.data_dir, image_size=image_size)
+    if options.images > len(test):
+        raise ConfigError(f"--images is {options.images}, but {data} has {len(test)} test images; give 0 for all")
     _, channels, side, _ = test.images.shape
-    shape = {"channels": channels, "image_size": side, "classes": len(test.classes)}
-    loaded = options.load(model, weights, network, trust, mean, std, **shape)
-    folder = out or source.folder or Path("runs") / f"evaluate-{_folder_name(model)}"
+    loaded = load(options, channels=channels, image_size=side, classes=len(test.classes))
+    folder = options.out or source.folder or Path("runs") / f"evaluate-{_folder_name(options.model)}"
     if RunFolder(folder).exists and (source.folder is None or not folder.samefile(source.folder)):
         raise ConfigError(f"--out {folder} is a run, but not the one that is evaluated; choose another --out")
     store = Store(folder)
-    console.print(f"{source}: {images or len(test)} images of {data} on {place.device}", soft_wrap=True)
+    console.print(f"{source}: {options.images or len(test)} images of {data} on {place.device}", soft_wrap=True)
     with StopRequest() as stop:
         try:
             with store.alone(), EvaluationProgress(console, stop) as progress:
@@ -151,7 +93,7 @@ def evaluate(
             words = [word for word in sys.argv[1:] if not (store.forgot and word == "--overwrite")]
             how = "this goes on, where --overwrite would start over" if store.forgot else "the same command goes on"
             say_interrupted(console, shlex.join(["bullettrain", *words]), how, stop.signal)
-    show(console, entry, asked, config, curves=curves)
+    show(console, entry, asked, config, curves=options.curves)
     console.print(f"written  {folder / FILE}", soft_wrap=True)
     try:
         console.print(f"report   {write_report(folder)}", soft_wrap=True)
@@ -161,22 +103,15 @@ def evaluate(
 
 def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defaults:
     """Settings of attacks that do not give them: options first, then the run's, then the paper's."""
-    from bullettrain.config.settings import number
-    from bullettrain.evaluation.specs import Defaults, check_eps, threat_of
-
     own = threat_of(config) if config else Defaults()
-    options.check_known("--norm is", norm or own.norm, ("linf", "l2"))
-    asked = Defaults(cast("NormName", norm or own.norm))
+    check_known("--norm is", norm or own.norm, ("linf", "l2"))
+    asked = Defaults(cast(NormName, norm or own.norm))
     if eps is not None:
         asked = Defaults(asked.norm, check_eps(number(eps), asked.norm, "--"))
     return own if asked.norm == own.norm and asked.eps in (None, own.eps) else asked
 
 
 def _baseline(path: Path | None) -> dict[str, list[float]] | None:
-    from bullettrain.config.settings import ConfigError
-    from bullettrain.errors import read_settings_text
-    from bullettrain.schema import conform
-
     try:
         return conform(json.loads(read_settings_text(path)), dict[str, list[float]]) if path else None
     except (OSError, ValueError, RecursionError) as error:
@@ -186,3 +121,40 @@ def _baseline(path: Path | None) -> dict[str, list[float]] | None:
 
 def _folder_name(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name if Path(model).exists() else model).strip("-")
+
+
+def show(console: Console, entry: Entry, asked: Sequence[Result], config: Config | None, *, curves: bool) -> None:
+    """Everything that was asked for, the worst case, the weakest class, differences, warnings."""
+    precisions = list(dict.fromkeys(result.precision for result in asked))
+    for precision in precisions:
+        found = rows(entry, [result for result in asked if result.precision == precision], config)
+        named = f", {precision}" if precisions != ["float32"] else ""
+        console.print(f"{entry.model}{named}", style="bold", soft_wrap=True)
+        styles = [STYLES[row.kind] for row in found]
+        show_table(console, COLUMNS, map(_cells, found), left=["threat"], dropped=DROPPED, styles=styles)
+    for result in asked:
+        if result.corruptions:
+            severities = [
+                [name.replace("_", " "), *(f"{100 * value:.1f}" for value in (sum(values) / len(values), *values))]
+                for name, values in result.corruptions["accuracy"].items()
+            ]
+            show_table(console, ["corruption, %", "mean", "1", "2", "3", "4", "5"], severities)
+            say(console, mean_in_words(result))
+    for text in (weakest(entry, asked), difference(asked, entry.results)):
+        if text:
+            say(console, text)
+    for warning in entry.warnings:
+        say(console, Text.assemble(("warning", "bold yellow"), f" {warning}"))
+    if curves and not entry.warnings:
+        say(console, "no sign of gradient masking")
+
+
+def _cells(row: AttackRow) -> list[str]:
+    return [
+        f"  {row.name}" if row.kind == "part" else row.name,
+        row.threat,
+        share(row.accuracy),
+        interval(row.interval).strip("()") if row.interval else "",
+        share(row.paper) if row.paper is not None else "",
+        duration(row.seconds) if row.seconds is not None else "",
+    ]
