@@ -74,12 +74,12 @@ def test_shares_can_be_imposed():
 
 
 MISTAKES = {
-    "a folder": ("adir", "adir is a folder; give a file, e.g. adir/bench.json"),
-    "a folder for the table": ("taken.json", "taken.md is a folder; give a file"),
-    "the table": ("figures.md", "give the file of the figures, figures.json"),
-    "in a file": ("afile/x.json", "afile is a file; choose another --out"),
-    "deeper in a file": ("afile/y/x.json", "Not a directory; choose another --out"),
-    "in no file system": ("/proc/x.json", "--out /proc/x.json cannot be written: "),
+    "a folder": ("adir", "--out adir: give a file for the figures"),
+    "a folder for the table": ("taken.json", "--out taken.json: give a file for the figures"),
+    "the table": ("figures.md", "--out figures.md: give a file for the figures"),
+    "in a file": ("afile/x.json", "--out cannot be written (afile: File exists); choose another --out"),
+    "deeper in a file": ("afile/y/x.json", "--out cannot be written (afile/y: Not a directory); choose another --out"),
+    "in no file system": ("/proc/x.json", "--out cannot be written (/proc"),
 }
 
 

@@ -146,13 +146,13 @@ def test_train_from_nothing_to_a_report(tmp_path, monkeypatch, invoke):
 def test_compare_prints_one_table(tmp_path):
     done = command("train", "--compare", "--out", "both", *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    table = done.stdout[done.stdout.rindex("clean  PGD-20") :]
+    table = done.stdout[done.stdout.rindex("Clean  PGD-20") :]
     assert re.search(r"baseline +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +27\.0 +– +– +–", table)
     assert re.search(r"BulletTrain +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +[\d.]+ +\d+\.\d %", table)
     assert re.search(r"speed-up [\d.]+× theoretical, [\d.]+× counted work, [\d.]+× wall-clock", table)
     assert set(json.loads((tmp_path / "both/comparison.json").read_text())) == {"rows", "speedup", "errors"}
     change = r"[+−]?[\d.]+ ± [\d.]+ points( \(too close to tell\))?"
-    assert re.search(f"best weights; against the baseline clean {change}, PGD-20 {change}\n", table)
+    assert re.search(f"best weights; against the baseline Clean {change}, PGD-20 {change}\n", table)
     assert "± is one standard error (over the same test images, paired)" in table
     assert (tmp_path / "both/report.html").exists()
     with pytest.raises(ValueError, match=r"give one of them: .*/both/baseline, .*/both/bullettrain$"):
@@ -169,13 +169,13 @@ def test_a_narrow_terminal_cuts_no_number_and_no_word(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     lines = [line.rstrip() for line in plain(done.output).splitlines()]
     lines = lines[lines.index("both") + 1 :]
-    assert re.fullmatch(r" +clean +PGD-2 +training +passes +boundary", lines[0])
+    assert re.fullmatch(r" +Clean +PGD-2 +training +passes +boundary", lines[0])
     assert re.fullmatch(r"baseline +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +27\.0 +–", lines[1])
     assert re.fullmatch(r"BulletTrain +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +[\d.]+ +\d+\.\d %", lines[2])
     assert lines[3] == "the report has more columns"
     prose = " ".join(lines[4:])
     change = r"[+−]?\d+\.\d ± \d+\.\d points"
-    assert re.search(f"accuracy of the last weights; against the baseline clean {change}.*, PGD-2 {change}", prose)
+    assert re.search(f"accuracy of the last weights; against the baseline Clean {change}.*, PGD-2 {change}", prose)
     assert "How much another seed would change is not in it" in prose
     assert max(map(len, lines)) <= 60
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from bullettrain.cli.commands import Bench
+from bullettrain.cli.options import check_out
 from bullettrain.config.recipes import recipe
 from bullettrain.config.settings import ConfigError, number
 from bullettrain.processes import find_place
-from bullettrain.run_folder import RunFolder, try_folder
+from bullettrain.run_folder import RunFolder
 from bullettrain.terminal import logged, show_table, terminal
 from bullettrain.training import bench as benchmark
 from bullettrain.training.setup import load_data
@@ -19,7 +19,9 @@ def bench(options: Bench) -> None:
     """Run the command."""
     console, out = terminal(), options.out
     if out is not None:
-        _check(out)
+        if out.suffix == ".md" or out.is_dir() or out.with_suffix(".md").is_dir():
+            raise ConfigError(f"--out {out}: give a file for the figures, as x.json; their table goes to x.md")
+        check_out(out.parent)
     config = recipe(options.recipe).with_settings(options.settings or [])
     place = find_place(options.device)
     engines = [name.strip() for name in options.engines.split(",") if name.strip()]
@@ -64,18 +66,3 @@ def markdown(result: dict[str, Any]) -> str:
     """The table as Markdown."""
     headings, *rows = (f"| {' | '.join(row)} |" for row in table(result))
     return "\n".join([headings, "|" + "---|" * len(result["rows"][0]), *rows])
-
-
-def _check(out: Path) -> None:
-    """Before anything is timed: the figures can be written."""
-    for file in (out, out.with_suffix(".md")):
-        if file.is_dir():
-            raise ConfigError(f"--out {out}: {file} is a folder; give a file, e.g. {out / 'bench.json'}")
-    if out.suffix == ".md":
-        figures = out.with_suffix(".json")
-        raise ConfigError(f"--out {out}: the table goes there; give the file of the figures, {figures}")
-    try:
-        try_folder(out.parent)
-    except OSError as error:
-        reason = f"{out.parent} is a file" if out.parent.is_file() else error.strerror
-        raise ConfigError(f"--out {out} cannot be written: {reason}; choose another --out") from None

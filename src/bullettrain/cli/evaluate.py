@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bullettrain.cli.commands import Evaluate
-from bullettrain.cli.options import check_known, load
+from bullettrain.cli.options import check_known, load, one_process
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError, number
 from bullettrain.data import load as load_data
@@ -26,7 +26,7 @@ from bullettrain.evaluation.results import FILE, Entry, Result, Store
 from bullettrain.evaluation.specs import Defaults, NormName, check_eps, parse_attacks, threat_of
 from bullettrain.loading import find_source
 from bullettrain.precision import Precision
-from bullettrain.processes import StoppedError, StopRequest, find_place
+from bullettrain.processes import StoppedError, StopRequest
 from bullettrain.reporting import write_report
 from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows, weakest
 from bullettrain.run_folder import RunError, RunFolder
@@ -50,13 +50,11 @@ def evaluate(options: Evaluate) -> None:
         raise ConfigError("--corruptions and --mce-baseline go with --attack corruptions")
     check_known("--precision is", options.precision, ("float32", "tf32", "bf16", "both"))
     precisions = ["float32", "bf16"] if options.precision == "both" else [options.precision]
-    place = find_place(options.device)
-    if place.together:
-        raise ConfigError("evaluate runs in one process; start it without torchrun")
+    device = one_process(options.device)
     plan = evaluation.Plan(
         attacks,
         cast(list[Precision], precisions),
-        batch_size=options.batch_size or (1000 if place.device.type == "cuda" else 500),
+        batch_size=options.batch_size or (1000 if device.type == "cuda" else 500),
         seed=options.seed,
         compiled=options.compile_,
         curves=defaults if options.curves else None,
@@ -82,12 +80,12 @@ def evaluate(options: Evaluate) -> None:
     if RunFolder(folder).exists and (source.folder is None or not folder.samefile(source.folder)):
         raise ConfigError(f"--out {folder} is a run, but not the one that is evaluated; choose another --out")
     store = Store(folder)
-    console.print(f"{source}: {options.images or len(test)} images of {data} on {place.device}", soft_wrap=True)
+    console.print(f"{source}: {options.images or len(test)} images of {data} on {device}", soft_wrap=True)
     with StopRequest() as stop:
         try:
             with store.alone(), EvaluationProgress(console, stop) as progress:
                 entry, asked = evaluation.evaluate(
-                    loaded, test, data, plan, device=place.device, store=store, progress=progress
+                    loaded, test, data, plan, device=device, store=store, progress=progress
                 )
         except (StoppedError, KeyboardInterrupt):  # a second Ctrl-C ends it at once, with what was saved before
             words = [word for word in sys.argv[1:] if not (store.forgot and word == "--overwrite")]

@@ -11,24 +11,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
 from bullettrain.cli.commands import Reproduce
-from bullettrain.cli.options import check_apart, check_known
+from bullettrain.cli.options import check_apart, check_known, check_out, one_process
 from bullettrain.config.settings import ConfigError
 from bullettrain.data.base import elsewhere, root
 from bullettrain.evaluation import autoattack
 from bullettrain.formatting import plural
 from bullettrain.precision import Precision
-from bullettrain.processes import Place, find_place
 from bullettrain.reproduction import figures, runs, tables
 from bullettrain.reproduction.records import Record, read_csv, read_records
 from bullettrain.reproduction.results import NOT_RUN, Results, Verdict
 from bullettrain.reproduction.runs import DONE, ON_RECORD, RECORDS, RUNS, Task, TaskResult
 from bullettrain.reproduction.scales import SCALES, Scale
 from bullettrain.reproduction.studies import LARGE, RANKS, STUDIES, Row, Study
-from bullettrain.run_folder import RunFolder, environment, try_folder
+from bullettrain.run_folder import RunFolder, environment
 from bullettrain.terminal import duration, logged, say, say_interrupted, say_rows, show_table, terminal
 
 CORRUPTIONS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
@@ -60,37 +60,32 @@ def reproduce(options: Reproduce) -> None:
     check_known("--scale is", scale, SCALES)
     if options.precision is not None:
         check_known("--precision is", options.precision, typing.get_args(Precision))
-    modes = {mode: getattr(options, mode) for mode in ("train_only", "tables", "timing", "dry_run")}
-    check_apart(**modes)
+    check_apart(**{mode: getattr(options, mode) for mode in ("train_only", "tables", "timing", "dry_run")})
     patterns = [part for text in options.rows or [] for part in text.split(",") if part]
     if options.rows and not patterns:
         raise ConfigError("--rows names no row; leave it out to run all of them")
     if patterns and len(studies) > 1:
         raise ConfigError(f"--rows {','.join(patterns)} goes with one name; there are {len(studies)}")
-    place = find_place(options.device)
-    if place.together:
-        raise ConfigError("reproduce starts its own processes (--jobs); start it without torchrun")
+    device = one_process(options.device)
     at, out = SCALES[scale], options.out or Path("runs") / "reproduce" / scale
-    if out.is_file():
-        raise ConfigError(f"--out {out} is a file; give a folder")
     chosen = [(study, row) for study in studies for row in study.chosen(at, patterns)]
     seeds = range(options.seeds)
-    tasks = runs.merged([_task(options, study, row, at, seed, out, place) for seed in seeds for study, row in chosen])
+    tasks = runs.merged([_task(options, study, row, at, seed, out, device) for seed in seeds for study, row in chosen])
     records = read_records(out / RECORDS)  # one that is damaged is better found now than after all is trained
     if options.dry_run:
         title = f"{', '.join(study.name for study in studies)}, scale {scale}"
-        show_plan(console, title, tasks, on_record(at) | records, environment(place.device)["device"], options.jobs)
+        show_plan(console, title, tasks, on_record(at) | records, environment(device)["device"], options.jobs)
         return
-    left = [task for task in tasks if task.state() not in (DONE, ON_RECORD)]
-    if not (options.timing or options.tables):
-        _check(left)
+    trains = not (options.timing or options.tables)
+    left = [task for task in tasks if trains and task.state() not in (DONE, ON_RECORD)]
+    _check(left)
     for folder in (out, out / RECORDS, out / RUNS):
-        try_folder(folder)
+        check_out(folder)
     written: list[Path] = []
     with logged(console, LOGGED):
         try:
             if options.timing:
-                done = _time(tasks, place, options)
+                done = _time(tasks, device, options)
             elif options.tables:
                 done = [runs.perform(task) for task in tasks if task.trained]  # what `evaluate` has found since
             else:
@@ -116,12 +111,12 @@ def reproduce(options: Reproduce) -> None:
         sys.exit(1)
 
 
-def _task(options: Reproduce, study: Study, row: Row, scale: Scale, seed: int, out: Path, place: Place) -> Task:
+def _task(options: Reproduce, study: Study, row: Row, scale: Scale, seed: int, out: Path, device: torch.device) -> Task:
     """The run of a row, and what is wanted of it; on a GPU its network is compiled unless the user says otherwise."""
     settings = options.settings or ()
     config = row.config(scale, settings).replace_section("training", seed=seed)
     asked = any(setting.partition("=")[0] in ("compile", "training.compile") for setting in settings)
-    if place.device.type == "cuda" and config.network.name != "small-cnn" and not asked:
+    if device.type == "cuda" and config.network.name != "small-cnn" and not asked:
         config = config.replace_section("training", compile=True)
     usual = scale.images if row.images is None or not scale.like_paper else row.images
     wanted = [attack for attack in (*study.attacks, *row.attacks) if not (row.plain and attack == RANKS)]
@@ -166,10 +161,10 @@ def _run(console: Console, tasks: list[Task], left: list[Task], jobs: int) -> li
     return runs.run_all([dataclasses.replace(task, jobs=jobs) for task in left], jobs=jobs, console=bars)
 
 
-def _time(tasks: list[Task], place: Place, options: Reproduce) -> list[TaskResult]:
+def _time(tasks: list[Task], device: torch.device, options: Reproduce) -> list[TaskResult]:
     """The timing of all runs that are finished, into their records."""
     finished = [record for task in tasks if (record := task.record()) is not None and record.finished]
-    left = [record for record in finished if not runs.is_timed(record, place.device)]
+    left = [record for record in finished if not runs.is_timed(record, device)]
     _announce("finished run", finished, left, "be timed")
     return [runs.time_run(record, tasks[0].out / RECORDS, options.data_dir, options.device) for record in left]
 

@@ -22,6 +22,7 @@ from bullettrain.config.describe import as_yaml
 from bullettrain.config.methods import METHODS, with_method
 from bullettrain.config.methods import one_line as method_line
 from bullettrain.config.recipes import one_line
+from bullettrain.formatting import attack_name
 from bullettrain.processes import Place
 from bullettrain.reporting import write_report
 from bullettrain.reporting.paper import paper_boundary
@@ -187,7 +188,7 @@ def print_result(console: Console, result: Result) -> None:
         lines.append(", ".join(shares) + _beside_paper(result))
         lines.append(f"speed-up {end['theoretical_speedup']:.2f}× theoretical, {end['work_speedup']:.2f}× counted work")
     console.print(f"{result.folder}", style="bold", soft_wrap=True)
-    show_table(console, ["weights", *map(_heading, attacks)], rows)
+    show_table(console, ["weights", *map(attack_name, attacks)], rows)
     say(console, "\n".join(lines))
 
 
@@ -204,9 +205,9 @@ def print_comparison(console: Console, baseline: Result, mined: Result) -> None:
     says = []
     for name in attacks:
         gap, error = own[name] - plain[name], errors[name]["error"]
-        says.append(f"{_heading(name)} {formatting.points(gap, error=error)}{formatting.too_close(gap, error)}")
+        says.append(f"{attack_name(name)} {formatting.points(gap, error=error)}{formatting.too_close(gap, error)}")
     console.print(f"{mined.folder.parent}", style="bold", soft_wrap=True)
-    if not show_table(console, ["", *map(_heading, attacks), "training", "passes", *SHARES], rows, dropped=DROPPED):
+    if not show_table(console, ["", *map(attack_name, attacks), "training", "passes", *SHARES], rows, dropped=DROPPED):
         say(console, "the report has more columns", style="dim")
     lines = [
         f"speed-up {speedup['theoretical']:.2f}× theoretical, {speedup['work']:.2f}× counted work, "
@@ -222,10 +223,6 @@ def _beside_paper(result: Result) -> str:
     """F_B of the paper, where it has the recipe's."""
     paper = paper_boundary(RunFolder(result.folder).config().recipe)
     return "" if paper is None else f"; in the paper boundary {formatting.plain(formatting.percent(paper, 0))}"
-
-
-def _heading(attack: str) -> str:
-    return attack if attack == "clean" else formatting.attack_name(attack)
 
 
 def cache_compiled_code(folder: Path) -> None:
