@@ -10,6 +10,7 @@ import typer
 
 Count = Annotated[int, typer.Option(min=1)]
 MaybeCount = Annotated[int | None, typer.Option(min=1)]
+ImageSize = Annotated[int | None, typer.Option(min=1, max=8192)]
 Number = Annotated[str | None, typer.Option(metavar="NUMBER")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")]
 
@@ -61,7 +62,7 @@ class Model:
 class _Images:
     """Which images a network takes."""
 
-    image_size: MaybeCount = None
+    image_size: ImageSize = None
     """Pixels a side, where the model does not say. Default: 32."""
     channels: MaybeCount = None
     """Channels of images, where the model does not say. Default: 3."""
@@ -173,7 +174,7 @@ class Evaluate(Model, _Device, _Data):
     """linf or l2, of attacks that do not say. Default: the run's, else linf."""
     images: Annotated[int, typer.Option(min=0)] = 0
     """Evaluate only so many test images, every class alike; 0: all."""
-    image_size: MaybeCount = None
+    image_size: ImageSize = None
     """Side to which the images of a folder are resized. Default: the run's, for its data."""
     precision: str = "float32"
     """Of the search of attacks: float32, tf32, bf16, or both (first and last). Float32 decides."""
