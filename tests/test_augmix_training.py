@@ -17,7 +17,7 @@ from rich.console import Console
 import bullettrain as bt
 from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.augmix import ViewMaker
-from bullettrain.commands.train_terminal import print_comparison, print_result
+from bullettrain.cli.train import print_comparison, print_result
 from bullettrain.config import Config, ConfigError, recipe
 from bullettrain.data import load
 from bullettrain.evaluation import view_accuracy

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bullettrain.commands import app
+from bullettrain.cli.app import app
 from bullettrain.config import recipe
 from bullettrain.models import build
 from bullettrain.run_folder import RunFolder
@@ -124,7 +124,7 @@ def test_a_name_is_printed_as_it_is(tmp_path, monkeypatch):
 
 def test_the_papers_figure_stands_beside_the_papers_recipe(run):
     """A config of the paper's, on a network and data that are not; the column is what is tested."""
-    from bullettrain.commands.evaluate_terminal import show
+    from bullettrain.cli.evaluate import show
     from bullettrain.evaluation.results import Store
 
     invoke(run, "--attack", "clean,pgd20:eps=0.031", "--images", 20)
@@ -264,7 +264,7 @@ def test_a_report_does_not_trust_the_file(run):
 
 
 def test_defaults_come_from_the_run():
-    from bullettrain.commands.evaluate import _defaults
+    from bullettrain.cli.evaluate import _defaults
     from bullettrain.evaluation.specs import Defaults, parse_attack
 
     cifar = recipe("cifar10-trades")

@@ -14,7 +14,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import bullettrain as bt
-from bullettrain.commands import app
+from bullettrain.cli.app import app
 from bullettrain.data import load, to_unit
 from bullettrain.models import build
 from bullettrain.run_folder import RunFolder, pack_weights, read_weights

@@ -1,7 +1,8 @@
-"""Objects in one line, for a prompt or a log: the class and its settings; and errors, for a message."""
+"""Things in one line: objects for a prompt or a log, errors for a message, settings and options for their help."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 
@@ -54,3 +55,14 @@ def brief(value: object) -> str:
 
 
 _PLAIN = (bool, int, float, str, tuple)
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """By field of a dataclass: the string below it in the source, on one line."""
+    (definition,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    found = {}
+    for field, below in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            found[field.target.id] = " ".join(ast.literal_eval(below.value).split())
+    return found
