@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from bullettrain.corruptions.table import AVERAGED, CORRUPTIONS, SEVERITIES
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.base import DataError
 from bullettrain.data.sets import sample
-from bullettrain.evaluation.accuracy import clean_round
+from bullettrain.evaluation.accuracy import clean_round, survive
 from bullettrain.evaluation.results import CorruptionDetails, pack_counts
-from bullettrain.evaluation.survival import Tick, survive
 from bullettrain.loading import try_network
 
 SPOT = ("gaussian_noise", "gaussian_blur", "contrast")
@@ -38,7 +37,7 @@ def corruption_accuracy(
     batch_size: int = 500,
     size: int = 0,
     baseline: Mapping[str, Sequence[float]] | None = None,
-    tick: Tick | None = None,
+    tick: Callable[[int], None] | None = None,
 ) -> CorruptionDetails:
     """Accuracy of the network, in eval mode, on the files of ``folder``: released ones, or those of `make`.
 
