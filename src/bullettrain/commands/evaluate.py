@@ -152,17 +152,8 @@ def evaluate(
     if data is None:
         raise ConfigError("say which images to evaluate it on, e.g. --data cifar10")
     images = _images(data, config, data_dir, number, image_size)
-    loaded = load_model(
-        model,
-        weights=weights,
-        network=network,
-        trust=trust,
-        mean=options.numbers(mean),
-        std=options.numbers(std),
-        channels=images.images.shape[1],
-        image_size=images.images.shape[2],
-        classes=len(images.classes),
-    )
+    shape = {"channels": images.images.shape[1], "image_size": images.images.shape[2], "classes": len(images.classes)}
+    loaded = load_model(model, weights, network, trust, mean, std, **shape)
     folder = out or source.folder or Path("runs") / f"evaluate-{_folder_name(model)}"
     if RunFolder(folder).exists and (source.folder is None or not folder.samefile(source.folder)):
         raise ConfigError(f"--out {folder} is a run, but not the one that is evaluated; choose another --out")

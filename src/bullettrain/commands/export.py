@@ -48,15 +48,6 @@ def export(
 
     if form not in FORMATS:
         raise ConfigError(f"--format is {form!r}{instead(form, FORMATS)}")
-    loaded = load_model(
-        model,
-        weights=weights,
-        network=network,
-        trust=trust,
-        mean=options.numbers(mean),
-        std=options.numbers(std),
-        image_size=image_size or 32,
-        channels=channels or 3,
-    )
+    loaded = load_model(model, weights, network, trust, mean, std, image_size=image_size, channels=channels)
     for path in write(loaded, form, out or (loaded.folder or Path()) / FORMATS[form]):
         terminal().print(f"written  {path}", soft_wrap=True)

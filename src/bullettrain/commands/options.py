@@ -31,10 +31,3 @@ Channels = Annotated[
     int | None, typer.Option(min=1, help="Channels of images, where the model does not say. Default: 3.")
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")]
-
-
-def numbers(text: str | None) -> list[float] | None:
-    """`0.49,0.48,0.45` as numbers."""
-    from bullettrain.config.settings import number
-
-    return None if text is None else [number(part) for part in text.split(",")]

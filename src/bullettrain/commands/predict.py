@@ -49,17 +49,8 @@ def predict(
 
     console = terminal()
     place = find_place(device)
-    loaded = load_model(
-        model,
-        weights=weights,
-        network=network,
-        trust=trust,
-        mean=options.numbers(mean),
-        std=options.numbers(std),
-        image_size=image_size or 32,
-        channels=channels or 3,
-    )
-    about = with_shape(loaded, image_size=image_size, channels=channels).about
+    loaded = load_model(model, weights, network, trust, mean, std, image_size=image_size, channels=channels)
+    about = with_shape(loaded).about
     assert about.network is not None
     pixels = read_images(images, channels=about.network.channels, image_size=about.network.image_size)
     made = loaded.network.to(place.device)
