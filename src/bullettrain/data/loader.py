@@ -54,10 +54,8 @@ class Loader:
         if not 0 <= rank < world:
             raise DataError(f"rank={rank} of world={world}: ranks count from 0 to world - 1.")
         if drop_last and 0 < len(data) < batch_size:
-            raise DataError(
-                f"{len(data)} images make no full batch of {batch_size}:"
-                " choose a smaller batch size, or keep the last batch (drop_last=False)."
-            )
+            mend = "choose a smaller batch size, or keep the last batch (drop_last=False)"
+            raise DataError(f"{len(data)} images make no full batch of {batch_size}: {mend}.")
         if not 0 <= view_share <= 1:
             raise DataError(f"view_share={view_share}: the share of images that come as views is 0 to 1.")
         if replays < 1:
@@ -65,15 +63,9 @@ class Loader:
         self.device = torch.device(device)
         self.resident = _fits(data, self.device) if resident is None else resident
         self.data = data.to(self.device if self.resident else "cpu")
-        self.batch_size, self.seed, self.augment, self.views, self.view_share = (
-            batch_size,
-            seed,
-            augment,
-            views,
-            view_share,
-        )
-        self.shuffle, self.drop_last, self.rank, self.world = shuffle, drop_last, rank, world
-        self.dtype, self.channels_last, self.replays = dtype, channels_last, replays
+        self.batch_size, self.seed, self.shuffle, self.drop_last = batch_size, seed, shuffle, drop_last
+        self.augment, self.views, self.view_share, self.replays = augment, views, view_share, replays
+        self.rank, self.world, self.dtype, self.channels_last = rank, world, dtype, channels_last
         self._drawn: tuple[int, int, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -83,9 +75,8 @@ class Loader:
     @property
     def _distinct(self) -> int:
         """Batches an epoch, each counted once."""
-        if self.drop_last:
-            return len(self.data) // self.batch_size
-        return -(-len(self.data) // self.batch_size)
+        full, rest = divmod(len(self.data), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
 
     def joint_size(self, index: int) -> int:
         """How many images batch `index` has over all processes."""
