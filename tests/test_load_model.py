@@ -69,6 +69,13 @@ def test_robustbench_keeps_the_normalisation_beside_the_weights(tmp_path):
     assert same(load_model(str(tmp_path / "net.pt"), network="wrn-10-1").network, network)
 
 
+def test_a_stage_that_the_authors_never_ran_is_left_out(tmp_path):
+    network = build("wrn-10-1").eval()
+    extra = {f"sub_block1.{key}": value for key, value in network.block1.state_dict().items()}
+    torch.save({**network.state_dict(), **extra}, tmp_path / "trades.pt")
+    assert same(load_model(str(tmp_path / "trades.pt"), network="wrn-10-1").network, network)
+
+
 def test_classes_come_from_the_weights(tmp_path):
     torch.save(build("wrn-10-1", num_classes=100).state_dict(), tmp_path / "net.pt")
     found = load_model(str(tmp_path / "net.pt"), network="wrn-10-1", classes=10)

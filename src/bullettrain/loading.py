@@ -170,9 +170,6 @@ def load_model(
         RunError: there is no such network, it is damaged, or may not be built.
     """
     source = find_source(model, weights)
-    low, high = LIMITS["data.image_size"]
-    if image_size is not None and not low <= image_size <= high:
-        raise ConfigError(f"--image-size is {image_size}; it has to be at least {low} and at most {high}")
     mean, std = _numbers(mean), _numbers(std)
     sides: dict[str, Any] = {"image_size": image_size, "channels": channels}
     sides = {name: value for name, value in sides.items() if value is not None}
@@ -223,10 +220,13 @@ def with_shape(model: LoadedModel) -> LoadedModel:
     """``model``, on the CPU, with the number and the names of its classes, found by calling it on two black images.
 
     Raises:
-        ConfigError: the network does not take such images.
+        ConfigError: the network does not take such images, or nobody does.
     """
     shape = model.about.network
     assert shape is not None
+    low, high = LIMITS["data.image_size"]
+    if not low <= shape.image_size <= high:
+        raise ConfigError(f"--image-size is {shape.image_size}; it has to be at least {low} and at most {high}")
     black = torch.zeros(()).expand(2, shape.channels, shape.image_size, shape.image_size)
     classes = try_network(model.network, black, "such images (--channels and --image-size change that)").shape[1]
     names = model.about.classes or tuple(map(str, range(classes)))

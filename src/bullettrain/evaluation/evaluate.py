@@ -181,15 +181,9 @@ class AttackRunner:
 
     def key(self, attack: Attack, part: _Part) -> str:
         """A short text that changes with whatever the result of an attack depends on."""
-        parts: dict[str, Any] = {
-            "network": self.entry.digest,
-            "images": part.fingerprint,
-            "attack": as_dict(attack),
-            "precision": self.precision,
-            "seed": self.plan.seed,
-            "batch_size": self.plan.batch_size,
-            "device": self.device.type,
-        }
+        parts: dict[str, Any] = {"network": self.entry.digest, "images": part.fingerprint, "attack": as_dict(attack)}
+        parts |= {"precision": self.precision, "seed": self.plan.seed, "batch_size": self.plan.batch_size}
+        parts["device"] = self.device.type
         if isinstance(attack, AutoAttack):
             fast = _is_fast(attack, self.precision)
             parts["package"] = autoattack.FAST_VERSION if fast else autoattack.installed()
