@@ -198,10 +198,19 @@ MISTAKES = {
     "data": (["runs/robust", "--data", "svhn"], "dataset 'svhn' is unknown"),
     "missing data": (["runs/robust", "--data", "cifar10", "--data-dir", "nowhere"], "bullettrain data prepare cifar10"),
     "classes": (["hundred.pt", "--network", "wrn-10-1", "--data", "digits"], "has 100 classes, but digits has 10"),
-    "keys": (["their.pt", "--network", "wrn-16-1", "--data", "digits"], "it lacks block1.layer.1.bn1.weight"),
-    "shape": (["colour.pt", "--network", "wrn-10-1", "--data", "digits"], "conv1.weight is (16, 3, 3, 3) there"),
+    "keys": (
+        ["their.pt", "--network", "wrn-16-1", "--data", "digits"],
+        'state_dict: "block1.layer.1.bn1.weight"',
+    ),
+    "shape": (
+        ["colour.pt", "--network", "wrn-10-1", "--data", "digits"],
+        "size mismatch for conv1.weight",
+    ),
     "range": (["runs/robust", "--data", "npz:wide.npz"], "has x outside [0, 1] (from 0 to 3)"),
-    "text": (["text.pt"], "text.pt is no checkpoint: it is a text file; give a run's folder"),
+    "text": (
+        ["text.pt"],
+        "text.pt is no checkpoint: it is neither",
+    ),
     "model": (["nothing"], "'nothing' is no network"),
     "weights": (["runs/robust", "--weights", "best"], "has no 'best' weights"),
     "size": (["runs/robust", "--images", "9999"], "but digits has 359 test images"),

@@ -12,6 +12,6 @@ from bullettrain.terminal import terminal
 def export(options: Export) -> None:
     """Run the command."""
     check_known("--format is", options.format_, FORMATS)
-    loaded = load(options, image_size=options.image_size or 32, channels=options.channels or 3)
+    loaded = load(options, image_size=options.image_size, channels=options.channels)
     for path in write(loaded, options.format_, options.out or (loaded.folder or Path()) / FORMATS[options.format_]):
         terminal().print(f"written  {path}", soft_wrap=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from bullettrain.cli.commands import Model
-from bullettrain.config.settings import ConfigError, number
+from bullettrain.config.settings import ConfigError
 from bullettrain.loading import LoadedModel, load_model
 from bullettrain.processes import find_place
 from bullettrain.run_folder import try_folder
@@ -46,10 +47,7 @@ def one_process(device: str | None) -> torch.device:
     return place.device
 
 
-def load(options: Model, **shape: int) -> LoadedModel:
+def load(options: Model, **shape: Any) -> LoadedModel:
     """The network that the options name; ``shape`` is that of images, where the model does not say."""
-    mean, std = (
-        [number(part) for part in text.split(",")] if text is not None else None for text in (options.mean, options.std)
-    )
-    weights, network, trust = options.weights, options.network, options.trust
-    return load_model(options.model, weights=weights, network=network, trust=trust, mean=mean, std=std, **shape)
+    named = options.model, options.weights, options.network, options.trust, options.mean, options.std
+    return load_model(*named, **shape)

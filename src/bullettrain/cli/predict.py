@@ -21,8 +21,8 @@ BATCH = 64
 def predict(options: Predict) -> None:
     """Run the command."""
     console, place = terminal(), find_place(options.device)
-    loaded = load(options, image_size=options.image_size or 32, channels=options.channels or 3)
-    about = with_shape(loaded, image_size=options.image_size, channels=options.channels).about
+    loaded = load(options, image_size=options.image_size, channels=options.channels)
+    about = with_shape(loaded).about
     assert about.network is not None
     pixels = read_images(options.images, channels=about.network.channels, image_size=about.network.image_size)
     made = loaded.network.to(place.device)
