@@ -108,16 +108,23 @@ def test_words_that_do_not_fit_are_one_line(monkeypatch, capsys, words, said):
     assert said in found.err
 
 
-@pytest.mark.parametrize("variable", ["WORLD_SIZE", "RANK"])
-def test_processes_that_are_no_numbers(monkeypatch, capsys, variable):
-    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", variable: "two"}.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("WORLD_SIZE", "two", "WORLD_SIZE is 'two'; it has to be a whole number"),
+        ("RANK", "two", "RANK is 'two'; it has to be a whole number"),
+        ("MASTER_ADDR", None, "WORLD_SIZE is set, but MASTER_ADDR is not; start several processes with torchrun"),
+    ],
+)
+def test_what_torchrun_would_not_say(monkeypatch, capsys, variable, value, said):
+    usual = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, text in {**usual, variable: value}.items():
+        monkeypatch.setenv(name, text) if text is not None else monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "argv", ["bullettrain", "train"])
     with pytest.raises(SystemExit) as stop:
         cli.main()
-    said = "" if variable == "RANK" else "bullettrain: WORLD_SIZE is 'two'; it has to be a whole number"
     assert stop.value.code == 2
-    assert capsys.readouterr().err.startswith(said)
+    assert capsys.readouterr().err.startswith(f"bullettrain: {said}")
 
 
 COMMAND = f"{sys.executable} -m bullettrain"

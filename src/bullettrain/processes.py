@@ -58,6 +58,10 @@ class Place:
         return int(shared)
 
 
+TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun sets for each process besides their number."""
+
+
 def find_place(device: str | None) -> Place:
     """The device that is asked for, or the best there is; under torchrun also the group of processes."""
     world = _process_number("WORLD_SIZE", "1")
@@ -73,8 +77,8 @@ def find_place(device: str | None) -> Place:
         torch.cuda.set_device(found)  # captures are of the current device
     if world == 1:
         return Place(found)
-    if "RANK" not in os.environ or "LOCAL_RANK" not in os.environ:
-        raise ConfigError("WORLD_SIZE is set, but RANK is not; start several processes with torchrun")
+    if missing := [name for name in TORCHRUN if name not in os.environ]:
+        raise ConfigError(f"WORLD_SIZE is set, but {missing[0]} is not; start several processes with torchrun")
     _process_number("RANK", "0")
     if found.type == "cuda" and found.index is None:
         found = torch.device("cuda", _process_number("LOCAL_RANK", "0"))

@@ -70,7 +70,8 @@ def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt) or _interrupts(error):
         return "stopped", 130
     if isinstance(error, UserError):  # of several processes, one speaks
-        first = "WORLD_SIZE" not in os.environ or os.environ.get("RANK", "0") == "0"
+        rank = os.environ.get("RANK", "0")
+        first = "WORLD_SIZE" not in os.environ or not rank.isdecimal() or int(rank) == 0
         return str(error) if first else "", 2
     if hasattr(error, "format_message"):  # the words of the command line do not fit
         return _usage(error), 2
