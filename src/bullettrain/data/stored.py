@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ class StoredPerturbations:
     def __init__(
         self,
         images: int,
-        shape: tuple[int, int, int],
+        shape: Sequence[int],
         augment: Augment,
         *,
         device: torch.device | str = "cpu",
@@ -51,6 +53,10 @@ class StoredPerturbations:
         whole = torch.zeros_like(self.delta[: len(index)])
         whole.scatter_(2, pixels, (x_prime - x).detach().flatten(2).to(whole.dtype))
         self.delta.index_copy_(0, index, whole)
+
+    def draw(self, eps: float, generator: torch.Generator | None = None) -> None:
+        """Begin anew from x with ``eps`` added to, or taken from, each pixel by chance."""
+        self.delta.bernoulli_(0.5, generator=generator).mul_(2 * eps).sub_(eps)
 
     def clear(self) -> None:
         """Begin anew from x itself."""
