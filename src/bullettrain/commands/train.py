@@ -57,7 +57,7 @@ def train(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU where there is one.")] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="Train by a baseline instead: fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8."),
+        typer.Option(help="Train by a baseline instead: fast, fast-3, n-fgsm, yopo-2-5, gat, …; --list has all."),
     ] = None,
     baseline: Annotated[
         bool, typer.Option("--baseline", help="The full number of steps for everyone: no BulletTrain.")

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Literal, cast
 
 import bullettrain as bt
-from bullettrain.allocation import StepBudget
+from bullettrain.allocation import Allocation, ShuffledBudget, StepBudget
 from bullettrain.attacks import Attack
 from bullettrain.augmix import ViewMaker
-from bullettrain.baselines import FirstLayer, Free, GradAlign
+from bullettrain.baselines import FGSMPGI, GAT, FirstLayer, Free, GradAlign, NuAT
 from bullettrain.config.settings import ConfigError, as_setting
 
 SCORES = {
@@ -36,7 +36,7 @@ class Threat:
 class MethodConfig:
     """The objective, and how BulletTrain spends the effort on it."""
 
-    objective: Literal["pgd-at", "trades", "mart", "augmix"] = "trades"
+    objective: Literal["pgd-at", "trades", "mart", "augmix", "gat", "nuat", "fgsm-pgi"] = "trades"
     """The loss that is minimised, and the attack that goes with it."""
     eps: float = 0.031
     """Radius of the perturbations that are trained against, for pixels in [0, 1]; 8/255 is a number too."""
@@ -45,15 +45,23 @@ class MethodConfig:
     beta: float | None = None
     """Weight of the robust term; null: the objective's own."""
     boundary: int = 10
-    """Attack steps for boundary examples."""
+    """Attack steps for boundary examples; of other allocations the most."""
     robust: int = 2
-    """Attack steps for robust examples."""
+    """Attack steps for robust examples; of gaussian and history the fewest."""
     outlier: int = 0
-    """Attack steps for outliers."""
+    """Attack steps for outliers, also of gaussian."""
+    allocation: Literal["categories", "gaussian", "history", "early-stop", "radius", "second-step"] = "categories"
+    """What decides on steps: the class; a bell curve over the score; the last margin; whether the attack has succeeded;
+    radius: all get the same, in balls by the last margin; second-step: one, and more by the first step's gradient."""
+    allocation_value: float | None = None
+    """gaussian: its width (0.5 of the largest score); early-stop: steps from success on (1); radius: the smallest (0.5
+    of eps); second-step: how many take more than one (0.25); null: these."""
+    shuffled: bool = False
+    """Control of an allocation: what it gives is dealt out to the examples by chance."""
     ordered: bool = True
     """Refuse step counts that the method does not want; studies say false."""
     step_size: float | None = None
-    """Step size of boundary examples; null: 0.007 at eps 0.031, else 2.25·eps/boundary."""
+    """Step size of boundary examples; null: 0.007 at eps 0.031, else 2.25·eps/boundary. Other allocations: null."""
     scale: float | None = None
     """Step size of boundary examples as scale·eps/boundary instead; null: step_size says it."""
     clean_warmup: float = 0.0
@@ -109,11 +117,33 @@ class MethodConfig:
             scale=self.scale,
         )
 
+    @property
+    def remembers(self) -> bool:
+        """Whether steps look at what is remembered of the examples."""
+        return self.selection == "last" or self.allocation in ("history", "radius")
+
+    def allocator(self) -> Allocation:
+        """What deals out the steps.
+
+        Raises:
+            ConfigError: a setting would have no effect on it.
+        """
+        found: Allocation = self.budget()
+        if self.allocation != "categories":
+            for key in ("step_size", "scale"):
+                if getattr(self, key) is not None:
+                    raise ConfigError(f"method.{key} is of allocation=categories alone: --set {key}=null")
+            found = ALLOCATIONS[self.allocation](self)
+        if self.allocation_value is not None and self.allocation in ("categories", "history"):
+            raise ConfigError(f"method.allocation_value is nothing of {self.allocation}: --set allocation_value=null")
+        return ShuffledBudget(found, self.eps) if self.shuffled else found
+
     def falls_short(self) -> str | None:
         """What to say where all the steps of a boundary example do not take it across the ball; None where they do."""
         budget = self.budget()
         step, moves = budget.boundary_step(self.eps), budget.boundary * max(self.first_layer, 1)
-        if self.objective == "augmix" or not moves or moves * step > 0.999 * self.eps:
+        other = self.objective == "augmix" or self.allocation != "categories"
+        if other or not moves or moves * step > 0.999 * self.eps:
             return None
         return (
             f"{moves} steps of {step:g} move an example by {moves * step:g} at most, less than eps {self.eps:g}: "
@@ -122,7 +152,7 @@ class MethodConfig:
 
     @property
     def kind(self) -> str:
-        """What is built: the objective or, on pgd-at, one of the two baselines that are objectives of their own."""
+        """What is built: the objective or, on pgd-at, one of the two baselines that are settings of it."""
         return "free" if self.carry else "grad-align" if self.align else self.objective
 
     def build_objective(self) -> bt.Objective:
@@ -156,12 +186,12 @@ class MethodConfig:
         oracle = bt.OracleSeparation(eps=self.eps, norm=self.norm) if self.separation == "oracle" else None
         return bt.BulletTrain(
             self.build_objective(),
-            budget=self.budget(),
+            budget=self.allocator(),
             gamma=self.gamma,
             momentum=self.momentum,
             score=SCORES[self.score],
             separation=oracle or bt.separate,
-            examples=examples if self.selection == "last" else 0,
+            examples=examples if self.remembers else 0,
         )
 
 
@@ -180,11 +210,32 @@ def _augmix(method: MethodConfig) -> bt.Objective:
     return bt.AugMix(views=method.view_maker(), beta=beta, jsd=method.jsd, selection=method.selection or "train")
 
 
+def _value(method: MethodConfig, usual: float) -> float:
+    return usual if method.allocation_value is None else method.allocation_value
+
+
+def _whole(method: MethodConfig, usual: int) -> int:
+    value = _value(method, usual)
+    if value != int(value):
+        raise ConfigError(f"method.allocation_value is {value:g}; of {method.allocation} it has to be a whole number")
+    return int(value)
+
+
+ALLOCATIONS: dict[str, Callable[[MethodConfig], Allocation]] = {
+    "gaussian": lambda m: bt.GaussianBudget(m.boundary, width=_value(m, 0.5), least=m.robust, outlier=m.outlier),
+    "history": lambda m: bt.HistoryBudget(m.boundary, least=m.robust),
+    "early-stop": lambda m: bt.EarlyStopBudget(m.boundary, further=_whole(m, 1)),
+    "radius": lambda m: bt.RadiusBudget(m.boundary, eps=m.eps, low=_value(m, 0.5)),
+    "second-step": lambda m: bt.SecondStepBudget(m.boundary, share=_value(m, 0.25)),
+}
 ATTACK = frozenset(("start", "start_radius", "project", "first_layer", "selection", "clean_warmup", "eps_warmup"))
 SETTINGS: dict[str, frozenset[str]] = {
     "pgd-at": ATTACK,
     "trades": ATTACK | {"beta"},
     "mart": ATTACK | {"beta"},
+    "gat": frozenset(("beta", "eps_warmup")),
+    "nuat": frozenset(("beta", "eps_warmup")),
+    "fgsm-pgi": frozenset(("beta",)),
     "augmix": frozenset(("beta", "selection", "jsd", "severity", "width", "depth", "all_ops")),
     "free": frozenset(("carry",)),
     "grad-align": frozenset(("align", "eps_warmup")),
@@ -194,6 +245,9 @@ BUILDERS: dict[str, Callable[[MethodConfig], bt.Objective]] = {
     "pgd-at": lambda m: bt.PGDAT(eps=m.eps, norm=m.norm, attack=m.attack(), selection=m.selection),
     "trades": partial(_adversarial, bt.TRADES),
     "mart": partial(_adversarial, bt.MART),
+    "gat": lambda m: GAT(beta=m.beta, eps=m.eps, norm=m.norm),
+    "nuat": lambda m: NuAT(beta=m.beta, eps=m.eps, norm=m.norm),
+    "fgsm-pgi": lambda m: FGSMPGI(beta=m.beta, eps=m.eps, norm=m.norm),
     "augmix": _augmix,
     "free": lambda m: Free(eps=m.eps, norm=m.norm),
     "grad-align": lambda m: GradAlign(weight=m.align, eps=m.eps, norm=m.norm),

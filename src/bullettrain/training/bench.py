@@ -386,7 +386,9 @@ def _with_speedups(row: BenchRow, baseline: BenchRow, config: Config) -> BenchRo
     views = config.method.build_objective().num_views
     return replace(
         row,
-        theoretical_speedup=theoretical_speedup(config.method.budget(), **share, views=views),
+        theoretical_speedup=theoretical_speedup(config.method.budget(), **share, views=views)
+        if config.method.allocation == "categories"
+        else None,
         work_speedup=baseline.work / row.work,
         wall_clock_speedup=baseline.step_ms / row.step_ms,
     )

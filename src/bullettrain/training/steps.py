@@ -73,6 +73,8 @@ class Stepper:
             record=metrics.add,
         )
         self.fast.more_state = self._state
+        self.keep: Callable[[StepOutput], None] = lambda out: None
+        """Shown what each step gave."""
         self.optimizer = make_optimizer(network, config.optimizer, capturable=self.captured)
         if self.captured:
             materialize(self.optimizer)
@@ -83,6 +85,8 @@ class Stepper:
         least = next((n for n in (method.outlier, method.robust) if n), method.boundary)
         if count and not self.engine.objective.needs_network:
             raise ConfigError(f"training.refresh_steps is {count}, but AugMix has no such steps; it has to be 0")
+        if count and hasattr(self.engine.budget, "revise"):
+            raise ConfigError(f"training.refresh_steps is {count}, but {method.allocation} decides on steps one by one")
         if count > least:
             raise ConfigError(f"training.refresh_steps is {count}, but some examples get {least} steps in all")
 
@@ -127,17 +131,21 @@ class Stepper:
         if self.config.training.accumulate > 1:  # one update of the weights from all of them
             for i, batch in enumerate(batches):
                 (out,) = self.fast.updates([batch], (i > 0, 1 / len(batches)))
-                self.metrics.passes += out.work.total
+                self._count(out)
             self._update(rate(len(batches) - 1))
             return out
         parts = [batches] if self.unit > 1 else [[batch] for batch in batches]
         i = 0
         for part in parts:
             for out in self.fast.updates(part):
-                self.metrics.passes += out.work.total
+                self._count(out)
                 self._update(rate(i))
                 i += 1
         return out
+
+    def _count(self, out: StepOutput) -> None:
+        self.metrics.passes += out.work.total
+        self.keep(out)
 
     def _update(self, rate: float) -> None:
         set_rate(self.optimizer, rate)

@@ -16,6 +16,7 @@ from bullettrain.config import Config, ConfigError
 from bullettrain.data import ImageSet
 from bullettrain.data.sets import fingerprint
 from bullettrain.engine.phases import Batch
+from bullettrain.formatting import method_name
 from bullettrain.models.external import is_external
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.processes import Place, StoppedError, StopRequest
@@ -60,8 +61,9 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.place = config, folder, place
         self.train_set, self.validation_set, self.test_set = data
-        if config.method.kind == "free" and place.together:
-            raise ConfigError("Free is for one process: each would carry a perturbation of its own")
+        if config.method.kind in ("free", "fgsm-pgi") and place.together:
+            name = method_name(vars(config.method))
+            raise ConfigError(f"{name} is for one process: each would carry perturbations of its own")
         training = config.training
         if training.threads:
             set_threads(training.threads)
@@ -76,7 +78,7 @@ class Trainer:
         self.engine = config.method.build(examples=len(self.train_set))
         if keep_going:
             self.engine.check_every = 0  # what it would refuse is only to be warned of
-        self.selects = self.engine.budget.uniform_steps is None
+        self.selects = self.engine.selects
         self.average = MovingAverage(self.network, training.average) if training.average else None
         self.best: Weights | None = None
         self.loader = make_loader(config, self.train_set, place)
@@ -92,6 +94,7 @@ class Trainer:
         self.evaluator = evaluator(config, place.device, self.display.evaluating)
         self.recorder = Recorder(folder if place.first else None)
         self.stepper = Stepper(self.engine, self.network, self.average, self.metrics, config, place, say=self._note)
+        self.stepper.keep = self.initial.keep
         self.optimizer = self.stepper.optimizer
         for note in config.doubts():
             self._note(note)
@@ -100,7 +103,7 @@ class Trainer:
         self.alarm = Alarm(self._warn if keep_going else None)
         attacks = isinstance(self.engine.objective, AdversarialObjective)
         by_class = self.selects and not self.engine.selects_by_last  # else who is wrong now is known an epoch later
-        self.streak = WrongStreak(selects=by_class, has_clean=self.engine.objective.has_clean_term, attacks=attacks)
+        self.streak = WrongStreak(selects=by_class, has_clean=self.engine.objective.sees_clean, attacks=attacks)
         self.fingerprint = fingerprint(data)
         self._saved, self._saving = time.monotonic(), 0.0
         self._shown_at = self._last_whole()
@@ -234,7 +237,7 @@ class Trainer:
     def figures(self, sums: Sums) -> dict[str, Any]:
         """Averages of the steps that were counted, the rate and F_R."""
         return {
-            **sums.averages(selects=self.selects, has_clean=self.engine.objective.has_clean_term),
+            **sums.averages(selects=self.selects, has_clean=self.engine.objective.sees_clean),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "robust_fraction": float(self.engine.robust_fraction.value),
         }
@@ -370,6 +373,6 @@ class Trainer:
                 "epochs": self.at.epoch,
                 "examples": sums.values["examples"],
                 **{name: figures[name] for name in (*SHARES, "work")},
-                **speedups(self.engine.objective, self.config.method.budget(), figures),
+                **speedups(self.engine.objective, self.config.method, figures),
             }
         )
