@@ -228,14 +228,15 @@ ALLOCATIONS: dict[str, Callable[[MethodConfig], Allocation]] = {
     "radius": lambda m: bt.RadiusBudget(m.boundary, eps=m.eps, low=_value(m, 0.5)),
     "second-step": lambda m: bt.SecondStepBudget(m.boundary, share=_value(m, 0.25)),
 }
-ATTACK = frozenset(("start", "start_radius", "project", "first_layer", "selection", "clean_warmup", "eps_warmup"))
+OWN_ATTACK = frozenset(("beta", "allocation", "eps_warmup"))
+ATTACK = OWN_ATTACK - {"beta"} | {"start", "start_radius", "project", "first_layer", "selection", "clean_warmup"}
 SETTINGS: dict[str, frozenset[str]] = {
     "pgd-at": ATTACK,
     "trades": ATTACK | {"beta"},
     "mart": ATTACK | {"beta"},
-    "gat": frozenset(("beta", "eps_warmup")),
-    "nuat": frozenset(("beta", "eps_warmup")),
-    "fgsm-pgi": frozenset(("beta",)),
+    "gat": OWN_ATTACK,
+    "nuat": OWN_ATTACK,
+    "fgsm-pgi": OWN_ATTACK - {"eps_warmup"},
     "augmix": frozenset(("beta", "selection", "jsd", "severity", "width", "depth", "all_ops")),
     "free": frozenset(("carry",)),
     "grad-align": frozenset(("align", "eps_warmup")),

@@ -87,7 +87,8 @@ class InitialPerturbation:
         """The last perturbation of each image, where attacks start from it (FGSM-PGI)."""
         if isinstance(engine.objective, FGSMPGI):
             n, *shape = loader.data.images.shape
-            self.stored = StoredPerturbations(n, shape, loader.augment or Augment(), device=place.device)
+            augment, unit = loader.augment or Augment(), method.eps / 127
+            self.stored = StoredPerturbations(n, shape, augment, device=place.device, dtype=torch.int8, unit=unit)
         self._started: deque[tuple[Tensor, Tensor, Draws]] = deque()
 
     def __call__(self, x: Tensor, epoch: int, index: int) -> Tensor:
