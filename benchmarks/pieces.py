@@ -20,8 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 from bullettrain.config import recipe
 from bullettrain.engine.cuda_graphs import CudaGraphRunner
 from bullettrain.processes import Place
-from bullettrain.training.bench import impose, make_trainer, units
+from bullettrain.training.bench import make_trainer
 from bullettrain.training.setup import load_data
+from bullettrain.training.timing import impose, units
 
 KINDS = {
     "convolution": ("cudnn", "xmma", "cutlass", "implicit", "conv"),

@@ -3,9 +3,10 @@
 python benchmarks/plane.py            # write them
 python benchmarks/plane.py --check    # only say whether they are up to date
 
-Every line of the file is one run. Runs that differ in nothing but the seed are one result: their mean, and its standard
-error. A method that was trained in several ways (other weights, another ε) is shown by the result that rests on most
-seeds, then on most test images. Which methods a table shows is said by the mark above it in the page:
+Every line of the file is one run. Runs that differ in nothing but the seed are one result: their mean and, from three
+seeds on, its standard error. A method that was trained in several ways (other weights, another ε) is shown by the
+result that was timed and has met AutoAttack, then by that of most seeds, then of most test images. Which methods a
+table shows is said by the mark above it in the page; "all" shows every result:
 
     <!-- plane: PGD-AT, 3 steps | PGD-AT, 10 steps -->
     <!-- plane: all -->
@@ -62,7 +63,7 @@ MOST_POINTS_BELOW = 8.0
 """A method so many points below the best is drawn at the lower edge, so that the others can be told apart."""
 
 HEAD = ["method", "minutes", "clean %", "PGD-20 %", "AutoAttack %", "measured on"]
-LONG_HEAD = ["method", "steps", "ε", "passes", "minutes", "clean %", "PGD-20 %", "AutoAttack %", "measured on"]
+LONG_HEAD = ["method", "ε", "passes", "minutes", "clean %", "PGD-20 %", "APGD %", "AutoAttack %", "measured on"]
 MARK = re.compile(r"(<!-- plane: (.*?) -->\n).*?\n?(<!-- /plane -->)", re.DOTALL)
 
 
@@ -79,22 +80,23 @@ class Result:
         return statistics.fmean(values) if values else None
 
     def error(self, figure: str) -> float | None:
-        """Standard error of the mean over seeds; None for a single run."""
+        """Standard error of the mean over seeds; None for fewer than three, whose spread tells nothing."""
         values = self._values(figure)
-        return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 2 else None
 
-    def images(self) -> int:
-        """Test images that AutoAttack was run on, at least; 0 where it was not run."""
-        return min((int(run["autoattack_images"] or 0) for run in self.runs if run["autoattack"]), default=0)
+    def images(self, attack: str = "autoattack") -> int:
+        """Test images that the attack was run on, at least; 0 where it was not run."""
+        return min((int(run[f"{attack}_images"] or 0) for run in self.runs if run[attack]), default=0)
 
-    def seeds(self) -> int:
-        """Different seeds of the runs under AutoAttack, or of all runs where none was."""
-        attacked = [run for run in self.runs if run["autoattack"]]
+    def seeds(self, attack: str = "autoattack") -> int:
+        """Different seeds of the runs under the attack, or of all runs where none was."""
+        attacked = [run for run in self.runs if run[attack]]
         return len({run["seed"] for run in attacked or self.runs})
 
-    def rank(self) -> tuple[int, int, float, bool]:
+    def rank(self) -> tuple[bool, int, int, float, bool]:
         """Larger for the result that a method is shown by."""
-        return self.seeds(), self.images(), float(self.setting["eps"] or 0), self.setting["weights"] == "averaged"
+        drawn, averaged = bool(self.images() and self._values("minutes")), self.setting["weights"] == "averaged"
+        return drawn, self.seeds(), self.images(), float(self.setting["eps"] or 0), averaged
 
     def _values(self, figure: str) -> list[float]:
         return [float(run[figure]) for run in self.runs if run[figure]]
@@ -114,13 +116,13 @@ def read(file: Path = CSV) -> list[Result]:
 
 
 def shown(results: list[Result]) -> dict[str, Result]:
-    """The result that each method is shown by, the most robust method first."""
+    """The result that each method is shown by."""
     best: dict[str, Result] = {}
     for result in results:
         method = result.setting["method"]
         if method not in best or result.rank() > best[method].rank():
             best[method] = result
-    return dict(sorted(best.items(), key=lambda item: -(item[1].mean("autoattack") or 0.0)))
+    return best
 
 
 def said(result: Result, figure: str, digits: int = 1) -> str:
@@ -131,24 +133,47 @@ def said(result: Result, figure: str, digits: int = 1) -> str:
     return f"{mean:.{digits}f}" + (f" ± {error:.{digits}f}" if error is not None else "")
 
 
-def measured_on(result: Result) -> str:
-    """Seeds, test images and weights, in words."""
-    seeds = f"{result.seeds()} seeds" if result.seeds() > 1 else "1 seed"
-    images = f", {result.images():,} images" if result.images() else ""
-    return f"{seeds}{images}, {result.setting['weights']} weights"
+def measured_on(result: Result, *attacks: str) -> str:
+    """Seeds and test images of the attacks, where they were run, and weights, in words."""
+    parts: dict[str, list[str]] = {}
+    for attack in (name for name in attacks if result.images(name)):
+        seeds = result.seeds(attack)
+        where = f"{seeds} seed{'s' if seeds > 1 else ''}, {result.images(attack):,} images"
+        parts.setdefault(where, []).append({"apgd": "APGD", "autoattack": "AutoAttack"}[attack])
+    if len(parts) > 1:
+        words = "; ".join(f"{' and '.join(names)}: {where}" for where, names in parts.items())
+    else:
+        words = next(iter(parts), f"{result.seeds()} seed{'s' if result.seeds() > 1 else ''}")
+    return f"{words}, {result.setting['weights']} weights"
 
 
-def table(results: dict[str, Result], names: list[str] | None) -> str:
-    """The named methods, or with None all of them in a longer table."""
-    if missing := [name for name in names or [] if name not in results]:
-        sys.exit(f"{CSV.name} has no method {missing[0]!r}; it has: {', '.join(results)}")
+def table(results: list[Result], names: list[str]) -> str:
+    """The named methods, each by the result that it is shown by."""
+    best = shown(results)
+    if missing := [name for name in names if name not in best]:
+        sys.exit(f"{CSV.name} has no method {missing[0]!r}; it has: {', '.join(best)}")
     lines = []
-    for name in results if names is None else names:
-        result = results[name]
+    for result in (best[name] for name in names):
         figures = [said(result, "minutes", 2), *(said(result, figure) for figure in ("clean", "pgd20", "autoattack"))]
-        extra = [result.setting["steps"], eps(result.setting["eps"]), said(result, "passes")] if names is None else []
-        lines.append([name, *extra, *figures, measured_on(result)])
-    head = LONG_HEAD if names is None else HEAD
+        lines.append([result.setting["method"], *figures, measured_on(result, "autoattack")])
+    return laid_out(HEAD, lines)
+
+
+def long_table(results: list[Result]) -> str:
+    """All results, the most robust first: those under AutoAttack, then those under APGD, then the others."""
+    lines = []
+    for result in sorted(
+        results, key=lambda result: [-(result.mean(f) or 0.0) for f in ("autoattack", "apgd", "pgd20")]
+    ):
+        figures = [said(result, figure) for figure in ("clean", "pgd20", "apgd", "autoattack")]
+        cost = [said(result, "passes"), said(result, "minutes", 2)]
+        where = measured_on(result, "apgd", "autoattack")
+        lines.append([result.setting["method"], eps(result.setting["eps"]), *cost, *figures, where])
+    return laid_out(LONG_HEAD, lines)
+
+
+def laid_out(head: list[str], lines: list[list[str]]) -> str:
+    """A table in Markdown, numbers to the right."""
     rule = ["---", *("---:" for _ in head[1:-1]), "---"]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
 
@@ -161,10 +186,10 @@ def eps(value: str) -> str:
     return f"{whole:.0f}/255" if abs(whole - round(whole)) < 1e-3 else value
 
 
-def points(results: dict[str, Result]) -> list[dict[str, Any]]:
-    """What the picture shows: the methods with minutes and AutoAttack accuracy."""
+def points(results: list[Result]) -> list[dict[str, Any]]:
+    """What the picture shows: the methods with minutes and AutoAttack accuracy, the most robust first."""
     found = []
-    for name, result in results.items():
+    for name, result in sorted(shown(results).items(), key=lambda item: -(item[1].mean("autoattack") or 0.0)):
         minutes, accuracy, clean = (result.mean(figure) for figure in ("minutes", "autoattack", "clean"))
         if minutes is None or accuracy is None or clean is None:
             continue
@@ -192,7 +217,7 @@ def kind(result: Result) -> str:
     return "one step for all" if result.setting["steps"].startswith("1/") else "several steps for all"
 
 
-def description(found: list[dict[str, Any]]) -> str:
+def description(found: Any) -> str:
     """What a picture says of itself: a digest of what it shows."""
     return "sha256 of the points: " + hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
@@ -296,12 +321,13 @@ def legend(axes: Any, found: list[dict[str, Any]], far: list[dict[str, Any]], in
                 fontsize=9, handletextpad=0.2, columnspacing=1.2)  # fmt: skip
 
 
-def renewed(text: str, results: dict[str, Result]) -> str:
+def renewed(text: str, results: list[Result]) -> str:
     """A page with its tables of methods as the file has them."""
 
     def fill(mark: re.Match[str]) -> str:
-        names = None if mark[2] == "all" else [name.strip() for name in mark[2].split("|")]
-        return f"{mark[1]}{table(results, names)}\n{mark[3]}"
+        names = [name.strip() for name in mark[2].split("|")]
+        lines = long_table(results) if names == ["all"] else table(results, names)
+        return f"{mark[1]}{lines}\n{mark[3]}"
 
     return MARK.sub(fill, text)
 
@@ -311,7 +337,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the picture and the tables of methods from results/plane.csv")
     parser.add_argument("--check", action="store_true", help="only say whether they are up to date")
     check = parser.parse_args().check
-    results = shown(read())
+    results = read()
     found = points(results)
     for page in PAGES:
         old = page.read_text(encoding="utf-8")

@@ -104,7 +104,7 @@ def drawn(results: Results, folder: Path, *, pictures: bool) -> list[tuple[str, 
             (folder / f"{name}.svg").unlink()  # the page shows the other one
         return written
     with printed():
-        found = [(results.study.name + picture.suffix, picture.caption) for picture in figures.draw(results)]
+        found = [(plate.name, plate.caption) for plate in figures.draw(results)]
     return [(name, caption) for name, caption in found if (folder / f"{name}.png").is_file()]
 
 

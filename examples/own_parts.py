@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 import bullettrain as bt
-from bullettrain.cost import Cost
 from bullettrain.models import build
 from bullettrain.objectives import AdversarialObjective
 
@@ -19,11 +18,6 @@ class LogitPairing(AdversarialObjective):
 
     attack_loss = "ce"
     random_start = "uniform"
-
-    @property
-    def cost(self) -> Cost:
-        """A clean forward selects; the loss forwards x and x'."""
-        return Cost(selection=1)
 
     def loss(self, z, z_prime, y, touched=None, weight=None):  # type: ignore[no-untyped-def]
         """The mean over the mini-batch."""

@@ -11,9 +11,7 @@ from bullettrain.reporting import write_report
 from bullettrain.run_folder import RunFolder
 from bullettrain.step import BulletTrain
 from bullettrain.training import run as runs
-from bullettrain.training.initial_perturbation import WarmedUpBudget
-from bullettrain.training.setup import load_data
-from bullettrain.training.trainer import Trainer
+from bullettrain.training.setup import WarmedUpBudget
 from conftest import counting, tiny_net
 from short_runs import CPU, kinds, small
 from test_baselines import small_batch
@@ -75,12 +73,6 @@ def test_mistakes_are_one_line(settings, message):
     with pytest.raises(ConfigError, match=message) as caught:
         config_of(*settings)
     assert "\n" not in str(caught.value)
-
-
-def test_refresh_steps_do_not_go_with_a_budget_that_revises(tmp_path):
-    config = config_of("early-stop", "attack_group=2", "refresh_steps=1")
-    with pytest.raises(ConfigError, match="early-stop decides on steps one by one"):
-        Trainer(config, RunFolder(tmp_path / "run"), CPU, load_data(config, None))
 
 
 # ------------------------------------------------------------------------------------------------- runs

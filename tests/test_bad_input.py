@@ -326,6 +326,31 @@ def test_negative_steps_of_a_scheme_are_refused():
         refused(BulletTrain(objective, budget=Negative()), norm_net(), X, Y, "cannot be negative")
 
 
+def test_parts_that_cannot_be_called_are_refused_when_they_are_given():
+    class Early:
+        uniform_steps = None
+
+        def allocate(self, category):
+            return category
+
+        def step_sizes(self, category, steps, eps):
+            return steps.double()
+
+    class NoTouched(bt.PGDAT):
+        def loss(self, z, z_prime, y):
+            return z_prime.mean()
+
+    budget = StepBudget(2, 1)
+    with pytest.raises(TypeError, match=r"budget's allocate takes \(category\); .* \(category, score, past\)"):
+        BulletTrain(bt.PGDAT(), budget=Early())
+    with pytest.raises(TypeError, match=r"the score takes \(logits\); it is called with \(logits, labels\)"):
+        BulletTrain(bt.PGDAT(), budget=budget, score=lambda logits: logits)
+    with pytest.raises(TypeError, match=r"objective's loss takes .*; it is called with \(z, z_prime, y, touched\)"):
+        BulletTrain(NoTouched(), budget=budget)
+    with pytest.raises(TypeError, match="the separation takes"):
+        BulletTrain(bt.PGDAT(), budget=budget, separation=lambda: None)
+
+
 @pytest.mark.parametrize("budget", [StepBudget(2, 1), StepBudget(10, 0), StepBudget.uniform(3), bt.GaussianBudget(4)])
 def test_augmix_is_refused_a_budget_it_cannot_have_when_it_is_built(budget):
     with pytest.raises(ValueError, match=r"AugMix was given \d+ steps; a step is both views, so 1 or 0"):

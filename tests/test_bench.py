@@ -16,9 +16,10 @@ from bullettrain.history import History
 from bullettrain.mining import Category
 from bullettrain.processes import Place
 from bullettrain.run_folder import RunError
-from bullettrain.training.bench import Imposed, bench
+from bullettrain.training.bench import bench
 from bullettrain.training.setup import load_data
 from bullettrain.training.steps import Stepper
+from bullettrain.training.timing import Imposed
 
 CPU = Place(torch.device("cpu"))
 

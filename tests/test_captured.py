@@ -570,7 +570,5 @@ def test_what_is_refused():
         Captured(train, torch.compile(net))
     with pytest.raises(ValueError, match="size_multiple is 0"):
         Captured(train, net, size_multiple=0)
-    with pytest.raises(ValueError, match="refresh_steps is -1"):
-        Captured(train, net, refresh_steps=-1)
     with pytest.raises(ValueError, match="several devices"):
         Captured(train, nn.DataParallel(net))

@@ -223,7 +223,7 @@ def test_the_live_line_shows_the_last_validation():
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
     figures = {"loss": 1.5, "lr": 0.1, "examples_per_second": 10.0, "robust_fraction": 0.5, "epoch": 1, "step": 3}
     figures |= {"outlier": 0.2, "boundary": 0.3, "robust": 0.5, "seconds": 1.0, "evaluation_seconds": 1.0}
-    with Display(console, 2, 3, selects=True, corruption="under PGD") as display:
+    with Display(console, recipe("digits").with_settings(["epochs=2"]), 3, selects=True) as display:
         display.epoch(figures | {"validation_clean": 0.814, "validation_robust": 0.5})
         assert display.detail.plain.endswith("F_R 0.50  validation 81.4 %, under PGD 50.0 %")
         display.interval(figures | {"loss": 0.25})
@@ -245,7 +245,7 @@ MISTAKES = {
     "dataset": (["data", "verify", "svhn"], "mnist, cifar10, cifar100"),
     "network": (["train", "--set", "network.name=wrn-35-10"], "network: "),
     "validation": (["train", "--set", "data.validation=5000"], "data.validation is 5000"),
-    "meta": (["train", "--device", "meta"], "cannot be used here"),
+    "meta": (["train", "--device", "meta"], "there is no device 'meta'; write"),
     "digits": (["data", "verify", "digits"], "comes with scikit-learn"),
     "size": (["train", "--set", "data.train_size=5000"], "but there are"),
 }
@@ -487,7 +487,7 @@ def test_every_setting_says_what_it_is(invoke):
     for name, kind in sections().items():
         assert list(meanings(kind)) == [field.name for field in dataclasses.fields(kind)], name
     shown = invoke("train", "--show").output
-    assert "  # Attack steps for boundary examples.\n  boundary: 10\n" in shown
+    assert "  # Attack steps for boundary examples; of other allocations the most.\n  boundary: 10\n" in shown
 
 
 def test_the_page_of_settings_is_up_to_date():

@@ -24,6 +24,7 @@ SOME = ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype
 WANTED = {
     "digits",
     "digits-augmix",
+    "own-images",
     "mnist-pgd",
     "cifar10-trades",
     "cifar10-mart",

@@ -37,6 +37,22 @@ def engine(name, budget, **settings):
     return BulletTrain(OBJECTIVES[name](eps=0.05, **settings), budget=budget, gamma=gamma, momentum=momentum)
 
 
+@pytest.mark.parametrize("name", ["trades", "mart", "augmix"])
+@pytest.mark.parametrize("gap", [1.0, 50.0, 90.0, 120.0, 1e4])
+def test_a_certain_prediction_leaves_gradients_finite(name, gap):
+    """In float32 a probability is exactly 0 from a gap of 104 on, where KL's own gradient is 0 / 0."""
+    objective = bt.AugMix() if name == "augmix" else OBJECTIVES[name]()
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        z = torch.tensor([[gap, 0, 0], [0, -gap, 1]], dtype=dtype, requires_grad=True)
+        z_prime = torch.tensor([[1.0, 0, 0], [0, 2, 0]], dtype=dtype, requires_grad=True)
+        given = torch.stack([z_prime, z_prime]) if name == "augmix" else z_prime
+        objective.loss(z, given, torch.tensor([0, 2])).backward()
+        found.append((z.grad.double(), z_prime.grad.double()))
+    for single, double in zip(*found, strict=True):
+        assert torch.allclose(single, double, atol=1e-5)  # no NaN is close
+
+
 # ------------------------------------------------------------------------------ against the literal twin
 
 

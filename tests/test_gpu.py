@@ -194,13 +194,12 @@ def test_captured_augmix_steps_are_the_plain_ones(budget, selection, compile):
 
 
 @pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("fresh", [0, 1])
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
-def test_captured_groups_are_groups_run_at_once(name, fresh, compile):
+def test_captured_groups_are_groups_run_at_once(name, compile):
     """Groups of three with a short last one, buckets, weight decay and clipping; a lone example at the end."""
     nets = [WideResNet(10, 1).to(CUDA, torch.float64).to(memory_format=torch.channels_last)]
     nets.append(copy.deepcopy(nets[0]))
-    settings = {"size_multiple": 4, "refresh_steps": fresh, "pair": True, "clip": 1.0}
+    settings = {"size_multiple": 4, "pair": True, "clip": 1.0}
     optimizers = [
         torch.optim.SGD(net.parameters(), lr=torch.tensor(LR, device=CUDA), momentum=0.9, weight_decay=1e-3, fused=True)
         for net in nets

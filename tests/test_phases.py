@@ -96,16 +96,15 @@ def test_one_batch_and_a_bucket_of_one_is_the_plain_step(name, counts, pair):
 
 
 @pytest.mark.parametrize("pair", [False, True])
-@pytest.mark.parametrize("fresh", [0, 1, 2])
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
-def test_a_group_is_attacked_with_the_same_weights_and_updated_one_by_one(name, fresh, pair):
+def test_a_group_is_attacked_with_the_same_weights_and_updated_one_by_one(name, pair):
     """Written out with the package's public pieces, one mini-batch at a time."""
     counts, budget = (4, 2, 0), StepBudget(4, 2)
     net = norm_net().double()
     batches = [*learnable(net, range(2)), *learnable(net, [7], m=5)]  # the last one short
     theirs = copy.deepcopy(net)
     train, own = engine(name, counts), torch.optim.SGD(net.parameters(), lr=0.1)
-    group = Fast(train, net, own, pair=pair, refresh_steps=fresh)
+    group = Fast(train, net, own, pair=pair)
     outs = group.train_on(batches)
     assert (group._phases.forwards.paired is not None) == pair
 
@@ -121,19 +120,9 @@ def test_a_group_is_attacked_with_the_same_weights_and_updated_one_by_one(name, 
         sizes = budget.step_sizes(category, steps, 0.05)
         aim = copy.deepcopy(theirs).eval()(x).softmax(1).detach()
         kl = {"loss": "kl", "target": aim} if name == "trades" else {}
-        # Without steps nothing moves, not even to the start; with fewer than the fresh ones, only to the start.
-        stale = (steps - fresh).clamp_min(0)
         # MART's clean forwards, which select, have moved the statistics that its attack sees.
-        x_prime = pgd(probe, x, y, eps=0.05, steps=stale, step_size=sizes, start=start, **kl)
-        only_start = (steps > 0) & (stale == 0)
-        x_prime[only_start] = start[only_start]
-        attacked.append((steps, sizes, x_prime))
-    for (x, y, _), (steps, sizes, x_prime), out in zip(batches, attacked, outs, strict=True):
-        aim = copy.deepcopy(theirs).eval()(x).softmax(1).detach()
-        kl = {"loss": "kl", "target": aim} if name == "trades" else {}
-        last = steps.clamp_max(fresh)
-        moved = pgd(theirs, x, y, eps=0.05, steps=last, step_size=sizes, start=x_prime, **kl)
-        x_prime = torch.where((steps > 0)[:, None, None, None], moved if fresh else x_prime, x)
+        attacked.append((steps, pgd(probe, x, y, eps=0.05, steps=steps, step_size=sizes, start=start, **kl)))
+    for (x, y, _), (steps, x_prime), out in zip(batches, attacked, outs, strict=True):
         z = None if name == "pgd" else theirs(x)
         some = steps.nonzero()[:, 0]
         z_prime = theirs(x_prime) if z is None else z.index_copy(0, some, theirs(x_prime[some]))
@@ -227,12 +216,10 @@ def test_a_group_of_augmix_selects_all_and_then_learns(mode):
     st.sampled_from(BUDGETS),
     st.lists(st.integers(1, 9), min_size=1, max_size=3),
     st.integers(1, 4),
-    st.integers(0, 4),
-    st.booleans(),
     st.integers(0, 20),
     st.booleans(),
 )
-def test_counted_work_is_what_the_hooks_see(name, selection, counts, sizes, bucket, fresh, captured, seed, hopeless):
+def test_counted_work_is_what_the_hooks_see(name, selection, counts, sizes, bucket, seed, hopeless):
     net = tiny_net(seed=seed)
     batches = []
     for i, m in enumerate(sizes):
@@ -243,8 +230,7 @@ def test_counted_work_is_what_the_hooks_see(name, selection, counts, sizes, buck
     train = engine(name, counts)
     if name != "pgd":
         train.objective.selection = selection
-    fresh = min(fresh, next((n for n in (counts[2], counts[1]) if n), counts[0]))
-    group = Fast(train, net, size_multiple=bucket, refresh_steps=fresh)
+    group = Fast(train, net, size_multiple=bucket)
     group._find(batches[0][0])
     seen = counting(net, group._phases.forwards.copy)
     outs = group.train_on(batches)
@@ -261,11 +247,10 @@ def test_counted_work_is_what_the_hooks_see(name, selection, counts, sizes, buck
     counts=st.sampled_from([*BUDGETS[:3], (10, 2, 0), (5, 5, 0), (2, 1, 0), (6, 3, 2)]),
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     bucket=st.sampled_from([1, 2, 4, 8]),
-    fresh=st.integers(0, 2),
     known=st.sampled_from([0.0, 0.4, 1.0]),
     seed=st.integers(0, 50),
 )
-def test_what_is_reported_is_what_was_done(name, norm, counts, sizes, bucket, fresh, known, seed):
+def test_what_is_reported_is_what_was_done(name, norm, counts, sizes, bucket, known, seed):
     """Steps and categories of every example, through PGD by itself, give its x'."""
     net, budget = tiny_net(seed=seed), StepBudget(*counts)
     train = BulletTrain(OBJECTIVES[name](eps=0.05, norm=norm), budget=budget)
@@ -275,8 +260,7 @@ def test_what_is_reported_is_what_was_done(name, norm, counts, sizes, bucket, fr
         x, y = batch(m, channels=1, size=4, dtype=torch.float64, seed=100 * seed + i)
         y = torch.where(torch.arange(m) % 3 > 0, net(x).argmax(1), y)
         batches.append((x, y, (x + 0.01 * torch.randn(x.shape, dtype=torch.float64)).clamp(0, 1)))
-    fresh = min(fresh, next(n for n in (*counts[:0:-1], counts[0]) if n))
-    outs = Fast(train, net, size_multiple=bucket, refresh_steps=fresh).train_on(batches)
+    outs = Fast(train, net, size_multiple=bucket).train_on(batches)
     for (x, y, start), out in zip(batches, outs, strict=True):
         aim = {"loss": "kl", "target": net(x).softmax(1).detach()} if name == "trades" else {}
         sizes_ = budget.step_sizes(out.category, out.steps, 0.05)
@@ -316,16 +300,13 @@ def test_rounding_sizes_up_changes_nothing_but_the_passes(name, counts):
     counts=st.sampled_from(BUDGETS[:-1]),
     sizes=st.lists(st.lists(st.sampled_from([1, 2, 7, 12]), min_size=1, max_size=3), min_size=2, max_size=4),
     bucket=st.integers(1, 4),
-    fresh=st.integers(0, 1),
     joint=st.booleans(),
     half=st.booleans(),
 )
-def test_replayed_pieces_are_pieces_run_at_once(name, counts, sizes, bucket, fresh, joint, half):
+def test_replayed_pieces_are_pieces_run_at_once(name, counts, sizes, bucket, joint, half):
     """As a CUDA graph would: what is left to Python, to the host or to memory that graphs share shows here."""
     if name == "augmix":
-        counts, fresh = ((1, 0, 0) if min(counts) == 0 else (1, 1, 1)), 0
-    if 0 < next((n for n in (counts[2], counts[1]) if n), counts[0]) < fresh:
-        fresh = 0
+        counts = (1, 0, 0) if min(counts) == 0 else (1, 1, 1)
     dtype, results = torch.float32 if half else torch.float64, []
     for emulated in (False, True):
         torch.manual_seed(0)
@@ -336,7 +317,7 @@ def test_replayed_pieces_are_pieces_run_at_once(name, counts, sizes, bucket, fre
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
         materialize(optimizer)
         dtype_ = torch.bfloat16 if half else None
-        more = {"size_multiple": bucket, "refresh_steps": fresh, "pair": joint, "dtype": dtype_, "emulated": emulated}
+        more = {"size_multiple": bucket, "pair": joint, "dtype": dtype_, "emulated": emulated}
         group = Fast(train, net, optimizer, **more)
         seen = []
         for turn, part in enumerate(sizes):

@@ -61,14 +61,19 @@ def test_runs_that_differ_in_the_seed_are_one_result(plane, tmp_path):
     sweep = run(method="B", eps=0.031, weights="last", seed=0, clean=80, pgd20=50, apgd=47, apgd_images=1000)
     file = tmp_path / "plane.csv"
     file.write_text("\n".join([",".join(plane.COLUMNS), other, *three, sweep]) + "\n")
-    shown = plane.shown(plane.read(file))
-    table = plane.table(shown, ["A", "B"]).splitlines()[2:]
+    results = plane.read(file)
+    table = plane.table(results, ["A", "B"]).splitlines()[2:]
     assert table[0] == "| A | 2.00 ± 0.00 | 82.0 ± 0.0 | – | 49.0 ± 0.6 | 3 seeds, 10,000 images, last weights |"
     assert table[1] == "| B | – | 80.0 | 50.0 | – | 1 seed, last weights |"
-    assert [(point["name"], point["autoattack"], point["error"]) for point in plane.points(shown)] == [("A", 49, 0.58)]
-    assert "| A | 3/3/3 | 8/255 |" in plane.table(shown, None)
+    assert [(point["name"], point["autoattack"], point["error"]) for point in plane.points(results)] == [
+        ("A", 49, 0.58)
+    ]
+    every = plane.long_table(results)
+    assert "| A | 8/255 |" in every
+    assert "| A | 0.031 |" in every
+    assert "| 47.0 | – | 1 seed, 1,000 images, last weights |" in every
     with pytest.raises(SystemExit, match="no method 'C'"):
-        plane.table(shown, ["C"])
+        plane.table(results, ["C"])
 
 
 def test_the_readme_is_short_and_its_table_too():

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from bullettrain.commands import app
+from bullettrain.evaluation.results import Entry, new_result
+from bullettrain.evaluation.specs import Defaults, parse_attack
 from bullettrain.formatting import duration, number, percent, points, setting, times
-from bullettrain.reporting import Run, write_report
+from bullettrain.reporting import Run, write_report, write_reports
 from bullettrain.reporting.plotting import POINTS, thin
-from bullettrain.run_folder import RunError
+from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.run_folder import log as log_module
 from made_runs import make_comparison, make_run, read_log, write_config, write_log, write_samples
 
@@ -153,8 +156,8 @@ def test_headline_and_figures(pages):
     for words in (
         "Theoretical 2.04×",
         "Work 1.79×",
-        "Two speed-ups, kept apart",
-        "Seconds were not compared: that takes a run of the baseline on the same device",
+        "Two speed-ups Both count work, which is what could be saved",
+        "was not measured: that takes a run of the baseline on the same device",
         "14.5 passes an example, 27.0 without",
     ):
         assert words in page.text
@@ -174,7 +177,7 @@ def test_a_baseline_says_why_nothing_was_mined(pages):
     page = Page(pages["baseline"])
     assert page.figures == CURVES
     assert "Every example got 10 steps, so nothing was mined" in page.text
-    assert "What the attack did" not in page.text
+    assert "Images before and after the attack" not in page.text
     assert "Theoretical" not in page.text
 
 
@@ -205,6 +208,46 @@ def test_comparison(pages):
     ):
         assert words in page.text
     assert "capturing" not in page.text
+
+
+@pytest.mark.parametrize(("seconds", "device", "doubt"), [(20.0, "H200", "less than a minute"), (90.0, "CPU", "a CPU")])
+def test_a_comparison_begins_with_counted_work_where_the_clock_says_little(tmp_path, seconds, device, doubt):
+    make_comparison(tmp_path)
+    content = json.loads((tmp_path / "comparison.json").read_text())
+    for row in content["rows"]:
+        row["seconds"] = seconds
+    (tmp_path / "comparison.json").write_text(json.dumps(content))
+    config = tmp_path / "baseline" / "config.yaml"
+    config.write_text(config.read_text().replace("NVIDIA H200", device))
+    head = report(tmp_path).text.partition("Accuracy changed")[0]
+    assert "14.5 passes an example with BulletTrain and 27.0 without: 1.79× less work. Trained in " in head
+    assert doubt in head
+
+
+def evaluated(folder, attack, accuracy, weights="best", examples=1000):
+    """An evaluation of the run in ``folder`` by one attack at the threat it was trained at."""
+    settings = {"norm": "linf", "eps": 8 / 255}
+    made = new_result(parse_attack(attack, Defaults(**settings)), accuracy * examples, examples, 60.0)
+    entry = Entry(
+        "run", weights, "digest", "cifar10", "images", examples, ["a", "b"], {}, [made], recipe="trades-short"
+    )
+    RunFolder(folder).write_json("evaluation.json", {"format": 1, "evaluations": [asdict(entry)]})
+
+
+def test_robustness_is_what_autoattack_leaves(tmp_path):
+    folder = make_comparison(tmp_path)
+    evaluated(folder / "bullettrain", "autoattack", 0.462, "last")
+    own, comparison = write_reports(folder / "bullettrain")
+    assert "46.2 %" in Page(own).text.partition("Clean accuracy")[0]
+    page = Page(comparison)
+    first = page.text.partition("AutoAttack (L∞ 8/255) accuracy")[2]
+    assert first.startswith(" 46.2 % 1 000 test images, last weights Clean accuracy 81.5 %")
+    assert "AutoAttack (L∞ 8/255) leaves 46.2 % of 1 000 test images (last weights)." in page.text
+    assert "--attack autoattack" not in page.text.partition("Next commands")[2]
+    evaluated(folder / "baseline", "autoattack", 0.483, "last")
+    assert "last weights; baseline 48.3 %, −2.1 points Clean accuracy" in report(folder).text
+    evaluated(folder / "bullettrain", "pgd50", 0.5, "last", examples=1000)  # on fewer images than training ended with
+    assert "PGD-50 (L∞ 8/255) accuracy 50.0 %" not in report(folder).text
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -243,7 +286,7 @@ def test_compiling_and_capturing_are_not_kept_quiet(tmp_path):
 
 @pytest.mark.parametrize("kind", ["run", "comparison", "baseline"])
 def test_norm_and_eps_stand_beside_every_robust_figure(pages, kind):
-    text = Page(pages[kind]).text.partition("What next")[0]
+    text = Page(pages[kind]).text.partition("Next commands")[0]
     assert "L∞ 8/255" in text.partition("Clean accuracy")[0]
     assert re.findall(r"PGD-20(?! \(L∞ 8/255\))", text) == []
     assert re.findall(r"PGD-10(?! \(L∞ 8/255\))", text) == []
@@ -252,14 +295,14 @@ def test_norm_and_eps_stand_beside_every_robust_figure(pages, kind):
 def test_the_last_section_says_what_next(tmp_path, pages):
     text = Page(pages["run"]).text
     folder = pages["run"].parent
-    commands = re.findall(r"\$ (bullettrain .*?) (?=[A-Z])", text.partition("What next")[2])
+    commands = re.findall(r"\$ (bullettrain .*?) (?=[A-Z])", text.partition("Next commands")[2])
     assert commands == [
         f"bullettrain evaluate {folder} --attack autoattack",
         f"bullettrain train {folder} --compare",
         f"bullettrain predict {folder} image.png",
         f"bullettrain export {folder} --format onnx",
     ]
-    assert "--compare" not in Page(pages["comparison"]).text.partition("What next")[2]
+    assert "--compare" not in Page(pages["comparison"]).text.partition("Next commands")[2]
     make_run(tmp_path, epochs=1, end=False, samples=False)
     assert f"$ bullettrain train {tmp_path} --resume" in report(tmp_path).text
     config = tmp_path / "config.yaml"
@@ -341,7 +384,7 @@ def test_missing_files(tmp_path, missing):
     (tmp_path / missing).unlink()
     page = report(tmp_path)
     assert ("nothing is logged yet" in page.text) == (missing == "metrics.jsonl")
-    assert ("What the attack did" in page.text) == (missing == "metrics.jsonl")
+    assert ("Images before and after the attack" in page.text) == (missing == "metrics.jsonl")
 
 
 def reported(folder):
@@ -426,7 +469,7 @@ def test_augmix_is_not_an_attack(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     page = report(tmp_path)
     assert "AugMix with BulletTrain" in page.text
-    assert "What the corruption did" in page.text
+    assert "Images before and after the corruption" in page.text
     assert "3 / (1 + 2·0.330)" in page.text
     assert "Clean, training" in page.text
     assert "no views" in page.text

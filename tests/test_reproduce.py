@@ -17,8 +17,9 @@ from bullettrain.evaluation.results import unpack
 from bullettrain.reproduction import STUDIES, figures
 from bullettrain.reproduction import runs as runs_module
 from bullettrain.reproduction.records import better, read_records, run_name
-from bullettrain.reproduction.runs import Task, TaskResult, run_all
+from bullettrain.reproduction.runs import TaskResult, run_all
 from bullettrain.reproduction.scales import MEDIUM, SMOKE
+from bullettrain.reproduction.tasks import Task
 from bullettrain.run_folder import RunFolder
 from short_runs import died
 
@@ -373,9 +374,12 @@ def test_a_dry_run_trains_nothing_and_says_where_its_times_come_from(tmp_path):
     text = invoke(*words, "--jobs", 4)
     assert re.search(r"bt-nr2 +new +2.min 10.s +NVIDIA H200", text)  # as it is on record
     assert re.search(r"trades-1 +new +not measured", text)
+    assert "preact-resnet-18, 30 epochs\n" in text
+    assert f"runs and records in {tmp_path}\n" in text
     assert "of training, one run after another, besides 1 that was not measured" in text
     large = invoke("--scale", "medium", "--dry-run", "--out", tmp_path)  # without a name
     assert re.findall(r"^([\w-]+) +new ", large, re.M) == [row.name for row in STUDIES["large-network"].rows(MEDIUM)]
+    assert "wrn-34-10, 30 epochs, 4 mini-batches attacked at once" in large
     assert not list(tmp_path.iterdir())
 
 

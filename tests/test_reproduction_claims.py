@@ -16,9 +16,10 @@ from bullettrain.reporting.paper import paper_figure
 from bullettrain.reproduction import STUDIES, Check, tables
 from bullettrain.reproduction.records import CSV_COLUMNS, Record, read_csv, run_name
 from bullettrain.reproduction.results import Results, Verdict
-from bullettrain.reproduction.runs import Task, merged
+from bullettrain.reproduction.rows import panel_rows
 from bullettrain.reproduction.scales import MEDIUM, PAPER, SCALES, SHORT, SMOKE
-from bullettrain.reproduction.studies import LARGE, panel_rows
+from bullettrain.reproduction.studies import LARGE
+from bullettrain.reproduction.tasks import Task, merged
 from bullettrain.run_folder import RunError
 
 CPU = Place(torch.device("cpu"))
@@ -44,13 +45,12 @@ def record(row, scale=SHORT, *, seed=0, jobs=1, seconds=100.0, shares=None, devi
         {"device": device},
         "finished",
         seconds,
-        0.0,
-        jobs,
         30,
         1.5e6,
         work,
         shares,
         figures,
+        jobs,
         warnings=list(warnings),
     )
 

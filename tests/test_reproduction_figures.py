@@ -66,7 +66,7 @@ def test_corruptions_are_shown_by_kind_and_by_severity():
     with printed():
         (picture,) = figures.draw(Results(STUDIES["table-augmix"], SHORT, {run.name: run for run in runs}))
         left, right = picture.figure.axes
-        assert (picture.suffix, picture.caption.partition(",")[0]) == ("-10", "AugMix")
+        assert (picture.name, picture.caption.partition(",")[0]) == ("table-augmix-10", "AugMix")
         assert [tick.get_text() for tick in left.get_yticklabels()] == ["snow", "fog"]
         assert [line.get_xdata().tolist() for line in left.lines] == [pytest.approx(x) for x in ([40, 60], [40, 70])]
         assert [line.get_xdata().tolist() for line in right.lines] == [[0, 1, 2, 3, 4, 5]] * 2

@@ -1,9 +1,11 @@
 """Runs that are killed, stopped or damaged: nothing is lost, and a folder that holds something else is left alone."""
 
+import itertools
 import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,31 +26,37 @@ from bullettrain.training.setup import load_data
 from short_runs import CPU, died, interrupt_at_the_third_group, kinds, small, weights_of
 
 
-def killing_self(place, at):
-    """SIGKILL this process at the at-th call of a place in the code, before or after it."""
-    import bullettrain.run_folder.folder as folder_module
+def killing_self(place, at, folder=None):
+    """SIGKILL this process at the at-th training step, or at the at-th file operation in a folder, before it."""
+    calls = itertools.count(1)
 
-    targets = {"replace": (folder_module.os, "replace"), "step": (bt.BulletTrain, "updates"), "log": (RunFolder, "log")}
-    owner, name = targets[place.split("-")[0]]
-    original, calls = getattr(owner, name), [0]
-
-    def wrapped(*args, **kwargs):
-        calls[0] += 1
-        if calls[0] == at and not place.endswith("after"):
+    def count():
+        if next(calls) == at:
             os.kill(os.getpid(), signal.SIGKILL)
-        result = original(*args, **kwargs)
-        if calls[0] == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
 
-    setattr(owner, name, wrapped)
+    def counted(function):
+        return lambda *args, **kwargs: (count(), function(*args, **kwargs))[1]
+
+    if place == "step":
+        bt.BulletTrain.updates = counted(bt.BulletTrain.updates)
+        return
+    os.fsync = counted(os.fsync)
+
+    def audit(event, args):
+        writes = event in ("os.rename", "os.remove", "os.truncate", "os.mkdir") or (
+            event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR)
+        )
+        if writes and str(args[0]).startswith(str(folder)):
+            count()
+
+    sys.addaudithook(audit)
 
 
 def killed(folder, place, at, config=None):
     """Train in a process of its own that is killed at a point; whether it was killed."""
 
     def doomed():
-        killing_self(place, at)
+        killing_self(place, at, folder)
         runs.train(config or small(), folder, CPU, resume=True)
 
     return died(doomed)
@@ -63,33 +71,32 @@ def unfinished(tmp_path):
 
 # -------------------------------------------------------------------------------------- nothing is lost
 
-KILLS = [("step", 1), ("step", 8), ("step-after", 13), ("log", 6), ("log-after", 11)]
-KILLS += [("replace", n) for n in (*range(1, 9), 13, 16)]  # every kind of file that is renewed, and the last
+TINY = ("epochs=2", "train_size=150", "test_size=40", "validation=30", "probe=0", "evaluation.steps=2", "boundary=2")
+"""A quarter of a second."""
 
 
-@pytest.mark.parametrize(("place", "at"), KILLS)
-def test_a_killed_run_resumes_and_ends_bit_for_bit(tmp_path, whole, place, at):
-    folder = tmp_path / "run"
-    assert killed(folder, place, at)
-    result = runs.train(small(), folder, CPU, resume=True)
-    assert result.finished
-    assert weights_of(folder) == weights_of(whole)
-    assert [r["step"] for r in kinds(folder, "step")] == [r["step"] for r in kinds(whole, "step")]
-    assert [r["loss"] for r in kinds(folder, "epoch")] == [r["loss"] for r in kinds(whole, "epoch")]
-    assert len(kinds(folder, "end")) == 1
-    assert {path.name for path in folder.iterdir()} == {path.name for path in whole.iterdir()}
+@pytest.mark.parametrize("first", [1, 2, 3, 4])
+def test_a_run_killed_at_any_file_operation_resumes_and_ends_bit_for_bit(tmp_path, first):
+    """Before each open for writing, rename, removal, truncation, fsync and new folder; a quarter of them a test."""
+    config, whole = small(*TINY), tmp_path / "whole"
+    assert runs.train(config, whole, CPU).finished
+    for at in itertools.count(first, 4):
+        folder = tmp_path / str(at)
+        if not killed(folder, "file", at, config):
+            break
+        assert runs.train(config, folder, CPU, resume=True).finished
+        assert weights_of(folder) == weights_of(whole), at
+        for kind, key in (("step", "step"), ("epoch", "loss"), ("evaluation", "accuracy"), ("end", "work")):
+            assert [r[key] for r in kinds(folder, kind)] == [r[key] for r in kinds(whole, kind)], at
+        assert {path.name for path in folder.iterdir()} == {path.name for path in whole.iterdir()}, at
+    assert at > 50
 
 
-def test_the_last_renewal_of_a_file_was_killed_at_once(tmp_path):
-    assert killed(tmp_path / "a", "replace", 16)
-    assert not killed(tmp_path / "b", "replace", 17)
-
-
-@pytest.mark.parametrize("points", [(9, 6, 4), (9, 2), (14, 1), (16, 1)])
+@pytest.mark.parametrize("points", [(40, 30, 20), (30, 9), (60, 2), (70, 1)])
 def test_a_run_killed_again_and_again_ends_bit_for_bit(tmp_path, whole, points):
     folder = tmp_path / "run"
     for at in points:
-        killed(folder, "replace", at)
+        killed(folder, "file", at)
     assert runs.train(small(), folder, CPU, resume=True).finished
     assert weights_of(folder) == weights_of(whole)
 
@@ -106,7 +113,7 @@ def test_saving_within_an_epoch_changes_nothing(tmp_path, whole):
     "settings",
     [
         ("attack_group=3",),
-        ("attack_group=2", "refresh_steps=1", "objective=mart"),
+        ("attack_group=2", "objective=mart"),
         ("attack_group=2", "data.views=true"),
         ("attack_group=2", "selection=last"),
     ],

@@ -9,7 +9,6 @@ import torch
 import torch.multiprocessing
 
 import bullettrain as bt
-from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation import clean_accuracy
 from bullettrain.run_folder import read_weights
 from bullettrain.training import run as runs
@@ -172,11 +171,6 @@ def test_the_average_of_a_short_run_has_learned_what_the_run_has(tmp_path):
 
 
 # ----------------------------------------------------------------------------------- what cannot be had
-
-
-def test_refresh_steps_that_do_not_fit_are_said_in_a_line(tmp_path):
-    with pytest.raises(ConfigError, match=r"training.refresh_steps is 5, but some examples get 1 steps"):
-        runs.train(small("attack_group=2", "refresh_steps=5"), tmp_path / "run", CPU)
 
 
 @pytest.mark.parametrize(

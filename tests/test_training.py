@@ -14,8 +14,8 @@ from bullettrain.config import Config, recipe
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import load
 from bullettrain.evaluation.results import unpack
-from bullettrain.reporting.content import evaluations
 from bullettrain.reporting.run import Run
+from bullettrain.reporting.tables import evaluations
 from bullettrain.reproduction.records import record_of, run_name
 from bullettrain.run_folder import RunError, RunFolder, read_weights
 from bullettrain.training import run as runs
@@ -165,6 +165,21 @@ def test_ones_own_images(tmp_path, caplog):
         assert result.finished
         assert f"{name}: 48 images to train on, 12 to test by" in caplog.text
         assert bt.load(result.folder)(torch.rand(2, 3 if "folder" in name else 1, 12, 12)).shape[0] == 2
+
+
+def test_the_recipe_for_ones_own_images_takes_any_size(tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        folder = tmp_path / "images" / ("dark" if i % 2 else "light")
+        folder.mkdir(parents=True, exist_ok=True)
+        image = rng.integers(0, 120 if i % 2 else 255, (10 + i % 5, 12 + i % 3, 3), dtype=np.uint8)
+        Image.fromarray(image).save(folder / f"{i}.png")
+    cuts = ["network.name=small-cnn", "image_size=16", "epochs=1", "boundary=2", "probe=0", "evaluation.steps=2"]
+    config = recipe("own-images").with_settings([f"data.name=folder:{tmp_path}/images", *cuts])
+    result = runs.train(config, tmp_path / "run", CPU)
+    assert result.finished
+    network = bt.load(result.folder)
+    assert (network.image_size, set(network.classes)) == (16, {"dark", "light"})
 
 
 # --------------------------------------------------------------------------------------------- settings

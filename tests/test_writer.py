@@ -76,12 +76,12 @@ def test_a_run_ends_bit_for_bit_as_if_it_had_waited(tmp_path, whole, background)
     assert weights_of(tmp_path / "run") == weights_of(whole)
 
 
-@pytest.mark.parametrize("place", [("replace", 4), ("replace", 8), ("step", 8)])
+@pytest.mark.parametrize("place", [("file", 20), ("file", 40), ("step", 8)])
 def test_a_killed_run_resumes_and_ends_bit_for_bit(tmp_path, whole, background, place):
     folder = tmp_path / "run"
 
     def doomed():
-        killing_self(*place)
+        killing_self(*place, folder)
         runs.train(small(), folder, CPU)
 
     assert died(doomed)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -64,14 +64,11 @@ def find_place(device: str | None) -> Place:
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"there is no device {name!r}; write cpu, cuda or cuda:1") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda was asked for, but this machine has no CUDA device; use --device cpu")
-    try:
+        if found.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device cuda was asked for, but this machine has no CUDA device; use --device cpu")
         float(torch.ones(1, device=found))
     except (RuntimeError, NotImplementedError, AssertionError):
-        raise ConfigError(f"device {name} cannot be used here; write cpu, cuda or cuda:1") from None
+        raise ConfigError(f"there is no device {name!r}; write cpu, cuda or cuda:1") from None
     if found.type == "cuda" and found.index is not None:
         torch.cuda.set_device(found)  # captures are of the current device
     if world == 1:
@@ -124,9 +121,7 @@ class StopRequest:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

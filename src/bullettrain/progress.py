@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
@@ -36,21 +33,16 @@ class EvaluationBar:
     """The bar of one evaluation; call it with the number of images done."""
 
     def __init__(self, progress: Progress | None, what: str, total: int, stop: StopRequest | None) -> None:
-        self.progress, self.what, self.total, self.stop = progress, what, total, stop
-        self.bar: TaskID | None = None
-        self.done = 0
+        self.progress, self.stop = progress or Progress(disable=True), stop
+        self.bar = self.progress.add_task(what, total=total)
+        self.done, self.total = 0, total
         self.to_come: int | None = None
 
     def __enter__(self) -> EvaluationBar:
-        if self.progress is not None:
-            self.bar = self.progress.add_task(self.what, total=self.total)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.progress is not None and self.bar is not None:
-            self.progress.remove_task(self.bar)
+    def __exit__(self, *_: object) -> None:
+        self.progress.remove_task(self.bar)
 
     def __call__(self, images: int) -> None:
         """So many images are done; a run that was asked to stop does not wait for the rest."""
@@ -59,13 +51,11 @@ class EvaluationBar:
         self.done += images
         if self.to_come is not None:
             self.total = self.done + self.to_come
-        if self.progress is not None and self.bar is not None:
-            self.progress.update(self.bar, completed=self.done, total=self.total)
+        self.progress.update(self.bar, completed=self.done, total=self.total)
 
     def partly(self, images: int) -> None:
         """So many of the batch under way are done."""
-        if self.progress is not None and self.bar is not None:
-            self.progress.update(self.bar, completed=self.done + images)
+        self.progress.update(self.bar, completed=self.done + images)
 
     def left(self, images: int) -> None:
         """So many are to come after the batch under way, at most: what is lost is not attacked again."""

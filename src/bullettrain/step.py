@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from bullettrain import validation
 from bullettrain.allocation import Allocation, selects
-from bullettrain.attacks.pgd import AttackState
 from bullettrain.attacks.state import bare
 from bullettrain.brief import brief
 from bullettrain.cost import Work
-from bullettrain.engine.attack import attack, last_steps
+from bullettrain.engine.attack import attack
 from bullettrain.engine.distributed import Workers, find_group
 from bullettrain.engine.forwards import Forwards
-from bullettrain.engine.phases import EAGER, Batch, Learnt, Phases, Runner, joined, part_of, slices
+from bullettrain.engine.phases import EAGER, Batch, Given, Learnt, Phases, Runner, joined, part_of, slices
 from bullettrain.history import History
 from bullettrain.mining import (
     Category,
@@ -44,29 +43,28 @@ def algorithm(
     Yields what each mini-batch gave; the caller moves the weights before the next one's turn. Comments name the lines
     of the paper's listing; `tests/reference.py` has it once more, literally, one example at a time.
     """
-    x, y, start, index, m = joined(train.objective, batches, run)  # line 3
-    workers = Workers(train.process_group(), m, x.device)  # several processes may share each mini-batch
-    svar, s = run(phases.select, x, y, index, m) if train.selects else (None, None)  # line 4: h(x)
+    group, m = joined(train.objective, batches, run)  # line 3: x, y
+    workers = Workers(train.process_group(), m, group.x.device)  # several processes may share each mini-batch
+    svar, s = run(phases.select, group, m) if train.selects else (None, None)  # line 4: SVar of h(x)
     joint = workers.gather(svar), *workers.shares  # the quantile is over the examples of all processes
-    category, steps, weight, *state = run(phases.allocate, svar, *joint, x, y, s, start, index)  # line 5: f(SVar, F_R)
-    counts = train.on_host(s, svar, category, steps)  # the one thing that the host has to know: how the batch shrinks
-    target = run(phases.target, x, train.shared(s)) if train.objective.needs_target and any(counts) else None
-    attacked = AttackState(*state[:3], target, *state[3:])  # type: ignore[call-arg]
-    taken, steps = attack(phases, run, attacked, steps, counts, len(m))  # line 6: x' = G(x)
+    given, state = run(phases.allocate, group, svar, s, *joint)  # line 5: f(SVar, F_R), and steps for each category
+    counts = train.on_host(s, given)  # the one thing that the host has to know: how the batch shrinks
+    if train.objective.needs_target and any(counts):
+        state = state._replace(target=run(phases.target, group.x, train.shared(s)))
+    steps, taken = attack(phases, run, state, given.steps, counts, len(m))  # line 6: x' = G(x)
+    given = given._replace(steps=steps)
+    z = s if phases.keeps_logits(len(m)) else None  # the loss's own logits selected: they are there already
     for i, rows in enumerate(slices(m)):
-        x_prime, late = last_steps(phases, run, attacked, steps, counts, rows, len(m))
-        train.look_at_attack(x[rows], x_prime, part_of(attacked.eps, rows))
-        own = y[rows], steps[rows], part_of(weight, rows), part_of(start, rows)
-        z = s if phases.keeps_logits(len(m)) else None  # the loss's own logits selected: they are there already
-        t, loss_weight = phases.touched(counts[rows]), workers.loss_weight(i)
-        learnt = run(phases.learn, x[rows], x_prime, *own, z, t, loss_weight, phases.accumulation)  # lines 7, 9: z', ∇L
-        remembered = train.remembered(workers, i, part_of(index, rows), learnt, steps[rows])
-        given = category[rows], steps[rows], part_of(svar, rows)
-        right = workers.sum_(learnt.counts)  # line 8: F_R
-        run(phases.update, right, remembered, learnt[:3], y[rows], *given, loss_weight)
+        batch, own, x_prime = part_of(group, rows), part_of(given, rows), state.x_prime_of(rows)
+        train.look_at_attack(batch.x, x_prime, None if state.eps is None else state.eps[rows])
+        t, share = phases.touched(counts[rows]), workers.loss_weight(i)
+        learnt = run(phases.learn, batch, x_prime, own, z, t, share, phases.accumulation)  # lines 7 and 9: z', ∇L
+        workers.sum_(learnt.counts)
+        remembered = train.remembered(workers, i, batch.indices, learnt, own.steps)
+        run(phases.update, learnt, batch.y, own, remembered, share)  # line 8: F_R
         train.steps_taken += 1
-        work = train.work(counts[rows], t, taken * m[i] / len(y), phases, len(m), late)
-        yield StepOutput(learnt.loss, *given, work, x_prime.detach(), learnt.z, learnt.z_prime)
+        work = train.work(counts[rows], t, taken * m[i] / len(counts), phases, len(m))
+        yield StepOutput(learnt.loss, own.category, own.steps, own.svar, work, x_prime, learnt.z, learnt.z_prime)
 
 
 @dataclass(frozen=True)
@@ -226,14 +224,14 @@ class BulletTrain:
         """The logits that select, where they are also what the attack moves away from."""
         return s if self.objective.selection == self.objective.attack_mode == "eval" else None
 
-    def on_host(self, s: Tensor | None, svar: Tensor | None, category: Tensor, steps: Tensor) -> list[int]:
+    def on_host(self, s: Tensor | None, given: Given) -> list[int]:
         """Steps of each example on the host: waits for the device, unless everybody gets the same number anyway."""
         if self.looking and s is not None:
             validation.check_logits(s.detach(), self.steps_taken + 1)
-        if self.looking and svar is not None:
-            validation.check_selection(svar, category, list(Category))
+        if self.looking and given.svar is not None:
+            validation.check_selection(given.svar, given.category, list(Category))
         same = self.budget.uniform_steps
-        counts: list[int] = steps.tolist() if same is None else [same] * len(steps)
+        counts: list[int] = given.steps.tolist() if same is None else [same] * len(given.steps)
         validation.check_count(min(counts), "steps")
         most = self.objective.max_steps
         if most is not None and max(counts) > most:
@@ -255,18 +253,16 @@ class BulletTrain:
             validation.check_no_nan(learnt.score)
         return tuple(workers.gather_batch(known, batch) for known in (index, learnt.score, learnt.margin, steps))
 
-    def work(self, counts: Sequence[int], t: int | None, steps: float, phases: Phases, batches: int, late: int) -> Work:
+    def work(self, counts: Sequence[int], t: int | None, steps: float, phases: Phases, batches: int) -> Work:
         """Passes of one mini-batch: its update, with ``t`` rows forwarded corrupted, and its share of the attack."""
         m, touched = len(counts), sum(n > 0 for n in counts) if t is None else t
-        work = self.objective.cost.work(examples=m, steps=steps + late, touched=touched, selects=self.selects)
-        selection, attacking = work.selection, work.attack
+        work = self.objective.cost.work(examples=m, steps=steps, touched=touched, selects=self.selects)
+        selection = work.selection
         if self.selects and isinstance(self.separation, SeparationWithModel):
             selection += m * self.separation.passes_per_example
         if self.selects and phases.selects_by_loss_logits and not phases.keeps_logits(batches):
             selection += m  # once more, for the update
-        if late and self.objective.needs_target:
-            attacking += m
-        return Work(m, selection, attacking, work.update)
+        return Work(m, selection, work.attack, work.update)
 
     # ------------------------------------------------------------------------- validation: once a step, here alone
 

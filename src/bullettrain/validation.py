@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -143,6 +144,28 @@ def check_parts(objective: Any, budget: Any, score: object, separation: object) 
             raise TypeError(f"the {name} is {function.__name__}; give an instance, e.g. {function.__name__}()")
         if not (callable(function) or hasattr(function, "bind")):
             raise TypeError(f"the {name} is {shown(function)}; give a function")
+    called: dict[str, tuple[Any, ...]] = {
+        "score": (score, "logits", "labels"),
+        "separation": (separation, "score", "robust_fraction"),
+        "budget's allocate": (budget.allocate, "category", "score", "past"),
+        "budget's step_sizes": (budget.step_sizes, "category", "steps", "eps"),
+        "objective's loss": (objective.loss, "z", "z_prime", "y", "touched"),
+    }
+    for name, (function, *arguments) in called.items():
+        if callable(function):  # a separation that sees the network is not called itself
+            _check_takes(function, name, arguments)
+
+
+def _check_takes(function: Callable[..., Any], name: str, arguments: Sequence[str]) -> None:
+    """TypeError where a function cannot be called with these arguments, by position."""
+    try:
+        own = inspect.signature(function)
+    except ValueError:  # a built-in function that does not say
+        return
+    try:
+        own.bind(*arguments)
+    except TypeError:
+        raise TypeError(f"the {name} takes {own}; it is called with ({', '.join(arguments)})") from None
 
 
 def check_last(objective: Any, budget: Any, separation: object, examples: int) -> None:

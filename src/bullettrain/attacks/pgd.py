@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -103,9 +104,10 @@ def pgd(
         size=per_example(sizes.to(x.device).expand(len(x)), x),
     )
     net = bare(model)
+    functions = AscentFunctions(ascended, ball)
     with frozen(net, mode), torch.enable_grad():
         for rows in ragged(number, counts):
-            ascent_step(net, attack, rows, ball, ascended, ascent)
+            ascent_step(net, attack, rows, functions, ascent)
     return attack.x_prime
 
 
@@ -127,70 +129,41 @@ class AttackState(NamedTuple):
     start: Tensor | None = None
     """What a corruption that is no attack is made of: AugMix's draws (m, …), or views (2, m, …)."""
 
+    def x_prime_of(self, rows: slice) -> Tensor:
+        """x' of some examples, (n, …), or (num_views, n, …)."""
+        x_prime = self.x_prime.detach()
+        return x_prime[rows] if x_prime.ndim == self.clean.ndim else x_prime[:, rows]
+
+    def with_spare(self) -> AttackState:
+        """The same with a row more, which is nobody's: places that stand idle look there, and write there."""
+        return self._by_rows(lambda tensor, dim: torch.cat([tensor, tensor.narrow(dim, 0, 1)], dim))
+
+    def without_spare(self) -> AttackState:
+        """The same without its last row."""
+        return self._by_rows(lambda tensor, dim: tensor.narrow(dim, 0, len(self.labels) - 1))
+
+    def _by_rows(self, change: Callable[[Tensor, int], Tensor]) -> AttackState:
+        """Each tensor changed along the dimension that counts examples: 1 for views (2, m, …), else 0."""
+        one = tuple(self.clean.shape)
+        return AttackState(*(None if t is None else change(t, int(tuple(t.shape[1:]) == one)) for t in self))  # type: ignore[arg-type]
+
 
 Compile = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
 """What makes a function of tensors faster, or leaves it as it is."""
 
 
-def ascent_step(
-    net: nn.Module,
-    attack: AttackState,
-    rows: Tensor | None,
-    ball: Ball,
-    loss: AttackLoss,
-    ascent: AscentStep = WHOLE_NETWORK,
-    fast: FastFunctions | None = None,
-) -> Tensor:
-    """One ascent step of some rows (n,), or of all: ``attack.x_prime`` is changed in place.
+class AscentFunctions:
+    """What an attack does around the network: the gradient at its logits, and the move.
 
     Args:
-        net: frozen in the attack's mode; gradients are on.
-        attack: the batch.
-        rows: which examples; None: all.
-        ball: where they may be.
         loss: to be made large.
-        ascent: how a step is taken.
-        fast: compiled twins of what comes before and after the network's backward.
-
-    Returns:
-        (n, K) logits from before the step.
+        ball: where examples may be.
+        compiled: makes both faster, with the gradient in closed form and looking rows up as part of the kernels; None:
+            autograd's gradient, and both as they are.
     """
 
-    def gradient(logits: Tensor) -> Tensor:
-        check_logits_shape(logits, len(attack.labels) if rows is None else len(rows))
-        if fast is not None:
-            return fast.gradient(at_least_float32(logits.detach()), attack.labels, attack.target, rows).to(logits.dtype)
-        labels, target = take(attack.labels, rows), None if attack.target is None else take(attack.target, rows)
-        found = gradient_at_logits(loss, at_least_float32(logits), labels, target)
-        # A power of two changes no direction; float16 would round small gradients to 0 without it.
-        return (found * 1024 if underflows(logits.device) else found).to(logits.dtype)
-
-    def move(images: Tensor, to_input: Tensor) -> Tensor:
-        if fast is not None:
-            return fast.move(images, to_input, attack.clean, attack.size, attack.eps, rows)
-        return moved(ball, images, to_input, attack.clean, attack.size, attack.eps, rows)
-
-    x_prime, logits = ascent(net, take(attack.x_prime, rows), gradient, move)
-    if rows is None:
-        attack.x_prime.copy_(x_prime)
-    else:
-        attack.x_prime.index_copy_(0, rows, x_prime)
-    return logits
-
-
-def moved(
-    ball: Ball, images: Tensor, gradient: Tensor, clean: Tensor, size: Tensor, eps: Tensor | None, rows: Tensor | None
-) -> Tensor:
-    """``images`` (n, …) after a step along the gradient; what belongs to them is the others' ``rows``."""
-    radius = None if eps is None else take(eps, rows)
-    return ball.step(images, take(clean, rows), gradient, take(size, rows), radius)
-
-
-class FastFunctions:
-    """What an attack does around the network, for a compiler: looking rows up is part of its kernels."""
-
-    def __init__(self, loss: AttackLoss, ball: Ball, compiled: Compile) -> None:
-        at_logits = closed_form(loss)
+    def __init__(self, loss: AttackLoss, ball: Ball, compiled: Compile | None = None) -> None:
+        at_logits = partial(gradient_at_logits, loss) if compiled is None else closed_form(loss)
 
         def gradient(logits: Tensor, labels: Tensor, target: Tensor | None, rows: Tensor | None) -> Tensor:
             return at_logits(logits, take(labels, rows), None if target is None else take(target, rows))
@@ -198,9 +171,48 @@ class FastFunctions:
         def move(
             images: Tensor, to_input: Tensor, clean: Tensor, size: Tensor, eps: Tensor | None, rows: Tensor | None
         ) -> Tensor:
-            return moved(ball, images, to_input, clean, size, eps, rows)
+            radius = None if eps is None else take(eps, rows)
+            return ball.step(images, take(clean, rows), to_input, take(size, rows), radius)
 
-        self.gradient, self.move = compiled(gradient), compiled(move)
+        self.gradient: Callable[..., Tensor] = gradient if compiled is None else compiled(gradient)
+        self.move: Callable[..., Tensor] = move if compiled is None else compiled(move)
+
+
+def ascent_step(
+    net: nn.Module,
+    attack: AttackState,
+    rows: Tensor | None,
+    functions: AscentFunctions,
+    ascent: AscentStep = WHOLE_NETWORK,
+) -> Tensor:
+    """One ascent step of some rows (n,), or of all: ``attack.x_prime`` is changed in place.
+
+    Args:
+        net: frozen in the attack's mode; gradients are on.
+        attack: the batch.
+        rows: which examples; None: all.
+        functions: what comes around the network's passes.
+        ascent: how a step is taken.
+
+    Returns:
+        (n, K) logits from before the step.
+    """
+
+    def gradient(logits: Tensor) -> Tensor:
+        check_logits_shape(logits, len(attack.labels) if rows is None else len(rows))
+        found = functions.gradient(at_least_float32(logits.detach()), attack.labels, attack.target, rows)
+        # A power of two changes no direction; float16 would round small gradients to 0 without it.
+        return (found * 1024 if underflows(logits.device) else found).to(logits.dtype)
+
+    def move(images: Tensor, to_input: Tensor) -> Tensor:
+        return functions.move(images, to_input, attack.clean, attack.size, attack.eps, rows)
+
+    x_prime, logits = ascent(net, take(attack.x_prime, rows), gradient, move)
+    if rows is None:
+        attack.x_prime.copy_(x_prime)
+    else:
+        attack.x_prime.index_copy_(0, rows, x_prime)
+    return logits
 
 
 def take(values: Tensor, rows: Tensor | None) -> Tensor:

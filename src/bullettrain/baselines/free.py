@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from bullettrain.allocation import Allocation, StepBudget
 from bullettrain.attacks import Attack, Norm, Normalized
 from bullettrain.attacks.norms import AUTO, Bounds
-from bullettrain.attacks.pgd import AttackState, FastFunctions
-from bullettrain.cost import Cost
+from bullettrain.attacks.pgd import AscentFunctions, AttackState
 from bullettrain.objectives import PGDAT
 from bullettrain.step import BulletTrain
 
@@ -49,19 +48,16 @@ class Free(PGDAT):
         self.delta: Tensor | None = None
         """(M, …) of the largest batch so far; row i is that of every batch's example i."""
 
-    @property
-    def cost(self) -> Cost:
-        """3 a replay, as ordinary training: what moves δ is part of the same backward."""
-        return Cost(selection=1, step=0, clean=0, corrupted=3, untouched=3)
-
     whole_step = True
+    step_passes = 0.0
+    """What moves δ is part of the update's own backward: 3 passes a replay, as ordinary training."""
 
     def check_budget(self, budget: Allocation) -> None:
         """One step for everyone."""
         if budget.uniform_steps != 1:
             raise ValueError("Free was given other than one step for everyone; use free_budget()")
 
-    def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: FastFunctions | None) -> None:
+    def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None) -> None:
         """x + δ (m, …) in bounds; the update's own backward moves δ. ``start`` is not needed."""
         self._size = attack.size
         attack.x_prime.copy_(self.norm.clip(attack.clean + self._rows(attack.clean), self.bounds))

@@ -13,7 +13,6 @@ from bullettrain.attacks import Attack, Norm
 from bullettrain.attacks.ascent import LogitGradient, Move, WholeNetwork
 from bullettrain.attacks.norms import AUTO, Bounds, length, per_example
 from bullettrain.attacks.state import Mode, uncompiled, underflows
-from bullettrain.cost import Cost
 from bullettrain.engine.forwards import forward
 from bullettrain.objectives import PGDAT
 from bullettrain.objectives.base import Selection
@@ -34,6 +33,8 @@ class GradAlign(PGDAT):
     """
 
     whole_step = True
+    penalty_passes = 6
+    """A gradient at x+η is a forward and a backward, and learning through it two of each more."""
 
     def __init__(
         self,
@@ -57,11 +58,6 @@ class GradAlign(PGDAT):
             generator=generator,
             attack=Attack(start="zero", ascent=self._first),
         )
-
-    @property
-    def cost(self) -> Cost:
-        """11 with one step: a gradient at x+η is a forward and a backward, and learning through it two of each more."""
-        return Cost(selection=1, clean=0, corrupted=3, untouched=3, penalty=6)
 
     def noise(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """η (m, …), uniform in the ball."""

@@ -117,7 +117,7 @@ def evaluate(
     from bullettrain.evaluation.specs import parse_attacks
     from bullettrain.loading import find_source, load_model
     from bullettrain.processes import StoppedError, StopRequest, find_place
-    from bullettrain.reporting import write_report
+    from bullettrain.reporting import write_reports
     from bullettrain.run_folder import RunError, RunFolder
     from bullettrain.validation import instead
 
@@ -182,7 +182,8 @@ def evaluate(
     show(console, entry, asked, config, curves=curves)
     console.print(f"written  {folder / FILE}", soft_wrap=True)
     try:
-        console.print(f"report   {write_report(folder)}", soft_wrap=True)
+        for page in write_reports(folder):
+            console.print(f"report   {page}", soft_wrap=True)
     except (OSError, ValueError) as error:  # a folder whose run is damaged; the results are there all the same
         raise RunError(f"report.html could not be written to {folder}: {error}") from None
 

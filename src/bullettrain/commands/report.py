@@ -41,9 +41,8 @@ def _problems(contents: Contents) -> list[str]:
 
     problems: list[str] = []
     empty: list[str] = []
-    runs = [(part.run, part) for part in contents.parts if part.run is not None]
-    for run, part in runs:
-        problems += [*run.notes, *part.damaged]
+    for run in contents.runs:
+        problems += run.notes
         try:
             Config.from_dict(run.config)
         except ConfigError as error:
@@ -51,6 +50,6 @@ def _problems(contents: Contents) -> list[str]:
         if not run.recorded:
             metrics = run.folder / "metrics.jsonl"
             empty.append(f"{metrics} " + ("holds no record that can be read" if metrics.is_file() else "is missing"))
-    if empty and not any(run.recorded or part.entries for run, part in runs):
+    if empty and not any(run.recorded or run.entries for run in contents.runs):
         raise RunError(f"{contents.folder} has nothing to show: {'; '.join(empty)}")
     return empty + problems

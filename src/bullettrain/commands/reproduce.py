@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from bullettrain.config.sections import Config
     from bullettrain.processes import Place
     from bullettrain.reproduction.results import Results
-    from bullettrain.reproduction.runs import Task, TaskResult
+    from bullettrain.reproduction.rows import Row
+    from bullettrain.reproduction.runs import TaskResult
     from bullettrain.reproduction.scales import Scale
-    from bullettrain.reproduction.studies import Row, Study
+    from bullettrain.reproduction.studies import Study
+    from bullettrain.reproduction.tasks import Task
 
 CORRUPTIONS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
 """Folders beside a dataset where its corruptions are looked for."""
@@ -40,7 +42,8 @@ def reproduce(
         str | None,
         typer.Option(
             help="smoke, short, medium, paper: digits in seconds, minutes on a GPU, WRN-34-10 for 30 epochs, or as in "
-            "the paper. Default: smoke. Without a name, medium and paper train WRN-34-10."
+            "the paper. Default: smoke. Without a name, medium and paper train WRN-34-10. For speed, these two attack "
+            "k = 4 mini-batches at once; in the paper k is 1, as with --set attack_group=1."
         ),
     ] = None,
     out: Annotated[
@@ -115,9 +118,10 @@ def reproduce(
     from bullettrain.processes import find_place
     from bullettrain.reproduction.records import read_records
     from bullettrain.reproduction.results import Results
-    from bullettrain.reproduction.runs import RECORDS, Task, merged, perform
+    from bullettrain.reproduction.runs import perform
     from bullettrain.reproduction.scales import SCALES
     from bullettrain.reproduction.studies import LARGE, RANKS, STUDIES
+    from bullettrain.reproduction.tasks import RECORDS, Task, merged
     from bullettrain.run_folder import environment
     from bullettrain.validation import instead
 
@@ -229,7 +233,7 @@ def _config(row: Row, scale: Scale, settings: tuple[str, ...], seed: int, place:
 
 def _make_folders(out: Path) -> None:
     """Before anything is trained: what comes of it can be written."""
-    from bullettrain.reproduction.runs import RECORDS, RUNS
+    from bullettrain.reproduction.tasks import RECORDS, RUNS
     from bullettrain.run_folder import try_folder
 
     for folder in (out, out / RECORDS, out / RUNS):
@@ -254,7 +258,8 @@ def _check(tasks: list[Task]) -> None:
 
 def _run(console: Console, tasks: list[Task], jobs: int) -> list[TaskResult]:
     """All runs that are not done."""
-    from bullettrain.reproduction.runs import DONE, ON_RECORD, RECORDS, attack_name, run_all
+    from bullettrain.reproduction.runs import run_all
+    from bullettrain.reproduction.tasks import DONE, ON_RECORD, RECORDS, attack_name
 
     states = [task.state() for task in tasks]
     left = [task for task, state in zip(tasks, states, strict=True) if state not in (DONE, ON_RECORD)]
@@ -277,7 +282,8 @@ def _run(console: Console, tasks: list[Task], jobs: int) -> list[TaskResult]:
 def _time(tasks: list[Task], device: str | None, data_dir: Path | None) -> list[TaskResult]:
     """The timing of all runs that are finished, into their records."""
     from bullettrain.processes import find_place
-    from bullettrain.reproduction.runs import RECORDS, is_timed, time_run
+    from bullettrain.reproduction.runs import is_timed, time_run
+    from bullettrain.reproduction.tasks import RECORDS
 
     finished = [record for task in tasks if (record := task.record()) is not None and record.finished]
     left = [record for record in finished if not is_timed(record, find_place(device).device)]

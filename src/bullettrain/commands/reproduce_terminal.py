@@ -12,9 +12,9 @@ from rich.text import Text
 from bullettrain.reproduction import tables
 from bullettrain.reproduction.records import Record, read_csv, read_records
 from bullettrain.reproduction.results import NOT_RUN, Results, Verdict
-from bullettrain.reproduction.runs import DONE, ON_RECORD, Task
 from bullettrain.reproduction.scales import SCALES, Scale
 from bullettrain.reproduction.studies import LARGE, STUDIES
+from bullettrain.reproduction.tasks import DONE, ON_RECORD, Task
 from bullettrain.terminal import duration, fits, say, say_rows
 
 CHECKOUT = Path(__file__).resolve().parents[3] / "results"
@@ -98,6 +98,14 @@ def show_plan(
 ) -> None:
     """What would run, and how long its training took where it was measured."""
     say(console, f"{title}, on {device}", style="bold")
+    trained: dict[str, list[str]] = {}
+    for task in tasks:
+        training = task.config.training
+        group = f", {training.attack_group} mini-batches attacked at once" if training.attack_group > 1 else ""
+        trained.setdefault(f"{task.config.network.name}, {training.epochs} epochs{group}", []).append(task.label)
+    for about, labels in trained.items():
+        say(console, about if len(trained) == 1 else f"{about}: {', '.join(labels)}")
+    console.print(f"runs and records in {tasks[0].out}", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for heading in ("row", "state", "training", "measured on"):
         table.add_column(heading, justify="right" if heading == "training" else "left", overflow="fold")

@@ -8,7 +8,8 @@ import inspect
 import typing
 from typing import Any
 
-from bullettrain.config.sections import LIMITS, Config
+from bullettrain.config.sections import Config
+from bullettrain.config.sections import sections as sections
 from bullettrain.config.settings import as_setting
 from bullettrain.extras import extra
 from bullettrain.schema import said
@@ -23,12 +24,6 @@ def meanings(kind: type) -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             found[field.target.id] = " ".join(ast.literal_eval(below.value).split())
     return found
-
-
-def sections() -> dict[str, type]:
-    """The sections of a configuration, by name."""
-    hints = typing.get_type_hints(Config)
-    return {name: kind for name, kind in hints.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
 
 def as_yaml(config: Config) -> str:
@@ -60,23 +55,19 @@ def page() -> str:
         "and names no recipe.",
     ]
     for name, kind in sections().items():
-        default, hints = kind(), typing.get_type_hints(kind)
-        rows = []
-        for field, meaning in meanings(kind).items():
-            value = getattr(default, field)
-            shown = f"`{as_setting(value)}`" if value != () else "none"
-            rows.append(f"| `{field}` | {said(hints[field], _limits(f'{name}.{field}'))} | {shown} | {meaning} |")
-        lines += [
-            f"## {name}",
-            (kind.__doc__ or "").strip(),
-            "\n".join(["| setting | values | default | meaning |", "|---|---|---|---|", *rows]),
-        ]
+        said_of, hints = meanings(kind), typing.get_type_hints(kind)
+        rows = ["| setting | values | default | meaning |", "|---|---|---|---|"]
+        for field in dataclasses.fields(kind):
+            shown = f"`{as_setting(field.default)}`" if field.default != () else "none"
+            values = said(hints[field.name], _limits(field))
+            rows.append(f"| `{field.name}` | {values} | {shown} | {said_of[field.name]} |")
+        lines += [f"## {name}", (kind.__doc__ or "").strip(), "\n".join(rows)]
     return "\n\n".join(lines) + "\n"
 
 
-def _limits(path: str) -> str:
-    if path not in LIMITS:
+def _limits(field: dataclasses.Field[Any]) -> str:
+    if "limits" not in field.metadata:
         return ""
-    low, high = LIMITS[path]
+    low, high = field.metadata["limits"]
     least = "above 0" if 0 < low < 1e-9 else f"at least {low:g}"
     return f" {least}" + (f", at most {high:g}" if high <= 1e6 else "")

@@ -8,18 +8,23 @@ from typing import Any
 RENAMED = {
     "method.clean": "method.clean_warmup",
     "method.ramp": "method.eps_warmup",
-    "training.fresh": "training.refresh_steps",
     "training.joint": "training.paired_forward",
     "training.bucket": "training.size_multiple",
     "training.tune_after": "training.cudnn_benchmark_after",
 }
 FORMER = {new: old for old, new in RENAMED.items()}
+GONE = {"training": ("fresh", "refresh_steps")}
+"""Settings that are no more; a configuration that left them at 0 means what it meant."""
 
 
 def translate(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration of format 1 with the names of today, and with what is unknown as it is."""
+    """An older configuration with the names of today, and with what is unknown as it is."""
     translated = {
-        name: {RENAMED.get(f"{name}.{key}", f"{name}.{key}").partition(".")[2]: value for key, value in section.items()}
+        name: {
+            RENAMED.get(f"{name}.{key}", f"{name}.{key}").partition(".")[2]: value
+            for key, value in section.items()
+            if value or key not in GONE.get(name, ())
+        }
         if isinstance(section, Mapping)
         else section
         for name, section in values.items()

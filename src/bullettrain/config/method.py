@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, cast
 
 import bullettrain as bt
@@ -13,8 +12,11 @@ from bullettrain.allocation import Allocation, ShuffledBudget, StepBudget
 from bullettrain.attacks import Attack
 from bullettrain.augmix import ViewMaker
 from bullettrain.baselines import FGSMPGI, GAT, FirstLayer, Free, GradAlign, NuAT
-from bullettrain.config.settings import ConfigError, as_setting
+from bullettrain.config.settings import TINY, ConfigError, as_setting, limited
+from bullettrain.objectives import AdversarialObjective
 
+ADVERSARIAL: dict[str, type[AdversarialObjective]] = {"pgd-at": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
+GUIDED: dict[str, type[GAT] | type[FGSMPGI]] = {"gat": GAT, "nuat": NuAT, "fgsm-pgi": FGSMPGI}
 SCORES = {
     "svar": bt.signed_prediction_variance,
     "cross-entropy": bt.signed_cross_entropy,
@@ -44,16 +46,16 @@ class MethodConfig:
     """Norm of the radius: linf or l2."""
     beta: float | None = None
     """Weight of the robust term; null: the objective's own."""
-    boundary: int = 10
+    boundary: int = limited(10, 0, 10_000)
     """Attack steps for boundary examples; of other allocations the most."""
-    robust: int = 2
+    robust: int = limited(2, 0, 10_000)
     """Attack steps for robust examples; of gaussian and history the fewest."""
-    outlier: int = 0
+    outlier: int = limited(0, 0, 10_000)
     """Attack steps for outliers, also of gaussian."""
     allocation: Literal["categories", "gaussian", "history", "early-stop", "radius", "second-step"] = "categories"
     """What decides on steps: the class; a bell curve over the score; the last margin; whether the attack has succeeded;
     radius: all get the same, in balls by the last margin; second-step: one, and more by the first step's gradient."""
-    allocation_value: float | None = None
+    allocation_value: float | None = limited(None, TINY, 1e30)
     """gaussian: its width (0.5 of the largest score); early-stop: steps from success on (1); radius: the smallest (0.5
     of eps); second-step: how many take more than one (0.25); null: these."""
     shuffled: bool = False
@@ -64,9 +66,9 @@ class MethodConfig:
     """Step size of boundary examples; null: 0.007 at eps 0.031, else 2.25·eps/boundary. Other allocations: null."""
     scale: float | None = None
     """Step size of boundary examples as scale·eps/boundary instead; null: step_size says it."""
-    clean_warmup: float = 0.0
+    clean_warmup: float = limited(0.0, 0, 1)
     """Share of the run's steps before the first attack: until then everyone is trained on as it is."""
-    eps_warmup: float = 0.0
+    eps_warmup: float = limited(0.0, 0, 1)
     """Share of the run's steps over which eps, and the step sizes with it, then grow to what they are; 0: at once."""
     gamma: float = 0.8
     """γ in (0, 1]: how far the estimate F_R of the robust share is trusted; smaller attacks more examples."""
@@ -80,13 +82,13 @@ class MethodConfig:
     """How the score separates examples; oracle: the true classes by ten PGD steps, for studies."""
     start: Literal["uniform", "normal", "clipped", "zero"] | None = None
     """Where the attack starts; clipped: uniform, then clipped to valid pixels. null: the objective's own."""
-    start_radius: float = 1.0
+    start_radius: float = limited(1.0, TINY, 1e30)
     """Radius of a uniform start, in units of eps."""
     project: bool = True
     """Whether attacked images are brought back into the ball; false: into valid pixels only."""
-    first_layer: int = 0
+    first_layer: int = limited(0, 0, 10_000)
     """YOPO: moves through the first layer alone after each step, that is each full pass; 0: none, plain steps."""
-    align: float = 0.0
+    align: float = limited(0.0, 0, 1e30)
     """GradAlign: weight of the term that aligns gradients; 0: none."""
     carry: bool = False
     """Free: the perturbation is carried over and moved by the updates' own backward; training.replays goes with it."""
@@ -94,9 +96,9 @@ class MethodConfig:
     """AugMix: whether views are held together by the JSD; false: cross-entropy on one view of every example."""
     severity: float = 3.0
     """AugMix: strengths of the operations go up to this, of 10."""
-    width: int = 3
+    width: int = limited(3, 1, 100)
     """AugMix: chains of operations in a view."""
-    depth: int = -1
+    depth: int = limited(-1, -1, 100)
     """AugMix: operations in a chain; -1: 1 to 3 at random."""
     all_ops: bool = False
     """AugMix: also colour, contrast, brightness and sharpness, which test corruptions share."""
@@ -108,14 +110,8 @@ class MethodConfig:
 
     def budget(self) -> StepBudget:
         """Steps for each class."""
-        return StepBudget(
-            self.boundary,
-            self.robust,
-            self.outlier,
-            ordered=self.ordered,
-            step_size=self.step_size,
-            scale=self.scale,
-        )
+        steps = (self.boundary, self.robust, self.outlier)
+        return StepBudget(*steps, ordered=self.ordered, step_size=self.step_size, scale=self.scale)
 
     @property
     def remembers(self) -> bool:
@@ -170,12 +166,29 @@ class MethodConfig:
                 raise ConfigError(f"method.{key} is {value}, but {self.kind} takes none: --set {key}={default}")
         if self.eps_warmup and self.step_size is not None:
             raise ConfigError("method.eps_warmup lets step sizes grow with eps; give method.scale, not step_size")
-        return BUILDERS[self.kind](self)
+        own = {key: value for key in ("beta", "selection") if (value := getattr(self, key)) is not None}
+        if self.kind == "augmix":
+            self._check_jsd()
+            return bt.AugMix(views=self.view_maker(), jsd=self.jsd, **own)
+        if self.kind == "free":
+            return Free(eps=self.eps, norm=self.norm)
+        if self.kind == "grad-align":
+            return GradAlign(weight=self.align, eps=self.eps, norm=self.norm)
+        if self.kind in GUIDED:
+            return GUIDED[self.kind](eps=self.eps, norm=self.norm, beta=self.beta)
+        attack = Attack(start=self.start, radius=self.start_radius, project=self.project)
+        if self.first_layer:
+            attack = dataclasses.replace(attack, ascent=FirstLayer(self.first_layer))
+        return ADVERSARIAL[self.kind](eps=self.eps, norm=self.norm, attack=attack, **own)
 
-    def attack(self) -> Attack:
-        """The attack of pgd-at, trades and mart."""
-        plain = Attack(start=self.start, radius=self.start_radius, project=self.project)
-        return dataclasses.replace(plain, ascent=FirstLayer(self.first_layer)) if self.first_layer else plain
+    def _check_jsd(self) -> None:
+        if not self.jsd and self.budget().uniform_steps is None:
+            same = f"--set robust={self.boundary} --set outlier={self.boundary}"
+            raise ConfigError(
+                f"method.jsd is false, which is one view of every example: nothing is mined, so add {same}"
+            )
+        if not self.jsd and self.selection is not None:
+            raise ConfigError("method.selection is set, but without the JSD nothing is selected: --set selection=null")
 
     def view_maker(self) -> ViewMaker:
         """What AugMix views are made of."""
@@ -193,21 +206,6 @@ class MethodConfig:
             separation=oracle or bt.separate,
             examples=examples if self.remembers else 0,
         )
-
-
-def _adversarial(kind: type[bt.TRADES] | type[bt.MART], method: MethodConfig) -> bt.Objective:
-    beta = 6.0 if method.beta is None else method.beta
-    return kind(eps=method.eps, norm=method.norm, beta=beta, attack=method.attack(), selection=method.selection)
-
-
-def _augmix(method: MethodConfig) -> bt.Objective:
-    if not method.jsd and method.budget().uniform_steps is None:
-        same = f"--set robust={method.boundary} --set outlier={method.boundary}"
-        raise ConfigError(f"method.jsd is false, which is one view of every example: nothing is mined, so add {same}")
-    if not method.jsd and method.selection is not None:
-        raise ConfigError("method.selection is set, but without the JSD nothing is selected: --set selection=null")
-    beta = 12.0 if method.beta is None else method.beta
-    return bt.AugMix(views=method.view_maker(), beta=beta, jsd=method.jsd, selection=method.selection or "train")
 
 
 def _value(method: MethodConfig, usual: float) -> float:
@@ -242,14 +240,3 @@ SETTINGS: dict[str, frozenset[str]] = {
     "grad-align": frozenset(("align", "eps_warmup")),
 }
 """The settings that some objectives have and others do not."""
-BUILDERS: dict[str, Callable[[MethodConfig], bt.Objective]] = {
-    "pgd-at": lambda m: bt.PGDAT(eps=m.eps, norm=m.norm, attack=m.attack(), selection=m.selection),
-    "trades": partial(_adversarial, bt.TRADES),
-    "mart": partial(_adversarial, bt.MART),
-    "gat": lambda m: GAT(beta=m.beta, eps=m.eps, norm=m.norm),
-    "nuat": lambda m: NuAT(beta=m.beta, eps=m.eps, norm=m.norm),
-    "fgsm-pgi": lambda m: FGSMPGI(beta=m.beta, eps=m.eps, norm=m.norm),
-    "augmix": _augmix,
-    "free": lambda m: Free(eps=m.eps, norm=m.norm),
-    "grad-align": lambda m: GradAlign(weight=m.align, eps=m.eps, norm=m.norm),
-}

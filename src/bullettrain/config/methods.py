@@ -20,7 +20,7 @@ AT_ONCE = {"clean_warmup": 0.0, "selection": None}
 
 def fast(config: Config, steps: int = 1) -> Config:
     """FAST: one FGSM step of 1.25·eps from a uniform start; fast-N: N steps of 1.7·eps/N."""
-    return _with(config, baselines.fast_budget(_at_least_one(steps)), start=baselines.FAST.start)
+    return _with(config, baselines.fast_budget(steps), start=baselines.FAST.start)
 
 
 def n_fgsm(config: Config) -> Config:
@@ -32,7 +32,7 @@ def n_fgsm(config: Config) -> Config:
 
 def yopo(config: Config, passes: int = 2, updates: int = 5) -> Config:
     """YOPO-M-N: M full passes, after each N moves through the first layer alone (2-5)."""
-    budget = baselines.yopo_budget(config.method.eps, _at_least_one(passes), _at_least_one(updates))
+    budget = baselines.yopo_budget(config.method.eps, passes, updates)
     return _with(config, budget, first_layer=updates)
 
 
@@ -44,7 +44,7 @@ def grad_align(config: Config) -> Config:
 def free(config: Config, replays: int = REPLAYS) -> Config:
     """Free: PGD-AT without an attack of its own; each batch is replayed M times (8), epochs ÷ M."""
     changed = _with(config, baselines.free_budget(), objective="pgd-at", beta=None, carry=True)
-    epochs = _up(config.training.epochs, _at_least_one(replays))
+    epochs = _up(config.training.epochs, replays)
     milestones = tuple(_up(milestone, replays) for milestone in config.schedule.milestones)
     changed = changed.replace_section("schedule", milestones=milestones)
     return changed.replace_section("training", replays=replays, epochs=epochs)
@@ -65,12 +65,13 @@ def fgsm_pgi(config: Config) -> Config:
     return _with(config, baselines.fgsm_pgi_budget(), objective="fgsm-pgi", beta=None, **AT_ONCE, eps_warmup=0.0)
 
 
+COUNT = r"([1-9]\d*)"
 METHODS: dict[str, tuple[str, Callable[..., Config]]] = {
-    "fast": (r"fast(?:-(\d+))?", fast),
+    "fast": (rf"fast(?:-{COUNT})?", fast),
     "n-fgsm": (r"n-fgsm", n_fgsm),
-    "yopo": (r"yopo(?:-(\d+)-(\d+))?", yopo),
+    "yopo": (rf"yopo(?:-{COUNT}-{COUNT})?", yopo),
     "grad-align": (r"grad-align", grad_align),
-    "free": (r"free(?:-(\d+))?", free),
+    "free": (rf"free(?:-{COUNT})?", free),
     "gat": (r"gat", gat),
     "nuat": (r"nuat", nuat),
     "fgsm-pgi": (r"fgsm-pgi", fgsm_pgi),
@@ -106,12 +107,6 @@ def _with(config: Config, budget: StepBudget, **settings: Any) -> Config:
     if alone:  # which take mini-batches one by one
         changed = changed.replace_section("training", attack_group=1)
     return changed
-
-
-def _at_least_one(count: int) -> int:
-    if count < 1:
-        raise ConfigError("--method: its numbers are at least 1")
-    return count
 
 
 def _up(epochs: int, replays: int) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from bullettrain.config.method import MethodConfig
 from bullettrain.config.sections import (
@@ -18,17 +19,18 @@ from bullettrain.config.sections import (
 from bullettrain.config.settings import ConfigError
 from bullettrain.validation import instead
 
+CIFAR10, CIFAR100 = (DataConfig(name, crop=4, flip=True) for name in ("cifar10", "cifar100"))
+ON_GPU = TrainingConfig(precision="auto", channels_last=True)
 AUGMIX = MethodConfig("augmix", beta=12.0, boundary=1, robust=0, gamma=0.65)
 """The paper does not say γ. With 0.65 views are made for 36 % of CIFAR-10's examples, as in its table, and for 33 % of
 the digits; with 0.8 for 24 and 21 %, and on CIFAR-10 less of AugMix's robustness is kept."""
-AUGMIX_100 = dataclasses.replace(AUGMIX, gamma=0.5)
+AUGMIX_100 = replace(AUGMIX, gamma=0.5)
 """On CIFAR-100, where more are misclassified, 0.65 makes views for 28 % in 20 epochs, 0.5 for 35 (the paper: 36)."""
 
 
 def digits() -> Config:
     """scikit-learn's digits, a small CNN, TRADES + BulletTrain: about a minute on two cores, no download."""
     return Config(
-        recipe="digits",
         data=DataConfig("digits", validation=200),
         network=NetworkConfig("small-cnn"),
         method=MethodConfig("trades", eps=0.15, beta=6.0),
@@ -41,7 +43,14 @@ def digits() -> Config:
 
 def digits_augmix() -> Config:
     """scikit-learn's digits, a small CNN, AugMix + BulletTrain: about a minute on two cores, no download."""
-    return dataclasses.replace(digits(), recipe="digits-augmix", method=AUGMIX)
+    return replace(digits(), method=AUGMIX)
+
+
+def own_images() -> Config:
+    """Your own images, --data folder:PATH, a sub-folder a class: resized to 64×64, PreActResNet-18, TRADES."""
+    data = DataConfig("folder:images", crop=4, flip=True, image_size=64)
+    trades = MethodConfig("trades", eps=8 / 255, beta=6.0)
+    return replace(_short(trades), data=data, evaluation=EvaluationConfig())
 
 
 def mnist_pgd() -> Config:
@@ -49,7 +58,6 @@ def mnist_pgd() -> Config:
     # With seven steps of the full eps for every example from the first batch on the network never learns: the loss
     # stays at ln 10 for five epochs, at rates of 1e-4 to 5e-3. So eps grows in the first two of the ten.
     return Config(
-        recipe="mnist-pgd",
         data=DataConfig("mnist"),
         network=NetworkConfig("small-cnn"),
         method=MethodConfig("pgd-at", eps=0.3, boundary=7, robust=7, scale=1.7, separation="oracle", eps_warmup=0.2),
@@ -59,140 +67,112 @@ def mnist_pgd() -> Config:
     )
 
 
-def _cifar10_paper(
-    recipe: str, method: MethodConfig, optimizer: OptimizerConfig, epochs: int, drops: tuple[int, ...]
-) -> Config:
+def _paper(method: MethodConfig, weight_decay: float, epochs: int, drops: tuple[int, ...]) -> Config:
     return Config(
-        recipe=recipe,
-        data=DataConfig("cifar10", crop=4, flip=True),
+        data=CIFAR10,
         network=NetworkConfig("wrn-34-10"),
         method=method,
-        optimizer=optimizer,
+        optimizer=OptimizerConfig("sgd", lr=0.1, weight_decay=weight_decay),
         schedule=ScheduleConfig("step", milestones=drops),
-        training=TrainingConfig(epochs=epochs, precision="auto", channels_last=True),
+        training=replace(ON_GPU, epochs=epochs),
         evaluation=EvaluationConfig(step_size=0.003),
     )
 
 
 def cifar10_trades() -> Config:
     """The paper's TRADES on CIFAR-10: WRN-34-10, 76 epochs, N_B = 10, N_R = 2, γ = 0.8."""
-    sgd = OptimizerConfig("sgd", lr=0.1, weight_decay=2e-4)
-    return _cifar10_paper("cifar10-trades", MethodConfig("trades", beta=6.0), sgd, 76, (75,))
+    return _paper(MethodConfig("trades", beta=6.0), 2e-4, 76, (75,))
 
 
 def cifar10_mart() -> Config:
     """The paper's MART on CIFAR-10: WRN-34-10, 90 epochs, N_B = 10, N_R = 2, γ = 0.8."""
-    sgd = OptimizerConfig("sgd", lr=0.1, weight_decay=7e-4)
-    return _cifar10_paper("cifar10-mart", MethodConfig("mart", beta=6.0), sgd, 90, (75, 90))
+    return _paper(MethodConfig("mart", beta=6.0), 7e-4, 90, (75, 90))
 
 
 def cifar10_pgd() -> Config:
     """PGD adversarial training with the paper's TRADES settings: WRN-34-10, 76 epochs."""
-    sgd = OptimizerConfig("sgd", lr=0.1, weight_decay=2e-4)
-    return _cifar10_paper("cifar10-pgd", MethodConfig("pgd-at"), sgd, 76, (75,))
+    return _paper(MethodConfig("pgd-at"), 2e-4, 76, (75,))
 
 
-def _cifar10_short(recipe: str, method: MethodConfig) -> Config:
+def _short(method: MethodConfig) -> Config:
     return Config(
-        recipe=recipe,
-        data=DataConfig("cifar10", crop=4, flip=True),
+        data=CIFAR10,
         network=NetworkConfig("preact-resnet-18"),
         method=method,
         optimizer=OptimizerConfig("sgd", lr=0.1, weight_decay=5e-4, decay_norms=False),
         schedule=ScheduleConfig("one-cycle", warmup=0.3),
-        training=TrainingConfig(epochs=30, precision="auto", channels_last=True),
+        training=ON_GPU,
         evaluation=EvaluationConfig(step_size=0.003),
     )
 
 
 def cifar10_trades_short() -> Config:
     """TRADES in minutes on a GPU: PreActResNet-18, 30 epochs, one cycle."""
-    return _cifar10_short("cifar10-trades-short", MethodConfig("trades", beta=6.0))
+    return _short(MethodConfig("trades", beta=6.0))
 
 
 def cifar10_pgd_short() -> Config:
     """PGD adversarial training in minutes on a GPU: PreActResNet-18, 30 epochs, one cycle."""
-    return _cifar10_short("cifar10-pgd-short", MethodConfig("pgd-at"))
+    return _short(MethodConfig("pgd-at"))
 
 
 def cifar10_mart_short() -> Config:
     """MART in minutes on a GPU: PreActResNet-18, 30 epochs, one cycle."""
-    return _cifar10_short("cifar10-mart-short", MethodConfig("mart", beta=5.0))
-
-
-def _augmix(recipe: str, data: str, epochs: int, method: MethodConfig = AUGMIX) -> Config:
-    half = (0.5, 0.5, 0.5)
-    return Config(
-        recipe=recipe,
-        data=DataConfig(data, crop=4, flip=True),
-        network=NetworkConfig("wrn-40-2", mean=half, std=half),
-        method=method,
-        optimizer=OptimizerConfig("sgd", lr=0.1, nesterov=True, weight_decay=5e-4),
-        schedule=ScheduleConfig("cosine", final=1e-6),
-        training=TrainingConfig(epochs=epochs, precision="auto", channels_last=True),
-    )
+    return _short(MethodConfig("mart", beta=5.0))
 
 
 def cifar10_augmix() -> Config:
     """The paper's AugMix on CIFAR-10: WRN-40-2, 100 epochs, views for boundary examples alone."""
-    return _augmix("cifar10-augmix", "cifar10", 100)
+    half = (0.5, 0.5, 0.5)
+    return Config(
+        data=CIFAR10,
+        network=NetworkConfig("wrn-40-2", mean=half, std=half),
+        method=AUGMIX,
+        optimizer=OptimizerConfig("sgd", lr=0.1, nesterov=True, weight_decay=5e-4),
+        schedule=ScheduleConfig("cosine", final=1e-6),
+        training=replace(ON_GPU, epochs=100),
+    )
 
 
 def cifar100_augmix() -> Config:
     """The paper's AugMix on CIFAR-100: WRN-40-2, 100 epochs, views for boundary examples alone."""
-    return _augmix("cifar100-augmix", "cifar100", 100, AUGMIX_100)
+    return replace(cifar10_augmix(), data=CIFAR100, method=AUGMIX_100)
 
 
 def cifar10_augmix_short() -> Config:
     """AugMix on CIFAR-10 in a fifth of the time: WRN-40-2, 20 epochs."""
-    return _augmix("cifar10-augmix-short", "cifar10", 20)
+    return cifar10_augmix().replace_section("training", epochs=20)
 
 
 def cifar100_augmix_short() -> Config:
     """AugMix on CIFAR-100 in a fifth of the time: WRN-40-2, 20 epochs."""
-    return _augmix("cifar100-augmix-short", "cifar100", 20, AUGMIX_100)
+    return cifar100_augmix().replace_section("training", epochs=20)
 
 
-def _augmix_fast(recipe: str, data: str, method: MethodConfig, *, views: bool | float, batch_size: int) -> Config:
+def _large_batches(config: Config, views: bool | float, batch_size: int, **method: Any) -> Config:
     # Four times the batch, four times the rate, which has to warm up. Images that are views make up for fewer of them.
-    config = _augmix(recipe, data, 100, method).replace_section("data", views=views)
+    config = config.replace_section("data", views=views).replace_section("method", **method)
     config = config.replace_section("training", batch_size=batch_size, attack_group=4)
     config = config.replace_section("optimizer", lr=0.4)
-    return dataclasses.replace(config, schedule=ScheduleConfig("one-cycle", warmup=0.05))
+    return replace(config, schedule=ScheduleConfig("one-cycle", warmup=0.05))
 
 
 def cifar10_augmix_fast() -> Config:
     """AugMix on CIFAR-10 where a GPU is large: batches of 512, images as views, selected at no cost by last logits."""
-    method = dataclasses.replace(AUGMIX, gamma=0.75, selection="last")
-    return _augmix_fast("cifar10-augmix-fast", "cifar10", method, views=True, batch_size=512)
+    return _large_batches(cifar10_augmix(), True, 512, gamma=0.75, selection="last")
 
 
 def cifar100_augmix_fast() -> Config:
     """AugMix on CIFAR-100 where a GPU is large: batches of 500, half of the images as views, selected four at once."""
-    method = dataclasses.replace(AUGMIX_100, gamma=0.4, selection="eval")
-    return _augmix_fast("cifar100-augmix-fast", "cifar100", method, views=0.5, batch_size=500)
+    return _large_batches(cifar100_augmix(), 0.5, 500, gamma=0.4, selection="eval")
 
 
 RECIPES: dict[str, Callable[[], Config]] = {
-    function.__name__.replace("_", "-"): function
-    for function in (
-        digits,
-        digits_augmix,
-        mnist_pgd,
-        cifar10_trades,
-        cifar10_mart,
-        cifar10_pgd,
-        cifar10_trades_short,
-        cifar10_pgd_short,
-        cifar10_mart_short,
-        cifar10_augmix,
-        cifar100_augmix,
-        cifar10_augmix_short,
-        cifar100_augmix_short,
-        cifar10_augmix_fast,
-        cifar100_augmix_fast,
-    )
+    name.replace("_", "-"): function
+    for name, function in list(globals().items())
+    if getattr(function, "__module__", "") == __name__ and not name.startswith("_")
 }
+"""By name; what is above."""
 
 
 def recipe(name: str) -> Config:
@@ -201,7 +181,7 @@ def recipe(name: str) -> Config:
         raise ConfigError(
             f"there is no recipe {name!r}{instead(name, RECIPES, '`bullettrain train --list` shows all')}"
         )
-    return RECIPES[name]()
+    return replace(RECIPES[name](), recipe=name)
 
 
 def one_line(name: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-import itertools
 import json
 import typing
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from bullettrain.allocation import selects
 from bullettrain.attacks.norms import NORMS, USUAL_EPS
-from bullettrain.config.format1 import FORMER, RENAMED
+from bullettrain.config.format1 import FORMER
 from bullettrain.config.method import MethodConfig
-from bullettrain.config.settings import ConfigError, as_setting, parse
+from bullettrain.config.settings import TINY, ConfigError, as_setting, check_limits, find, limited, parse
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
 from bullettrain.schema import SchemaError, conform
-from bullettrain.validation import MendableError, instead
+from bullettrain.validation import MendableError
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,19 @@ class DataConfig:
 
     name: str = "digits"
     """digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH."""
-    validation: int = 0
+    validation: int = limited(0, 0, 1e9)
     """Training images held out to choose the best epoch."""
-    crop: int = 0
+    crop: int = limited(0, 0, 1024)
     """Zero padding before a random crop; 0: none."""
     flip: bool = False
     """Random horizontal flips."""
-    views: bool | float = False
+    views: bool | float = limited(False, 0, 1)
     """Each image, or this share of them, comes as one AugMix view of itself, as AugMix's others are where it trains."""
-    train_size: int = 0
+    train_size: int = limited(0, 0, 1e9)
     """Use only so many training images (every class in proportion); 0: all."""
-    test_size: int = 0
+    test_size: int = limited(0, 0, 1e9)
     """Use only so many test images; 0: all."""
-    image_size: int | None = None
+    image_size: int | None = limited(None, 1, 4096)
     """Side to which the images of a folder are resized; null: as they are."""
 
 
@@ -61,17 +61,17 @@ class OptimizerConfig:
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
     """The optimiser."""
-    lr: float = 0.1
+    lr: float = limited(0.1, TINY, 1e30)
     """Learning rate, the highest of its schedule."""
-    momentum: float = 0.9
+    momentum: float = limited(0.9, 0, 0.999999)
     """Momentum of SGD."""
     nesterov: bool = False
     """Nesterov momentum, of SGD."""
-    weight_decay: float = 0.0
+    weight_decay: float = limited(0.0, 0, 1e30)
     """Weight decay; adamw's is decoupled from the gradient."""
     decay_norms: bool = True
     """Whether weight decay also holds for norms and biases."""
-    clip: float = 0.0
+    clip: float = limited(0.0, 0, 1e30)
     """Largest norm of the gradient; 0: not clipped."""
 
 
@@ -81,13 +81,13 @@ class ScheduleConfig:
 
     name: Literal["constant", "step", "one-cycle", "cosine"] = "constant"
     """How the learning rate moves over the steps."""
-    milestones: tuple[int, ...] = ()
+    milestones: tuple[int, ...] = limited((), 1, 1e6)
     """step: epochs, counted from 1, at whose start the rate is multiplied by factor."""
-    factor: float = 0.1
+    factor: float = limited(0.1, TINY, 1e30)
     """step: what the rate is multiplied by at each milestone."""
-    warmup: float = 0.3
+    warmup: float = limited(0.3, 0, 1)
     """one-cycle: share of the steps on the way up from 0; then linearly down to 0."""
-    final: float = 0.0
+    final: float = limited(0.0, 0, 1e30)
     """cosine: rate that the half wave ends at."""
 
 
@@ -95,27 +95,25 @@ class ScheduleConfig:
 class TrainingConfig:
     """The training loop."""
 
-    epochs: int = 30
+    epochs: int = limited(30, 1, 1e6)
     """Passes over the training images."""
-    batch_size: int = 128
+    batch_size: int = limited(128, 1, 1e6)
     """Images in a mini-batch, over all processes together."""
-    seed: int = 0
+    seed: int = limited(0, 0, 2**63 - 1)
     """Seed of everything random."""
     engine: Literal["auto", "eager", "graphs"] = "auto"
     """graphs: captured CUDA graphs. auto: graphs on a GPU, else eager."""
-    attack_group: int = 1
+    attack_group: int = limited(1, 1, 1024)
     """Mini-batches that are attacked at once, with the same weights; 1 is the paper."""
-    refresh_steps: int = 0
-    """With attack_group, the last steps of each attack that are taken with the weights of the mini-batch's own turn."""
     paired_forward: bool = True
     """Compiled with graphs: one forward for the clean and the corrupted examples, each with its own statistics."""
-    size_multiple: int = 8
+    size_multiple: int = limited(8, 1, 1e6)
     """With graphs, numbers of attacked examples are rounded up to a multiple of this."""
-    cudnn_benchmark_after: float = CUDNN_BENCHMARK_AFTER
+    cudnn_benchmark_after: float = limited(CUDNN_BENCHMARK_AFTER, 0, 1e30)
     """With graphs in bf16, seconds that a size runs before cuDNN tries its convolutions for it; 0: at once."""
-    accumulate: int = 1
+    accumulate: int = limited(1, 1, 10_000)
     """Mini-batches to one update of the weights."""
-    replays: int = 1
+    replays: int = limited(1, 1, 10_000)
     """Times in a row that each mini-batch is trained on; Free: 8, with an eighth of the epochs."""
     precision: Literal["auto", "float32", "bf16"] = "float32"
     """auto: bf16 autocast on GPUs that have it, else float32."""
@@ -123,15 +121,15 @@ class TrainingConfig:
     """Whether images and weights lie channels last in memory, which GPUs convolve faster."""
     compile: bool = False
     """Whether the network is compiled with torch.compile."""
-    average: float = 0.999
+    average: float = limited(0.999, 0, 0.9999999)
     """Decay of the weight average, n / (n + 9) at most in update n; 0: none is kept."""
-    threads: int = 0
+    threads: int = limited(0, 0, 1024)
     """CPU threads of torch; 0: its own choice."""
-    log_every: int = 50
+    log_every: int = limited(50, 1, 1e9)
     """Steps between two records of an epoch, the last of which has the rest; values stay on the device until then."""
-    save_minutes: float = 10.0
+    save_minutes: float = limited(10.0, 0, 1e9)
     """Time between checkpoints within an epoch; one is written at every epoch's end."""
-    probe: int = 256
+    probe: int = limited(256, 0, 1e9)
     """Training images on which PGD-10 looks for collapse after each epoch; 0: no probe."""
 
 
@@ -139,65 +137,18 @@ class TrainingConfig:
 class EvaluationConfig:
     """The evaluation at the end of training."""
 
-    batch_size: int = 500
+    batch_size: int = limited(500, 1, 1e6)
     """Images at once."""
     search: Literal["float32", "tf32", "bf16"] = "float32"
     """Precision in which attacks search; what an image is taken for is decided in float32 all the same."""
-    steps: int = 20
+    steps: int = limited(20, 1, 100_000)
     """Steps of the PGD attack on the test images."""
-    step_size: float | None = None
+    step_size: float | None = limited(None, TINY, 1e30)
     """Its step size; null: 0.003 at eps 0.031, else eps/10, and more where so few steps would not cross the ball."""
-    restarts: int = 1
+    restarts: int = limited(1, 1, 10_000)
     """Its restarts; an image is right where it withstands all of them."""
 
 
-TINY = 1e-30
-LIMITS: dict[str, tuple[float, float]] = {
-    "data.validation": (0, 1e9),
-    "data.train_size": (0, 1e9),
-    "data.test_size": (0, 1e9),
-    "data.crop": (0, 1024),
-    "data.views": (0, 1),
-    "data.image_size": (1, 4096),
-    "method.boundary": (0, 10_000),
-    "method.robust": (0, 10_000),
-    "method.outlier": (0, 10_000),
-    "method.allocation_value": (TINY, 1e30),
-    "method.start_radius": (TINY, 1e30),
-    "method.clean_warmup": (0, 1),
-    "method.eps_warmup": (0, 1),
-    "method.first_layer": (0, 10_000),
-    "method.align": (0, 1e30),
-    "method.width": (1, 100),
-    "method.depth": (-1, 100),
-    "optimizer.lr": (TINY, 1e30),
-    "optimizer.momentum": (0, 0.999999),
-    "optimizer.weight_decay": (0, 1e30),
-    "optimizer.clip": (0, 1e30),
-    "schedule.milestones": (1, 1e6),
-    "schedule.factor": (TINY, 1e30),
-    "schedule.warmup": (0, 1),
-    "schedule.final": (0, 1e30),
-    "training.epochs": (1, 1e6),
-    "training.batch_size": (1, 1e6),
-    "training.seed": (0, 2**63 - 1),
-    "training.attack_group": (1, 1024),
-    "training.refresh_steps": (0, 10_000),
-    "training.size_multiple": (1, 1e6),
-    "training.cudnn_benchmark_after": (0, 1e30),
-    "training.accumulate": (1, 10_000),
-    "training.replays": (1, 10_000),
-    "training.average": (0, 0.9999999),
-    "training.threads": (0, 1024),
-    "training.log_every": (1, 1e9),
-    "training.save_minutes": (0, 1e9),
-    "training.probe": (0, 1e9),
-    "evaluation.batch_size": (1, 1e6),
-    "evaluation.steps": (1, 100_000),
-    "evaluation.step_size": (TINY, 1e30),
-    "evaluation.restarts": (1, 10_000),
-}
-"""Least and most that a setting may be; of a list, each of its parts."""
 SPEED = ("engine", "paired_forward", "size_multiple", "channels_last", "compile", "threads")
 NOT_LEARNT = {
     f"training.{key}"
@@ -225,12 +176,8 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
-        for path, (low, high) in LIMITS.items():
-            section, key = path.split(".")
-            value = getattr(getattr(self, section), key)
-            for part in value if isinstance(value, tuple) else (value,):
-                if part is not None and not low <= part <= high:  # NaN is neither
-                    raise ConfigError(f"{path} is {part}; it has to be at least {low:g} and at most {high:g}")
+        for name in sections():
+            check_limits(name, getattr(self, name))
         if self.method.norm not in NORMS:
             raise ConfigError(f"method.norm is {self.method.norm!r}; there are {', '.join(NORMS)}")
         if self.method.norm == "linf" and self.method.eps > 1:
@@ -270,7 +217,8 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain mappings, lists and scalars, for YAML."""
-        return {key: _plain(value) for key, value in dataclasses.asdict(self).items()}
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return plain
 
     @classmethod
     def from_dict(cls, values: Any) -> Config:
@@ -294,13 +242,12 @@ class Config:
             path, equals, text = setting.partition("=")
             if not equals:
                 raise ConfigError(f"--set {setting}: write key=value, e.g. --set method.eps=8/255")
-            section, key = _find(path.strip())
-            hint = typing.get_type_hints(type(getattr(self, section)))[key]
+            section, key, hint = find(path.strip(), sections())
             changes.setdefault(section, {})[key] = parse(text.strip(), hint, f"{section}.{key}")
         self._keep_to_eps(changes)
         # All at once: settings may only make sense together.
-        sections = {name: dataclasses.replace(getattr(self, name), **values) for name, values in changes.items()}
-        return dataclasses.replace(self, **sections)
+        changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in changes.items()}
+        return dataclasses.replace(self, **changed)
 
     def _keep_to_eps(self, changes: dict[str, dict[str, Any]]) -> None:
         """An eps is of its norm, and evaluation.step_size of its eps: where one changes, so must the other."""
@@ -341,34 +288,8 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _sections() -> dict[str, list[str]]:
+@functools.cache
+def sections() -> dict[str, type]:
+    """The sections of a configuration, by name."""
     hints = typing.get_type_hints(Config)
-    return {
-        name: [f.name for f in dataclasses.fields(kind)]
-        for name, kind in hints.items()
-        if dataclasses.is_dataclass(kind)
-    }
-
-
-def _find(path: str) -> tuple[str, str]:
-    sections = _sections()
-    section, dot, key = path.rpartition(".")
-    if dot and section not in sections:
-        raise ConfigError(f"there is no section {section!r}{instead(section, sections)}")
-    homes = [home for home, keys in sections.items() if key in keys and section in ("", home)]
-    if path in sections:
-        raise ConfigError(f"{path!r} is a section; name a setting of it, e.g. {path}.{sections[path][0]}")
-    if not homes:
-        if now := [new for old, new in RENAMED.items() if path in (old, old.partition(".")[2])]:
-            raise ConfigError(f"{path!r} is called {now[0].partition('.')[2]} now")
-        guess = instead(key, itertools.chain(*sections.values()), "`bullettrain train --show` lists them")
-        raise ConfigError(f"there is no setting {path!r}{guess}")
-    if len(homes) > 1:
-        raise ConfigError(f"{path!r} could be {' or '.join(f'{home}.{path}' for home in homes)}; say which")
-    return homes[0], key
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    return {name: kind for name, kind in hints.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}

@@ -2,20 +2,63 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import types
 import typing
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
+from bullettrain.config.format1 import RENAMED
 from bullettrain.errors import UserError
 from bullettrain.validation import instead
 
+TINY = 1e-30
+"""The least that something above 0 may be."""
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 class ConfigError(UserError):
     """A setting that cannot be: one sentence with the key and what there is."""
+
+
+def limited(default: Any, least: float, most: float) -> Any:
+    """A setting that is a number from ``least`` to ``most``, or a list of such numbers."""
+    return dataclasses.field(default=default, metadata={"limits": (least, most)})
+
+
+def check_limits(name: str, section: Any) -> None:
+    """ConfigError where a setting of a section, called ``name``, is out of its limits."""
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if value is None or "limits" not in field.metadata:
+            continue
+        least, most = field.metadata["limits"]
+        for part in value if isinstance(value, tuple) else (value,):
+            if not least <= part <= most:  # NaN is neither
+                wrong = f"{name}.{field.name} is {part}"
+                raise ConfigError(f"{wrong}; it has to be at least {least:g} and at most {most:g}")
+
+
+def find(path: str, sections: Mapping[str, type]) -> tuple[str, str, Any]:
+    """Section, key and type of the setting that is called ``path``; a key of one section only needs no section."""
+    hints = {name: typing.get_type_hints(kind) for name, kind in sections.items()}
+    section, dot, key = path.rpartition(".")
+    if dot and section not in hints:
+        raise ConfigError(f"there is no section {section!r}{instead(section, hints)}")
+    if path in hints:
+        raise ConfigError(f"{path!r} is a section; name a setting of it, e.g. {path}.{next(iter(hints[path]))}")
+    homes = [home for home, keys in hints.items() if key in keys and section in ("", home)]
+    if len(homes) > 1:
+        raise ConfigError(f"{path!r} could be {' or '.join(f'{home}.{path}' for home in homes)}; say which")
+    if homes:
+        return homes[0], key, hints[homes[0]][key]
+    if now := [new for old, new in RENAMED.items() if path in (old, old.partition(".")[2])]:
+        raise ConfigError(f"{path!r} is called {now[0].partition('.')[2]} now")
+    guess = instead(key, itertools.chain(*hints.values()), "`bullettrain train --show` lists them")
+    raise ConfigError(f"there is no setting {path!r}{guess}")
 
 
 def number(text: str) -> float:

@@ -19,10 +19,8 @@ def attack(
     steps: Tensor,
     counts: Sequence[int],
     batches: int = 1,
-) -> tuple[int, Tensor]:
+) -> tuple[Tensor, int]:
     """All steps of a corruption; ``state.x_prime`` is changed in place.
-
-    In a group the last steps of each example may be left for :func:`last_steps`.
 
     Args:
         phases, run: what is run, and how.
@@ -32,18 +30,15 @@ def attack(
         batches: k, mini-batches of the group.
 
     Returns:
-        How many steps were taken in all, idle places included; and (R,) the steps that each example took.
+        (R,) the steps that each example took; and how many were taken in all, idle places included.
     """
     if hasattr(phases.train.budget, "revise"):
         return _revised(phases, run, state, steps)
-    now, late = steps, phases.refresh_steps if batches > 1 else 0
-    if late:
-        now, counts = (steps - late).clamp_min(0), [max(count - late, 0) for count in counts]
     taken = 0
-    for rows in _rows(phases, run, now, counts, phases.attack_multiple(batches)):
-        run(phases.attack_step, *state, rows)
+    for rows in _rows(phases, run, steps, counts, phases.attack_multiple(batches)):
+        run(phases.attack_step, state, rows)
         taken += len(counts) if rows is None else len(rows)
-    return taken, steps
+    return steps, taken
 
 
 def _rows(phases: Phases, run: Runner, steps: Tensor, counts: Sequence[int], multiple: int) -> Iterator[Tensor | None]:
@@ -58,7 +53,7 @@ def _rows(phases: Phases, run: Runner, steps: Tensor, counts: Sequence[int], mul
         yield places[t, :n]
 
 
-def _revised(phases: Phases, run: Runner, state: AttackState, steps: Tensor) -> tuple[int, Tensor]:
+def _revised(phases: Phases, run: Runner, state: AttackState, steps: Tensor) -> tuple[Tensor, int]:
     """Ragged, with an allocation that may shorten attacks after each iteration: one host read in each."""
     revise = phases.train.budget.revise  # type: ignore[attr-defined]
     multiple = phases.size_multiple if phases.packs else 1
@@ -67,7 +62,7 @@ def _revised(phases: Phases, run: Runner, state: AttackState, steps: Tensor) -> 
         rows = (remaining == 0).long().argsort(stable=True)[:n]
         idle = min(-(-n // multiple) * multiple, len(steps)) - n
         padded = torch.cat([rows, rows.new_full((idle,), len(steps))]) if idle else rows
-        logits = run(phases.attack_step, *state, padded)
+        logits = run(phases.attack_step, state, padded)
         left = remaining.index_select(0, rows) - 1
         if logits is not None:
             said = revise(t, logits[:n], state.labels.index_select(0, rows), left)
@@ -75,34 +70,4 @@ def _revised(phases: Phases, run: Runner, state: AttackState, steps: Tensor) -> 
         remaining.index_copy_(0, rows, left)
         made.index_add_(0, rows, torch.ones_like(rows))
         taken, t = taken + n + idle, t + 1
-    return taken, made
-
-
-def last_steps(
-    phases: Phases,
-    run: Runner,
-    state: AttackState,
-    steps: Tensor,
-    counts: Sequence[int],
-    rows: slice,
-    batches: int,
-) -> tuple[Tensor, int]:
-    """x' of one mini-batch of a group, after the steps that are taken with the weights of its own turn.
-
-    Args:
-        phases, run, state, steps, counts, batches: of the group, as in :func:`attack`.
-        rows: the mini-batch's.
-
-    Returns:
-        x' (m, …), or (num_views, m, …), and how many steps were taken now.
-    """
-    x_prime = state.x_prime[rows] if state.x_prime.ndim == state.clean.ndim else state.x_prime[:, rows]
-    late = phases.refresh_steps if batches > 1 else 0
-    counts = [min(count, late) for count in counts[rows]]
-    if not any(counts):
-        return x_prime, 0
-    clean, labels, size = state.clean[rows], state.labels[rows], state.size[rows]
-    eps = None if state.eps is None else state.eps[rows]
-    own = AttackState(*run(phases.refresh, clean, x_prime, labels, size, eps))
-    taken, _ = attack(phases, run, own, steps[rows].clamp_max(late), counts)
-    return own.x_prime[: len(counts)], taken
+    return made, taken

@@ -57,7 +57,6 @@ class Captured:
             stay as they are. None: their own.
         compile: compile it, once for all batch sizes.
         attack_group: mini-batches that :meth:`steps` attacks at once; 1 is the paper.
-        refresh_steps: of a group, the last attack steps that are taken with the mini-batch's own weights.
         size_multiple: sizes are rounded up to a multiple of this, by places that stand idle: nobody gets other steps.
             1 captures every size.
         pair: one forward for the clean and the corrupted examples of an update, where the network allows it.
@@ -75,7 +74,6 @@ class Captured:
         dtype: torch.dtype | None = None,
         compile: bool = False,
         attack_group: int = 1,
-        refresh_steps: int = 0,
         size_multiple: int = 8,
         pair: bool = True,
         cudnn_benchmark_after: float = CUDNN_BENCHMARK_AFTER,
@@ -90,12 +88,11 @@ class Captured:
             raise ValueError("the model is wrapped for several devices; give the network itself")
         if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
             raise ValueError("the model is compiled already; give the network itself, and compile=True")
-        check_count(refresh_steps, "refresh_steps")
         for name, value in (("attack_group", attack_group), ("size_multiple", size_multiple)):
             if check_count(value, name) == 0:
                 raise ValueError(f"{name} is 0; give 1 or more")
         self.train, self.model, self.dtype, self.compile = train, model, dtype, compile
-        self.attack_group, self.refresh_steps, self.size_multiple = attack_group, refresh_steps, size_multiple
+        self.attack_group, self.size_multiple = attack_group, size_multiple
         self.pair, self.cudnn_benchmark_after, self.record, self.capture = pair, cudnn_benchmark_after, record, capture
         self.say = say or (lambda text: warnings.warn(text, stacklevel=7))  # the line that takes a step
         self.reason: str | None = None
@@ -227,8 +224,6 @@ class Captured:
             )
         if not torch.is_grad_enabled():
             raise ValueError("gradients are off around a step (no_grad or inference_mode); a step is to make them")
-        if self.refresh_steps and hasattr(self.train.budget, "revise"):
-            raise ValueError("refresh_steps are not for a budget that revises steps")
 
     # ----------------------------------------------------------------------------------- what they are run by
 
@@ -279,7 +274,6 @@ class Captured:
             record=self.record,
             packs=fast,
             size_multiple=self.size_multiple if fast else 1,
-            refresh_steps=self.refresh_steps,
         )
 
     def _pairs(self) -> bool:

@@ -121,7 +121,7 @@ class CudaGraphRunner:
     def _own(self, phase: Callable[..., Any], position: Hashable, arg: Any) -> Any:
         """An argument as graphs find it: where it lies, or in a buffer that belongs to its place."""
         if isinstance(arg, (tuple, list)):
-            return tuple(self._own(phase, (position, i), part) for i, part in enumerate(arg))
+            return _like(arg, [self._own(phase, (position, i), part) for i, part in enumerate(arg)])
         if not isinstance(arg, Tensor) or id(arg) in self._static:
             return arg
         return self._buffer(phase.__name__, position, arg)
@@ -310,9 +310,13 @@ def _rebuilt(made: Any, own: Iterator[Tensor]) -> Any:
     if isinstance(made, Tensor):
         return next(own)
     if isinstance(made, tuple):
-        parts = [_rebuilt(part, own) for part in made]
-        return type(made)(*parts) if hasattr(made, "_fields") else tuple(parts)
+        return _like(made, [_rebuilt(part, own) for part in made])
     return made
+
+
+def _like(given: Any, parts: Sequence[Any]) -> Any:
+    """``parts`` as a tuple of the kind of ``given``."""
+    return type(given)(*parts) if hasattr(given, "_fields") else tuple(parts)
 
 
 def _copy_into(own: Sequence[Any], given: Sequence[Any]) -> None:

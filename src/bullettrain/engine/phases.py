@@ -7,7 +7,7 @@ static buffers, nor of other processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -68,6 +68,19 @@ class Batch(NamedTuple):
     """(m,) which examples of the dataset these are, where that is remembered."""
 
 
+class Given(NamedTuple):
+    """What the algorithm decided for each example of some mini-batches."""
+
+    category: Tensor
+    """(R,)."""
+    steps: Tensor
+    """(R,)."""
+    svar: Tensor | None
+    """(R,) scores; None: everybody gets the same."""
+    weight: Tensor | None
+    """(R,) in the loss; None: 1 each."""
+
+
 class Learnt(NamedTuple):
     """What came of a mini-batch's forward and backward."""
 
@@ -94,7 +107,6 @@ class Phases:
         packs: examples with few steps take turns under attack, where it runs in eval mode: sizes then repeat, and rows
             may stand idle, on a row more than there are examples.
         size_multiple: sizes are rounded up to a multiple of this.
-        refresh_steps: the last steps of each example in a group of mini-batches that are taken with its own weights.
     """
 
     def __init__(
@@ -106,12 +118,11 @@ class Phases:
         record: Callable[..., None] | None = None,
         packs: bool = False,
         size_multiple: int = 1,
-        refresh_steps: int = 0,
     ) -> None:
         self.train, self.objective, self.forwards = train, train.objective, forwards
         self.backward, self.record = backward, record
         self.packs = self.spare = packs and self.objective.attack_mode == "eval"
-        self.size_multiple, self.refresh_steps = size_multiple, refresh_steps
+        self.size_multiple = size_multiple
         self.accumulation = (False, 1.0)
         """Whether gradients are added to those that are there, and their scale."""
         fast = not forwards.keeps_graphs
@@ -152,9 +163,9 @@ class Phases:
 
     # ------------------------------------------------------------------------------------------- the phases
 
-    def select(self, x: Tensor, y: Tensor, index: Tensor | None, sizes: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    def select(self, group: Batch, sizes: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """SVar (R,) and, where there are any, the clean logits (R, K) that it is of; ``sizes`` of the mini-batches."""
-        train, forwards = self.train, self.forwards
+        train, forwards, (x, y, _, index) = self.train, self.forwards, group
         if train.selects_by_last:
             forwards.freeze()
             assert index is not None
@@ -169,27 +180,22 @@ class Phases:
 
     def allocate(
         self,
+        group: Batch,
         svar: Tensor | None,
+        s: Tensor | None,
         joint: Tensor | None,
         joint_sizes: Sequence[int],
         where: Sequence[tuple[int, int]],
-        x: Tensor,
-        y: Tensor,
-        s: Tensor | None,
-        start: Tensor | None,
-        index: Tensor | None,
-    ) -> tuple[Tensor | None, ...]:
-        """Categories, steps and all that an attack begins with.
+    ) -> tuple[Given, AttackState]:
+        """What each example gets, and all that an attack begins with, but for its target.
 
         Args:
-            svar, x, y, s, start, index: of R examples; ``svar`` None: everybody gets the same.
+            group: R examples.
+            svar, s: of these; ``svar`` None: everybody gets the same.
             joint: scores of the same mini-batches over all processes, of ``joint_sizes``.
             where: this process's own among them.
-
-        Returns:
-            category, steps, weight; then the fields of :class:`AttackState`, but for the target.
         """
-        train, objective = self.train, self.objective
+        train, objective, (x, y, start, index) = self.train, self.objective, group
         if svar is None:
             self.forwards.freeze()
             category = torch.full_like(y, int(Category.BOUNDARY))
@@ -206,16 +212,8 @@ class Phases:
         x_prime = objective.begin(x, start)
         x_prime = x.clone() if x_prime is x else torch.where(per_example(steps > 0, x, torch.bool), x_prime, x)
         size, eps = per_example(sizes, x), None if given.eps is None else per_example(given.eps, x)
-        start = None if objective.needs_network else start
-        rows = [x.detach(), y, size, eps]
-        if self.spare:
-            x_prime = torch.cat([x_prime, x_prime.narrow(x_prime.ndim - x.ndim, 0, 1)], dim=x_prime.ndim - x.ndim)
-            rows = [None if t is None else torch.cat([t, t[:1]]) for t in rows]
-            if start is not None:  # AugMix's draws (R, …), or views (2, R, …)
-                dim = int(start.shape[1:] == x.shape)
-                start = torch.cat([start, start.narrow(dim, 0, 1)], dim=dim)
-        clean, labels, size_, eps_ = rows
-        return category, steps, given.weight, x_prime, clean, labels, size_, eps_, start
+        attack = AttackState(x_prime, x.detach(), y, None, size, eps, None if objective.needs_network else start)
+        return Given(category, steps, svar, given.weight), attack.with_spare() if self.spare else attack
 
     def _separate(
         self,
@@ -256,46 +254,21 @@ class Phases:
         """Who is where at each iteration of a packed attack, (most, places)."""
         return packed(steps, most, places)
 
-    def attack_step(
-        self,
-        x_prime: Tensor,
-        clean: Tensor,
-        labels: Tensor,
-        target: Tensor | None,
-        size: Tensor,
-        eps: Tensor | None,
-        start: Tensor | None,
-        rows: Tensor | None,
-    ) -> Tensor | None:
-        """One step of the corruption for these rows (n,), or for all; ``x_prime`` is changed in place."""
-        attack = AttackState(x_prime, clean, labels, target, size, eps, start)
+    def attack_step(self, attack: AttackState, rows: Tensor | None) -> Tensor | None:
+        """One step of the corruption for these rows (n,), or for all; ``attack.x_prime`` is changed in place."""
         if rows is None and self.spare:
-            attack = without_spare(attack)
+            attack = attack.without_spare()
         if not self.objective.needs_network:
             return self.objective.corrupt(self.forwards.network, attack, rows, self.fast)
         with self.forwards.attacked(self.objective.attack_mode) as net:
             logits = self.objective.corrupt(net, attack, rows, self.fast)
         return logits if hasattr(self.train.budget, "revise") else None
 
-    def refresh(
-        self, x: Tensor, x_prime: Tensor, y: Tensor, size: Tensor, eps: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        """One mini-batch of a group, to take its last steps with the weights of now."""
-        self.forwards.freeze()
-        target = self.target(x, None) if self.objective.needs_target else None
-        rows = [x_prime, x.detach(), y, size, eps]
-        rows = [None if t is None else torch.cat([t, t[:1]]) if self.spare else t.clone() for t in rows]
-        x_prime_, clean, labels, size_, eps_ = rows
-        return x_prime_, clean, labels, target, size_, eps_
-
     def learn(
         self,
-        x: Tensor,
+        batch: Batch,
         x_prime: Tensor,
-        y: Tensor,
-        steps: Tensor,
-        weight: Tensor | None,
-        start: Tensor | None,
+        given: Given,
         z: Tensor | None,
         t: int | None,
         loss_weight: float,
@@ -304,13 +277,14 @@ class Phases:
         """Loss and gradients of one mini-batch.
 
         Args:
-            x, x_prime, y, steps, weight, start: of its m examples.
+            batch, x_prime, given: of its m examples.
             z: (m, K) clean logits of the loss, where they are there already.
             t: how many of them have steps; where sizes are rounded up, some without are counted in. None: all.
             loss_weight: of this process.
             accumulation: see :attr:`accumulation`.
         """
-        objective, views = self.objective, x_prime.ndim - x.ndim
+        objective, (x, y, start, _), steps = self.objective, batch, given.steps
+        views = x_prime.ndim - x.ndim
         x_prime = objective.learns_from(x, x_prime)
         clean = (x if objective.z_of == "x" else start) if objective.has_clean_term and z is None else None
         touched = None if t is None else (steps == 0).long().argsort(stable=True)[:t]
@@ -334,9 +308,9 @@ class Phases:
         loss_of = objective.loss if t == 0 else self.loss_of
         if not self.forwards.keeps_graphs:
             z_prime = dynamic(z_prime, z_prime.ndim - 2)
-        given = (z, z_prime, y, touched) if weight is None else (z, z_prime, y, touched, weight)
+        weight = () if given.weight is None else (given.weight,)
         name = type(objective).__name__
-        loss = check_loss(loss_of(*given), f"{name}.loss")
+        loss = check_loss(loss_of(z, z_prime, y, touched, *weight), f"{name}.loss")
         penalty = objective.penalty(self.forwards.model, x, y, start)
         loss = loss if penalty is None else loss + check_loss(penalty, f"{name}.penalty")
         loss = loss if loss_weight == 1 else loss * loss_weight
@@ -351,9 +325,12 @@ class Phases:
             margin = margin_of(z_prime, y)
         return Learnt(loss, z, z_prime.detach(), counts, score, margin)
 
-    def update(self, *given: Any) -> None:
+    def update(
+        self, learnt: Learnt, y: Tensor, given: Given, remembered: Sequence[Tensor | None], loss_weight: float
+    ) -> None:
         """What follows a mini-batch's forward and backward: :meth:`_move`, compiled on a GPU."""
-        self._update(*given)
+        decided = given.category, given.steps, given.svar
+        self._update(learnt.counts, remembered, learnt[:3], y, *decided, loss_weight)
 
     def _move(
         self,
@@ -382,16 +359,14 @@ class Phases:
             self.record(*learnt, y, category, svar, len(y) / loss_weight)
 
 
-def joined(
-    objective: Objective, batches: Sequence[Batch], run: Runner
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, tuple[int, ...]]:
-    """Mini-batches one after the other: x, y, start (drawn where there is none), index; and their sizes."""
+def joined(objective: Objective, batches: Sequence[Batch], run: Runner) -> tuple[Batch, tuple[int, ...]]:
+    """Mini-batches one after the other, with what their corruption starts from, drawn where it is not given."""
     starts = [objective.initial_perturbation(b.x) if b.start is None else b.start for b in batches]
     columns = [b.x for b in batches], [b.y for b in batches], starts, [b.indices for b in batches]
     x, y, start, index = run.load(*(_cat(column) for column in columns))
     assert x is not None
     assert y is not None
-    return x, y, start, index, tuple(len(b.y) for b in batches)
+    return Batch(x, y, start, index), tuple(len(b.y) for b in batches)
 
 
 def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -407,17 +382,12 @@ def slices(sizes: Sequence[int]) -> list[slice]:
     return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
-def part_of(values: Tensor | None, rows: slice) -> Tensor | None:
-    """Some rows, if there is anything."""
-    return None if values is None else values[rows]
+Rows = TypeVar("Rows", Batch, Given)
 
 
-def without_spare(attack: AttackState) -> AttackState:
-    """A batch under attack, but for its spare row."""
-    n, views = len(attack.labels) - 1, attack.x_prime.ndim - attack.clean.ndim
-    dims = {"x_prime": views, "start": int(attack.start is not None and attack.start.shape == attack.x_prime.shape)}
-    fields = attack._asdict().items()
-    return AttackState(*(None if t is None else t.narrow(dims.get(k, 0), 0, n) for k, t in fields))  # type: ignore[arg-type]
+def part_of(examples: Rows, rows: slice) -> Rows:
+    """These rows of what is there of some examples."""
+    return type(examples)(*(None if values is None else values[rows] for values in examples))  # type: ignore[arg-type]
 
 
 def _repeated(valid: Tensor | None, views: int) -> Tensor | None:

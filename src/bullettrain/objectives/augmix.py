@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bullettrain.attacks.pgd import AttackState, FastFunctions, take
+from bullettrain.attacks.pgd import AscentFunctions, AttackState, take
 from bullettrain.augmix import ViewMaker
-from bullettrain.cost import Cost
-from bullettrain.objectives.base import Objective, Selection, cross_entropy, mean_over
+from bullettrain.objectives.base import Objective, Selection, cross_entropy, mean_over, probabilities
 from bullettrain.precision import at_least_float32
 from bullettrain.validation import check_bounds, check_positive, described, shown
 
@@ -60,13 +59,6 @@ class AugMix(Objective):
         self.num_views = 2 if jsd else 1
         self.generator = generator
 
-    @property
-    def cost(self) -> Cost:
-        """9 plain; 3 + 6·F_B with mining; 3 without the JSD."""
-        if not self.jsd:
-            return Cost(selection=1, step=0, clean=0, corrupted=3, untouched=3)
-        return Cost(selection=1 if self.selection == "eval" else 0, step=0, corrupted=6)
-
     def draw(self, m: int, device: torch.device, generator: torch.Generator | None = None) -> Tensor | None:
         """What :meth:`corrupt` takes as ``start`` to fix the views of m examples; None where a function makes them."""
         if not isinstance(self.views, ViewMaker):
@@ -81,7 +73,7 @@ class AugMix(Objective):
         """The example itself in the place of each view, (2, m, …); without the JSD (m, …)."""
         return x.detach().expand(2, *x.shape) if self.jsd else x.detach()
 
-    def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: FastFunctions | None) -> None:
+    def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None) -> None:
         """Views of some examples, by their draws, or those that were made before."""
         x, start = take(attack.clean, rows), attack.start
         x_prime = attack.x_prime if self.jsd else attack.x_prime[None]
@@ -132,7 +124,7 @@ class AugMix(Objective):
             return cross_entropy(at_least_float32(z_prime), y, weight)
         z, z_prime = at_least_float32(z), at_least_float32(z_prime)
         three = (z, *z_prime) if touched is None else (z[touched], *z_prime[:, touched])
-        softmaxes = [F.softmax(logits, dim=1) for logits in three]
+        softmaxes = [probabilities(logits) for logits in three]
         log_mean = torch.stack(softmaxes).mean(dim=0).clamp(1e-7, 1).log()
         jsd = torch.stack([F.kl_div(log_mean, p, reduction="none").sum(dim=1) for p in softmaxes]).mean(dim=0)
         return cross_entropy(z, y, weight) + self.beta * mean_over(jsd, len(y), weight, touched)

@@ -15,7 +15,7 @@ from bullettrain.allocation import Allocation
 from bullettrain.attacks import Attack, AttackLoss, Norm, RandomStart, random_noise, starting_point
 from bullettrain.attacks.losses import loss_named
 from bullettrain.attacks.norms import AUTO, NORMS, USUAL_EPS, Ball, Bounds, Limit, find_norm
-from bullettrain.attacks.pgd import AttackState, Compile, FastFunctions, ascent_step
+from bullettrain.attacks.pgd import AscentFunctions, AttackState, Compile, ascent_step
 from bullettrain.attacks.state import Mode, check_mode
 from bullettrain.brief import one_line
 from bullettrain.cost import Cost
@@ -51,6 +51,8 @@ class Objective(ABC):
     """Corrupted copies of an example that a step makes: AugMix makes two views."""
     max_steps: int | None = None
     """The most steps that make sense; AugMix has one, which is both views."""
+    penalty_passes = 0
+    """What :meth:`penalty` costs an example."""
     attack_mode: Mode = "eval"
     """Mode of the network during the corruption."""
     whole_step = False
@@ -64,9 +66,24 @@ class Objective(ABC):
     __repr__ = one_line
 
     @property
-    @abstractmethod
+    def step_passes(self) -> float:
+        """What a step of the corruption costs an example: a forward, and a backward to the input."""
+        return 2 if self.needs_network else 0
+
+    @property
     def cost(self) -> Cost:
-        """Passes an example that each part costs."""
+        """Passes an example that each part costs, as its attributes say."""
+        learns, eval_mode = self.has_clean_term, self.selection == "eval"
+        return Cost(
+            selection=int(eval_mode or not learns),
+            target=int(self.needs_target),
+            shared=self.needs_target and eval_mode and self.attack_mode == "eval",
+            step=self.step_passes,
+            clean=3 if learns else 0,
+            corrupted=3 * self.num_views,
+            untouched=0 if learns else 3,
+            penalty=self.penalty_passes,
+        )
 
     @property
     def sees_clean(self) -> bool:
@@ -106,7 +123,7 @@ class Objective(ABC):
 
     @abstractmethod
     def corrupt(
-        self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: FastFunctions | None
+        self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None
     ) -> Tensor | None:
         """One step of the corruption: ``attack.x_prime`` is changed in place.
 
@@ -120,7 +137,7 @@ class Objective(ABC):
             (n, K) logits from before the step, where it has seen any.
         """
 
-    def fast_functions(self, compiled: Compile, like: Tensor) -> FastFunctions | None:
+    def fast_functions(self, compiled: Compile, like: Tensor) -> AscentFunctions | None:
         """What of :meth:`corrupt` is worth compiling, for a network whose weights are ``like`` this one."""
         return None
 
@@ -243,6 +260,11 @@ class AdversarialObjective(Objective):
         return self.attack_loss == "kl"
 
     @property
+    def step_passes(self) -> float:
+        """As its ascent step says: YOPO's is a cheaper stand-in."""
+        return self.attack.ascent.passes
+
+    @property
     def start(self) -> RandomStart:
         """Where the attack starts."""
         return self.attack.start or self.random_start
@@ -272,15 +294,15 @@ class AdversarialObjective(Objective):
         return start.detach()
 
     def corrupt(
-        self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: FastFunctions | None
+        self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None
     ) -> Tensor | None:
         """One ascent step."""
-        ball = self.ball.on(attack.clean)
-        return ascent_step(net, attack, rows, ball, self._attack_loss, self.attack.ascent, fast)
+        functions = fast or AscentFunctions(self._attack_loss, self.ball.on(attack.clean))
+        return ascent_step(net, attack, rows, functions, self.attack.ascent)
 
-    def fast_functions(self, compiled: Compile, like: Tensor) -> FastFunctions:
+    def fast_functions(self, compiled: Compile, like: Tensor) -> AscentFunctions:
         """The gradient at the logits in closed form, and the move."""
-        return FastFunctions(self._attack_loss, self.ball.on(like, check=False), compiled)
+        return AscentFunctions(self._attack_loss, self.ball.on(like, check=False), compiled)
 
     @property
     def _attack_loss(self) -> AttackLoss:
@@ -300,6 +322,11 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     if weight is None:
         return F.cross_entropy(logits, y)
     return (weight * F.cross_entropy(logits, y, reduction="none")).mean()
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """Softmax (m, K), above 0: a divergence from exactly 0 has a gradient that is not a number."""
+    return F.softmax(logits, dim=1).clamp_min(torch.finfo(logits.dtype).tiny)
 
 
 def mean_over(values: Tensor, m: int, weight: Tensor | None = None, touched: Tensor | None = None) -> Tensor:

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bullettrain.cost import Cost
-from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over
+from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over, probabilities
 from bullettrain.precision import at_least_float32
 
 
@@ -26,18 +25,13 @@ class MART(AdversarialObjective):
     random_start = "normal"
     own_selection = "train"
 
-    @property
-    def cost(self) -> Cost:
-        """2N + 6 plain; 2Σ + 3·(2 − s) with mining."""
-        return Cost(selection=1 if self.selection == "eval" else 0, step=self.attack.ascent.passes)
-
     def loss(
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
         """BCE(z', y) + β·KL(softmax z ‖ softmax z')·(1 − p_y(z)); neither KL target nor weight is detached."""
         assert z is not None
         z_prime = at_least_float32(z_prime)
-        p, p_prime = F.softmax(at_least_float32(z), dim=1), F.softmax(z_prime, dim=1)
+        p, p_prime = probabilities(at_least_float32(z)), F.softmax(z_prime, dim=1)
         rival = p_prime.scatter(1, y[:, None], -1.0).argmax(dim=1)  # the wrong class that comes nearest
         log_rest = torch.log(1.0001 - p_prime + 1e-12)
         if weight is None:

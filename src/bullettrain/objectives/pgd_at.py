@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bullettrain.cost import Cost
 from bullettrain.objectives.base import AdversarialObjective, cross_entropy
 from bullettrain.precision import at_least_float32
 
@@ -21,11 +20,6 @@ class PGDAT(AdversarialObjective):
     attack_loss = "ce"
     random_start = "uniform"
     has_clean_term = False
-
-    @property
-    def cost(self) -> Cost:
-        """2N + 3 plain; 1 + 2Σ + 3 with mining."""
-        return Cost(selection=1, step=self.attack.ascent.passes, clean=0, corrupted=3, untouched=3)
 
     def loss(
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None

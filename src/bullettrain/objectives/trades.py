@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from bullettrain.cost import Cost
-from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over
+from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over, probabilities
 from bullettrain.precision import at_least_float32
 
 
@@ -23,12 +22,6 @@ class TRADES(AdversarialObjective):
     attack_loss = "kl"
     random_start = "normal"
 
-    @property
-    def cost(self) -> Cost:
-        """1 + 2N + 6 plain; 1 + 2Σ + 3·(2 − s) with mining."""
-        selection, step = 1 if self.selection == "eval" else 0, self.attack.ascent.passes
-        return Cost(selection=selection, target=1, shared=self.selection == self.attack_mode == "eval", step=step)
-
     def loss(
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
@@ -36,5 +29,5 @@ class TRADES(AdversarialObjective):
         assert z is not None
         z, z_prime = at_least_float32(z), at_least_float32(z_prime)
         clean, corrupted = (z, z_prime) if touched is None else (z[touched], z_prime[touched])
-        kl = F.kl_div(F.log_softmax(corrupted, dim=1), F.softmax(clean, dim=1), reduction="none").sum(dim=1)
+        kl = F.kl_div(F.log_softmax(corrupted, dim=1), probabilities(clean), reduction="none").sum(dim=1)
         return cross_entropy(z, y, weight) + self.beta * mean_over(kl, len(y), weight, touched)

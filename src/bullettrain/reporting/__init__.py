@@ -7,7 +7,7 @@ Importing this needs nothing beyond the library; writing a report needs the ``ap
 
 from __future__ import annotations
 
-from bullettrain.reporting.report import write_report
-from bullettrain.reporting.run import Comparison, Run, read_comparison
+from bullettrain.reporting.report import write_report, write_reports
+from bullettrain.reporting.run import Run
 
-__all__ = ["Comparison", "Run", "read_comparison", "write_report"]
+__all__ = ["Run", "write_report", "write_reports"]

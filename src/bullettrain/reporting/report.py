@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from bullettrain.evaluation.results import FILE as EVALUATION
+from bullettrain.evaluation.results import Entry
 from bullettrain.extras import extra
 from bullettrain.formatting import number, settings
-from bullettrain.reporting import content, figures
-from bullettrain.reporting.run import Comparison, Contents, Part, Run, read_contents
+from bullettrain.reporting import evaluated, examples, figures, headline, tables
+from bullettrain.reporting.plotting import drawing
+from bullettrain.reporting.run import COMPARISON, Comparison, Contents, Run, read_contents
 from bullettrain.run_folder import RunError
 
 NAME = "report.html"
+AUTOATTACK = "AutoAttack, the figure by which robust networks are compared; PGD alone overestimates."
 
 
 def write_report(folder: Path) -> Path:
@@ -29,11 +34,17 @@ def write_report(folder: Path) -> Path:
     return write_page(read_contents(folder))
 
 
+def write_reports(folder: Path) -> list[Path]:
+    """Write the report of a run, and that of the comparison which it is a part of, if it is one."""
+    both = folder.name in ("bullettrain", "baseline") and (folder.parent / COMPARISON).is_file()
+    return [write_report(page) for page in ([folder, folder.parent] if both else [folder])]
+
+
 def write_page(contents: Contents) -> Path:
     """What :func:`write_report` does with what a folder holds."""
-    part = contents.parts[0]
-    about = _evaluation(part, contents.folder) if part.run is None else _run(part.run, part, contents)
-    page = render("bullettrain.reporting", icon=content.icon(), title=content.title(contents.folder), **about)
+    with drawing():
+        about = _run(contents.runs[0], contents.comparison) if contents.runs else _evaluation(contents)
+        page = render("bullettrain.reporting", title=headline.title(contents.folder), **about)
     target, beside = contents.folder / NAME, contents.folder / f".{NAME}.{os.getpid()}"
     try:
         beside.write_text(page, encoding="utf-8")
@@ -52,52 +63,83 @@ def render(package: str, **values: Any) -> str:
     return environment.from_string(source).render(**values)
 
 
-def _evaluation(part: Part, folder: Path) -> dict[str, Any]:
+def _evaluation(contents: Contents) -> dict[str, Any]:
     """What there is to show of a network that was trained elsewhere: what it is, and how it was evaluated."""
-    if not part.entries:
-        raise RunError(part.damaged[0] if part.damaged else f"{folder / EVALUATION} holds no finished attack yet")
-    newest = part.entries[-1]
+    if not contents.entries:
+        raise RunError(f"{contents.folder / EVALUATION} holds no finished attack yet")
+    newest = contents.entries[-1]
     facts = [newest.model, newest.data, f"{number(newest.examples, 0)} images"]
+    command = shlex.join(["bullettrain", "evaluate", newest.model, "--attack", "autoattack"])
     return {
         "run": None,
         "facts": [*facts, str(newest.environment.get("device") or "")],
-        "evaluated": [content.evaluation_section(entry, None, index) for index, entry in enumerate(part.entries)],
+        "evaluated": [evaluated.section(entry, None, index) for index, entry in enumerate(contents.entries)],
         "versions": list(settings(newest.environment)),
-        "commands": content.evaluate_command(newest.model, part),
+        "commands": [] if _autoattacked(contents.entries) else [(command, AUTOATTACK)],
     }
 
 
-def _run(run: Run, part: Part, contents: Contents) -> dict[str, Any]:
+def _run(run: Run, comparison: Comparison | None) -> dict[str, Any]:
     """All that there is to show of a run, and of its baseline where there is one."""
-    comparison: Comparison | None = contents.comparison
-    factor = content.amplification(run.samples) if run.samples else 0
-    strips = content.strips(run.samples, factor, mined=not run.plain) if run.samples else []
-    baseline = content.alerts(comparison.baseline, "Baseline: ") if comparison else []
-    mining = [figures.shares(run), figures.svar(run)]
-    mining += [figures.histogram(run.batch), figures.allocation(run.batch)] if run.batch else []
+    factor = examples.amplification(run.samples) if run.samples else 0
+    strips = examples.strips(run.samples, factor, mined=not run.plain) if run.samples else []
+    alerts = headline.alerts(run)
+    if comparison:
+        unfinished = "it did not come to its end, so the comparison says little."
+        baseline = headline.alerts(comparison.baseline) + [unfinished] * (comparison.baseline.ended != "finished")
+        alerts += [f"Baseline: {alert}" for alert in baseline]
+    # Of the paper's figs. 3 to 5 none means anything where every example gets the same steps.
+    mining = [] if run.plain else [figures.shares(run.progress), figures.svar(run.steps)]
+    if run.batch and not run.plain:
+        mining += [figures.histogram(run.batch), figures.allocation(run.batch)]
     return {
         "run": run,
-        "facts": content.facts(run),
-        "status": content.status(run),
-        "outcome": content.outcome(run, comparison, part.entries),
-        "alerts": [*content.alerts(run), *part.damaged, *baseline],
-        "headline": content.headline(run, comparison),
-        "shares": content.shares(run),
-        "comparison": content.beside_baseline(comparison) if comparison else None,
-        "race": content.present(*figures.race(run, comparison.baseline)) if comparison else [],
-        "speedups": [] if run.plain else content.speedups(run, comparison),
-        "evaluations": content.evaluations(run),
-        "evaluated": [content.evaluation_section(entry, run.config, index) for index, entry in enumerate(part.entries)],
-        "curves": content.present(figures.loss(run), figures.accuracy(run)),
-        # Of the paper's figs. 3 to 5 none means anything where every example gets the same steps.
-        "mining": [] if run.plain else content.present(*mining),
+        "facts": headline.facts(run),
+        "reached": headline.reached(run),
+        "outcome": headline.outcome(run, comparison),
+        "alerts": alerts,
+        "headline": headline.headline(run, comparison),
+        "shares": headline.average_batch(run),
+        "comparison": tables.compared(comparison) if comparison else None,
+        "race": figures.race(run, comparison.baseline) if comparison else [],
+        "speedups": None if run.plain else headline.speedups(run, comparison),
+        "evaluations": tables.evaluations(run),
+        "evaluated": [evaluated.section(entry, run.config, index) for index, entry in enumerate(run.entries)],
+        "curves": [plate for plate in (figures.loss(run), figures.accuracy(run)) if plate],
+        "mining": [plate for plate in mining if plate],
         "attacked": "corrupted" if run.makes_views else "adversarial",
         "factor": factor,
         "strips": strips,
-        "columns": len(strips) if all(len(strip.examples) <= 4 for strip in strips) else 1,
-        "compare": content.compare_command(run) if comparison is None and not run.plain else "",
-        "commands": content.next_commands(run, part, comparison),
-        "epochs": content.epochs(run),
-        "config": content.configuration(run),
+        "columns": len(strips) if all(len(strip["examples"]) <= 4 for strip in strips) else 1,
+        "compare": _command(run, "train", "--compare"),
+        "commands": _next_commands(run, compared=comparison is not None),
+        "epochs": tables.epochs(run),
+        "config": tables.configuration(run),
         "versions": list(settings(run.section("environment"))),
     }
+
+
+def _next_commands(run: Run, *, compared: bool) -> list[tuple[str, str]]:
+    """What to do now: commands, and what each is for."""
+    if run.ended != "finished":
+        return [(_command(run, "train", "--resume"), "Go on with this run.")]
+    commands = []
+    if not run.makes_views and not _autoattacked(run.entries):
+        commands.append((_command(run, "evaluate", "--attack", "autoattack"), AUTOATTACK))
+    if not compared and not run.plain:
+        both = "The same recipe without BulletTrain too, and both in one report."
+        commands.append((_command(run, "train", "--compare"), both))
+    commands.append((_command(run, "predict", "image.png"), "Classify an image."))
+    deployed = "A file for deployment; --format hub writes a model card too."
+    return [*commands, (_command(run, "export", "--format", "onnx"), deployed)]
+
+
+def _command(run: Run, name: str, *words: str) -> str:
+    """A command about the run; a network that is the user's own function has to be named again."""
+    network = str(run.section("network").get("name") or "")
+    own = ["--network", network] if ":" in network else []
+    return shlex.join(["bullettrain", name, str(run.folder), *own, *words])
+
+
+def _autoattacked(entries: Sequence[Entry]) -> bool:
+    return any(result.attack["attack"] == "autoattack" for entry in entries for result in entry.results)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bullettrain.evaluation.results import FILE as EVALUATIONS
 from bullettrain.evaluation.results import Entry, Store
@@ -14,10 +15,27 @@ from bullettrain.evaluation.specs import threat_in_words
 from bullettrain.formatting import attack_name
 from bullettrain.run_folder import SHARES, RunError, RunLog, Table
 
+COMPARISON = "comparison.json"
+SHORT_SECONDS = 60.0
+"""Trainings that are shorter than this are not timed well enough to be compared."""
+
 
 @dataclass(frozen=True)
 class Run(RunLog):
     """Everything a report needs to know about one run."""
+
+    entries: list[Entry] = field(default_factory=list)
+    """How `bullettrain evaluate` found it."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read a run's folder; an evaluation that cannot be read is noted."""
+        run = super().read(folder)
+        try:
+            run.entries.extend(entry for entry in Store(folder).entries if entry.results)
+        except RunError:
+            run.notes.append(f"{EVALUATIONS} could not be read: the evaluation is not shown.")
+        return run
 
     @property
     def budget(self) -> dict[str, int]:
@@ -73,10 +91,12 @@ class Comparison:
 
     bullettrain: Run
     baseline: Run
-    rows: dict[str, dict[str, float]]
-    """By name: accuracy by attack, seconds, those of captures, shares, work."""
-    weights: dict[str, str]
-    """By name: which weights the row's accuracies are of, where it says."""
+    mine: dict[str, float]
+    """Of BulletTrain: accuracy by attack, seconds, those of captures, shares, work."""
+    plain: dict[str, float]
+    """The same of the baseline."""
+    weights: str
+    """Which weights the accuracies are of, where it says."""
     speedup: dict[str, float]
     errors: dict[str, float]
     """By attack: standard error of the change of accuracy, where it was kept."""
@@ -85,40 +105,21 @@ class Comparison:
 
     @property
     def attacks(self) -> list[str]:
-        """The columns of the rows that are accuracies."""
-        others = {"seconds", "capture_seconds", "work", "weights", "name", *SHARES}
-        return list(dict.fromkeys(key for row in self.rows.values() for key in row if key not in others))
+        """What of the figures is an accuracy."""
+        others = {"seconds", "capture_seconds", "work", "weights", *SHARES}
+        return [key for key in dict.fromkeys((*self.plain, *self.mine)) if key not in others]
 
+    def gap(self, attack: str) -> float:
+        """How much more accurate BulletTrain is than the baseline."""
+        return self.mine.get(attack, math.nan) - self.plain.get(attack, math.nan)
 
-def read_comparison(folder: Path) -> Comparison:
-    """Read a folder with ``comparison.json`` and the two runs it compares.
-
-    Raises:
-        RunError: it is not such a folder.
-    """
-    path = folder / "comparison.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows = {str(row["name"]): {k: _number(v) for k, v in row.items() if k != "name"} for row in content["rows"]}
-        weights = {str(row["name"]): str(row["weights"]) for row in content["rows"] if row.get("weights")}
-        speedup = {str(name): _number(value) for name, value in content.get("speedup", {}).items()}
-        errors = {str(attack): dict(about) for attack, about in content.get("errors", {}).items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is not a comparison that this version can read; run the comparison again") from error
-    mined, plain = Run.read(folder / "bullettrain"), Run.read(folder / "baseline")
-    apart = {attack: _number(about.get("error")) for attack, about in errors.items()}
-    paired = all(about.get("paired") is True for about in errors.values())
-    return Comparison(mined, plain, rows, weights, speedup, apart, paired)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A run, or a network that was trained elsewhere, and how it was evaluated."""
-
-    run: Run | None
-    entries: list[Entry]
-    damaged: list[str]
-    """A note where the evaluation cannot be read."""
+    @property
+    def doubt(self) -> str:
+        """Why the clock says little here; empty where it does say something."""
+        if self.plain.get("seconds", math.nan) < SHORT_SECONDS:
+            return "noisy, since training took less than a minute"
+        on_cpu = str(self.baseline.section("environment").get("device")).endswith("CPU")
+        return "on a CPU, which says little about a GPU" if on_cpu else ""
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,11 @@ class Contents:
     """What a folder holds that a page is made of, read once."""
 
     folder: Path
-    parts: list[Part]
+    runs: list[Run]
     """The first is what the page is about; of a comparison the baseline comes second."""
-    comparison: Comparison | None
+    entries: list[Entry]
+    """How a network that was trained elsewhere was evaluated."""
+    comparison: Comparison | None = None
 
 
 def read_contents(folder: Path) -> Contents:
@@ -138,24 +141,33 @@ def read_contents(folder: Path) -> Contents:
         RunError: the folder is none of them.
     """
     folder = Path(folder)
-    comparison, runs = None, []
-    if (folder / "comparison.json").is_file():
-        comparison = read_comparison(folder)
-        runs = [comparison.bullettrain, comparison.baseline]
-    elif (folder / "config.yaml").is_file() or not (folder / EVALUATIONS).is_file():
-        runs = [Run.read(folder)]
-    parts = [Part(run, *_read_evaluations(run.folder)) for run in runs] or [Part(None, *_read_evaluations(folder))]
-    return Contents(folder, parts, comparison)
+    if (folder / COMPARISON).is_file():
+        comparison = _read_comparison(folder)
+        return Contents(folder, [comparison.bullettrain, comparison.baseline], [], comparison)
+    if (folder / "config.yaml").is_file() or not (folder / EVALUATIONS).is_file():
+        return Contents(folder, [Run.read(folder)], [])
+    return Contents(folder, [], [entry for entry in Store(folder).entries if entry.results])
 
 
-def _read_evaluations(folder: Path) -> tuple[list[Entry], list[str]]:
-    """What `evaluation.json` in ``folder`` holds, and a note where it cannot be read."""
-    if not (folder / EVALUATIONS).is_file():
-        return [], []
+def _read_comparison(folder: Path) -> Comparison:
+    """Read ``comparison.json`` and the two runs that it compares."""
+    path = folder / COMPARISON
     try:
-        return [entry for entry in Store(folder).entries if entry.results], []
-    except RunError:
-        return [], [f"{EVALUATIONS} could not be read: the evaluation is not shown."]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = {str(row["name"]): dict(row) for row in content["rows"]}
+        mine, plain = rows.get("bullettrain", {}), rows.get("baseline", {})
+        speedup, errors = dict(content.get("speedup", {})), dict(content.get("errors", {}))
+        apart = {attack: about.get("error") for attack, about in errors.items()}
+        paired = all(about.get("paired") is True for about in errors.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path} is not a comparison that this version can read; run the comparison again") from error
+    runs = (Run.read(folder / "bullettrain"), Run.read(folder / "baseline"))
+    figures = (_numbers(mine), _numbers(plain))
+    return Comparison(*runs, *figures, str(mine.get("weights") or ""), _numbers(speedup), _numbers(apart), paired)
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): _number(value) for name, value in values.items() if name != "name"}
 
 
 def _number(value: Any) -> float:

@@ -1,6 +1,6 @@
 """The paper's tables and figures, one name each: rows are recipes with settings, and everything else is data."""
 
-from bullettrain.reproduction.scales import SCALES, Scale
-from bullettrain.reproduction.studies import STUDIES, Check, Row, Study
+from bullettrain.reproduction.scales import SCALES
+from bullettrain.reproduction.studies import STUDIES, Check
 
-__all__ = ["SCALES", "STUDIES", "Check", "Row", "Scale", "Study"]
+__all__ = ["SCALES", "STUDIES", "Check"]

@@ -1,6 +1,6 @@
 """The paper's figures from records, as files of their own: PNG and SVG that can stand in a paper.
 
-Each function gives pictures, none where nothing is measured yet; they are drawn inside :func:`printed`.
+Each function gives plates, none where nothing is measured yet; they are drawn inside :func:`printed`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import base64
 import io
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,11 @@ import numpy as np
 
 from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.mining import Category
-from bullettrain.reporting import figures as report
-from bullettrain.reporting.plotting import COLOURS, label_points, legend_above, panels, printed
+from bullettrain.reporting import figures as training
+from bullettrain.reporting.plotting import COLOURS, Plate, label_points, legend_above, panels, printed
 from bullettrain.reproduction.records import Record
 from bullettrain.reproduction.results import Results
-from bullettrain.reproduction.studies import ROLES, Row, panel_rows
+from bullettrain.reproduction.rows import ROLES, Row, panel_rows
 from bullettrain.run_folder import Floats, RunFolder, Table, read_batch
 
 if TYPE_CHECKING:
@@ -31,35 +32,27 @@ if TYPE_CHECKING:
 SYMBOLS = {"N_B": "$N_B$", "N_O": "$N_O$", "N_R": "$N_R$"}
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure, what is added to the study's name for its file, and what it shows."""
-
-    suffix: str
-    caption: str
-    figure: Figure
-
-
-def draw(results: Results) -> list[Picture]:
-    """The study's pictures; to be called, and saved, inside :func:`printed`."""
-    name = results.study.name
-    return list(DRAWN[name](results)) if name in DRAWN else []
+def draw(results: Results) -> list[Plate]:
+    """The study's pictures, named like their files; to be called, and saved, inside :func:`printed`."""
+    study = results.study
+    found = DRAWN[study.name](results) if study.name in DRAWN else ()
+    return [replace(plate, name=study.name + plate.name, title=study.title) for plate in found]
 
 
 def write(results: Results, folder: Path) -> list[tuple[str, str, str]]:
     """Save the study's pictures as PNG and SVG: (name of the files, caption, the SVG as a data address) of each."""
     saved = []
     with printed():
-        for picture in draw(results):
-            name, content = results.study.name + picture.suffix, b""
+        for plate in draw(results):
+            content = b""
             # No date: the same figures give the same file.
             for kind, about in (("png", {"Software": None}), ("svg", {"Date": None})):
                 buffer = io.BytesIO()
-                picture.figure.savefig(buffer, format=kind, dpi=300, facecolor="white", metadata=about)
+                plate.figure.savefig(buffer, format=kind, dpi=300, facecolor="white", metadata=about)
                 content = buffer.getvalue()
-                RunFolder(folder).write(f"{name}.{kind}", content)
+                RunFolder(folder).write(f"{plate.name}.{kind}", content)
             address = "data:image/svg+xml;base64," + base64.b64encode(content).decode("ascii")
-            saved.append((name, picture.caption, address))
+            saved.append((plate.name, plate.caption, address))
     return saved
 
 
@@ -71,25 +64,14 @@ def _runs(results: Results) -> Iterator[tuple[Row, Record]]:
     return ((row, results.runs[name][0]) for name, row in results.rows.items() if results.runs[name])
 
 
-def _courses(results: Results, text: str, draw: Callable[[Table], Figure | None]) -> Iterator[Picture]:
+def _courses(results: Results, draw: Callable[[Table], Plate | None], text: str) -> Iterator[Plate]:
     """A picture of each run's course (figs. 3 and 4)."""
     for row, record in _runs(results):
-        if record.curve and (figure := draw(record.course())) is not None:
-            yield Picture(f"-{row.name}", f"{text}. {row.title}.", figure)
+        if record.curve and (plate := draw(record.course())):
+            yield replace(plate, name=f"-{row.name}", caption=f"{text}. {row.title}.")
 
 
-def shares(results: Results) -> Iterator[Picture]:
-    """Shares of the classes over epochs (fig. 3)."""
-    return _courses(results, "Shares of outlier, boundary and robust examples over epochs", report.draw_shares)
-
-
-def svar(results: Results) -> Iterator[Picture]:
-    """Mean SVar of the classes over iterations (fig. 4)."""
-    text = "Mean signed prediction variance of outlier, boundary and robust examples over iterations"
-    return _courses(results, text, lambda course: report.draw_svar(course, "step"))
-
-
-def allocation(results: Results) -> Iterator[Picture]:
+def allocation(results: Results) -> Iterator[Plate]:
     """One mini-batch: its histogram of SVar with the steps above, and steps by rank (fig. 5)."""
     for row, record in _runs(results):
         batch = read_batch(record.batch or {})
@@ -99,14 +81,14 @@ def allocation(results: Results) -> Iterator[Picture]:
         text = f"A mini-batch by SVar, {m} examples of epoch {batch.epoch:.0f}; above, its steps"
         if moved:  # captured steps round sizes up, towards more care
             text += f"; {moved} that are misclassified were treated as robust, since sizes are rounded up"
-        yield Picture("-histogram", f"{text}. {row.title}.", report.draw_histogram(batch))
-        yield Picture("-rank", f"Its steps, by rank. {row.title}.", report.draw_allocation(batch))
+        yield replace(training.histogram(batch), name="-histogram", caption=f"{text}. {row.title}.")
+        yield replace(training.allocation(batch), name="-rank", caption=f"Its steps, by rank. {row.title}.")
 
 
 # ---------------------------------------------------------------------------------------- over a setting
 
 
-def _sweep(results: Results, symbol: str, stem: str) -> Iterator[Picture]:
+def _sweep(results: Results, symbol: str, stem: str) -> Iterator[Plate]:
     """Clean (dashed) and robust (solid) accuracy against the theoretical speed-up, a point a value of the setting."""
     names = [name for name in results.rows if name.startswith(stem)]
     found = {n: values for n in names if (values := results.values(n, ("theoretical", "clean", "pgd20"))) is not None}
@@ -136,10 +118,10 @@ def _sweep(results: Results, symbol: str, stem: str) -> Iterator[Picture]:
     legend_above(axes, drawn)
     label_points(axes, words)
     text = f"Accuracy against the theoretical speed-up over {symbol}, which stands at each point; dotted: TRADES"
-    yield Picture("", f"{text}.", figure)
+    yield Plate("", "", f"{text}.", figure)
 
 
-def oracle(results: Results) -> Iterator[Picture]:
+def oracle(results: Results) -> Iterator[Plate]:
     """The MNIST study: robust accuracy over step counts, one of three at zero in each panel (fig. 2)."""
     grid = results.scale.grid
     maps = {}
@@ -166,42 +148,38 @@ def oracle(results: Results) -> Iterator[Picture]:
     bar.outline.set_visible(False)
     base = results.value("baseline", "pgd100x20")
     said = f"; the baseline, seven steps for all, has {base.mean:.1f} %" if base is not None else ""
-    yield Picture("", f"Robust accuracy with no steps for one class{said}.", figure)
+    yield Plate("", "", f"Robust accuracy with no steps for one class{said}.", figure)
 
 
-def corrupted(results: Results) -> Iterator[Picture]:
+def corrupted(results: Results) -> Iterator[Plate]:
     """Accuracy by corruption, and by severity, of each baseline and of what is compared with it."""
     for base in (row for row in results.rows.values() if row.plain):
-        rows = [row.name for row in results.rows.values() if base.name in (row.name, row.baseline)]
-        group = {name: found for name in rows if (found := _by_corruption(results, name))}
+        rows = [row for row in results.rows.values() if base.name in (row.name, row.baseline)]
+        group = {row.name: found for row in rows if (found := _by_corruption(results, row.name))}
         first = group.get(base.name, {})
         names = [name for name in first if all(name in found for found in group.values())]
-        if names and len(group) > 1:
-            names.sort(key=lambda name: float(np.mean(first[name])))
-            shown = {}
-            for row, found in group.items():
-                title, clean = results.rows[row].title.rpartition(",")[0], results.value(row, "clean")
-                shown[title] = clean.mean if clean else None, np.array([found[name] for name in names])
-            text = f"{base.title}, and what is compared with it: accuracy by corruption, and by severity."
-            yield Picture(f"-{base.name.rpartition('-')[2]}", text, _draw_corruptions(names, shown))
+        if not names or len(group) < 2:
+            continue
+        names.sort(key=lambda name: float(np.mean(first[name])))
+        shares = {name: np.array([found[each] for each in names]) for name, found in group.items()}
+        text = f"{base.title}, and what is compared with it: accuracy by corruption, and by severity."
+        yield Plate(f"-{base.name.rpartition('-')[2]}", "", text, _draw_corruptions(results, names, shares))
 
 
-def _draw_corruptions(names: Sequence[str], rows: Mapping[str, tuple[float | None, Floats]]) -> Figure:
-    """Accuracy by corruption, and by severity.
-
-    Args:
-        rows: by title: clean accuracy, if it is known, and that under each of ``names`` at each severity, in percent.
-    """
+def _draw_corruptions(results: Results, names: Sequence[str], rows: Mapping[str, Floats]) -> Figure:
+    """The picture; ``rows``: by row, accuracy in percent under each of ``names`` at each severity."""
     figure, (left, right) = panels(columns=2, width=2.0, height=1.25)
     kinds = itertools.cycle((("s", "soft"), ("^", "boundary"), ("o", "accent"), ("D", "robust")))
     drawn: dict[str, Any] = {}
-    at, means = np.arange(len(names)), np.array([shares.mean(axis=1) for _, shares in rows.values()])
+    at, means = np.arange(len(names)), np.array([shares.mean(axis=1) for shares in rows.values()])
     left.hlines(at, means.min(axis=0), means.max(axis=0), color=COLOURS["line"], linewidth=2.5, zorder=1)
-    for (title, (clean, shares)), mean, (marker, colour) in zip(rows.items(), means, kinds, strict=False):
+    for (name, shares), mean, (marker, colour) in zip(rows.items(), means, kinds, strict=False):
         look: dict[str, Any] = {"color": COLOURS[colour], "marker": marker, "markersize": 5}
         left.plot(mean, at, linestyle="none", **look)
-        course = [*([] if clean is None else [clean]), *shares.mean(axis=0)]
-        (drawn[title],) = right.plot(range(SEVERITIES + 1 - len(course), SEVERITIES + 1), course, linewidth=1.4, **look)
+        clean = results.value(name, "clean")
+        course = [clean.mean if clean else np.nan, *shares.mean(axis=0)]
+        (line,) = right.plot(range(SEVERITIES + 1), course, linewidth=1.4, **look)
+        drawn[results.rows[name].title.rpartition(",")[0]] = line
     left.set_yticks(at, [name.replace("_", " ") for name in names])
     left.set(xlabel="accuracy, mean of five severities, %")
     left.grid(visible=False, axis="y")
@@ -220,13 +198,19 @@ def _by_corruption(results: Results, row: str) -> dict[str, Floats]:
     return {name: 100 * np.mean([seed[name] for seed in seeds], axis=0) for name in names}
 
 
-DRAWN: dict[str, Callable[[Results], Iterator[Picture]]] = {
+DRAWN: dict[str, Callable[[Results], Iterator[Plate]]] = {
     "table-augmix": corrupted,
     "fig-oracle": oracle,
-    "fig-shares": shares,
-    "fig-svar": svar,
+    "fig-shares": partial(
+        _courses, draw=training.shares, text="Shares of outlier, boundary and robust examples over epochs"
+    ),
+    "fig-svar": partial(
+        _courses,
+        draw=partial(training.svar, over="step"),
+        text="Mean signed prediction variance of outlier, boundary and robust examples over iterations",
+    ),
     "fig-allocation": allocation,
-    "fig-gamma": lambda results: _sweep(results, "γ", "gamma-"),
-    "fig-nr": lambda results: _sweep(results, "N_R", "nr-"),
+    "fig-gamma": partial(_sweep, symbol="γ", stem="gamma-"),
+    "fig-nr": partial(_sweep, symbol="N_R", stem="nr-"),
 }
 """By study."""

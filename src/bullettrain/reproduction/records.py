@@ -21,8 +21,8 @@ from bullettrain.config.sections import Config
 from bullettrain.corruptions.table import AVERAGED
 from bullettrain.evaluation.results import Entry, Result, Store
 from bullettrain.reporting.plotting import thin
+from bullettrain.reproduction.rows import Row
 from bullettrain.reproduction.scales import Scale
-from bullettrain.reproduction.studies import Row
 from bullettrain.run_folder import SHARES, RunError, RunFolder, RunLog, Table
 from bullettrain.schema import conform
 
@@ -57,9 +57,6 @@ class Record:
     reason: str
     seconds: float
     """Of training; without captures, compilations and evaluation."""
-    capture_seconds: float
-    jobs: int
-    """Concurrent runs on the device; more than one disables timing."""
     epochs: int
     examples: float
     work: float
@@ -67,6 +64,9 @@ class Record:
     shares: dict[str, float]
     figures: dict[str, Figure]
     """By attack."""
+    jobs: int = 1
+    """Concurrent runs on the device; more than one disables timing."""
+    capture_seconds: float = 0.0
     averaged: dict[str, Figure] = field(default_factory=dict)
     """The same of the averaged weights, where training evaluated them."""
     measures: dict[str, float] = field(default_factory=dict)
@@ -136,12 +136,11 @@ class Record:
         columns = self.course()
         if not self.mined or not columns:
             return None
-        if metric == "svar_order":
-            means = np.stack([columns[f"svar_{name}"] for name in SHARES])
-            known = means[:, np.isfinite(means).all(axis=0)]
-            return 100 * float((np.diff(known, axis=0) >= 0).all(axis=0).mean()) if known.size else None
         outlier, boundary, robust = (columns[name] for name in SHARES)
+        means = np.stack([columns[f"svar_{name}"] for name in SHARES])
+        known = means[:, np.isfinite(means).all(axis=0)]
         found = {
+            "svar_order": (np.diff(known, axis=0) >= 0).all(axis=0).mean() if known.size else math.nan,
             "robust_rise": robust[-1] - robust[0],
             "outlier_fall": outlier[0] - outlier[-1],
             "boundary_least": min(robust[-1], outlier[-1]) - boundary[-1],
@@ -258,35 +257,20 @@ def read_csv(file: Path, scale: Scale, rows: Iterable[Row]) -> dict[str, Record]
     for line in here:
         if line["row"] not in known:
             raise RunError(f"{file}: no row {line['row']!r} at scale {scale.name}; there are {', '.join(known)}")
-        record = _csv_record(line, known[line["row"]].config(scale))
-        record = found.setdefault(record.name, record)
-        examples = {"autoattack": float(line["autoattack_images"] or 10_000)}
-        figures = {a: _figure(float(line[a]) / 100, examples.get(a, 10_000)) for a in CSV_ATTACKS if line[a]}
+        config = known[line["row"]].config(scale).replace_section("training", seed=int(line["seed"]))
+        name, epochs, seconds = run_name(config), int(line["epochs"]), float(line["seconds_per_epoch"] or 0)
+        shares = {share: float(line[share] or 0) for share in SHARES}
+        whole = sum(shares.values())
+        about: dict[str, Any] = {"seconds": epochs * seconds, "epochs": epochs, "examples": 50_000.0 * epochs}
+        # Where there are no shares, nothing is told apart.
+        about["shares"] = {key: share / whole if whole else float(key == "boundary") for key, share in shares.items()}
+        about |= {"work": float(line["passes"] or 0), "jobs": 1 if seconds else 2, "figures": {}}
+        environment = {"device": line["device"], "commit": line["commit"]}
+        record = found.setdefault(name, Record(name, config.to_dict(), environment, "finished", **about))
+        images = {"autoattack": float(line["autoattack_images"] or 10_000)}
+        figures = {a: _figure(float(line[a]) / 100, images.get(a, 10_000)) for a in CSV_ATTACKS if line[a]}
         (record.figures if line["weights"] == WEIGHTS else record.averaged).update(figures)
     return found
-
-
-def _csv_record(line: Mapping[str, str], config: Config) -> Record:
-    """All of a line but its accuracies."""
-    config = config.replace_section("training", seed=int(line["seed"]))
-    shares = {name: float(line[name] or 0) for name in SHARES}
-    if not any(shares.values()):  # nothing is told apart
-        shares["boundary"] = 100.0
-    epochs, seconds = int(line["epochs"]), float(line["seconds_per_epoch"] or 0)
-    return Record(
-        run_name(config),
-        config.to_dict(),
-        {"device": line["device"], "commit": line["commit"]},
-        reason="finished",
-        seconds=epochs * seconds,
-        capture_seconds=0.0,
-        jobs=1 if seconds else 2,
-        epochs=epochs,
-        examples=50_000.0 * epochs,
-        work=float(line["passes"] or 0),
-        shares={name: share / sum(shares.values()) for name, share in shares.items()},
-        figures={},
-    )
 
 
 def _short(value: float) -> float | None:

@@ -14,9 +14,10 @@ from bullettrain.evaluation.comparison import Measured
 from bullettrain.formatting import CHANCE
 from bullettrain.formatting import attack_name as attack_title
 from bullettrain.reproduction.records import Record, run_name
-from bullettrain.reproduction.runs import attack_name
+from bullettrain.reproduction.rows import Row
 from bullettrain.reproduction.scales import Scale
-from bullettrain.reproduction.studies import LARGE, RATIOS, SHARES, Check, Row, Study
+from bullettrain.reproduction.studies import LARGE, RATIOS, SHARES, Check, Study
+from bullettrain.reproduction.tasks import attack_name
 
 CORRELATIONS = ("rank", "rank_correct")
 ALLOWED = {**dict.fromkeys(SHARES, 1.0), **dict.fromkeys(CORRELATIONS, 0.02)}

@@ -11,7 +11,8 @@ from bullettrain.evaluation.comparison import Measured
 from bullettrain.formatting import DASH, number
 from bullettrain.reporting.report import render
 from bullettrain.reproduction.results import CORRELATIONS, CheckResult, Results, Verdict, worst
-from bullettrain.reproduction.studies import RATIOS, SHARES, Row
+from bullettrain.reproduction.rows import Row
+from bullettrain.reproduction.studies import RATIOS, SHARES
 
 HEADINGS = {
     **{"clean": "clean %", "corruptions": "corruptions %", "minutes": "minutes"},

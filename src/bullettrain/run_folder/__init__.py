@@ -4,7 +4,8 @@
 (``last``, ``best`` and ``averaged.safetensors``) are exported from the checkpoint, and the report is made of all.
 """
 
-from bullettrain.run_folder.folder import CHECKPOINT, Checkpoint, CheckpointWriter, RunFolder, environment, try_folder
+from bullettrain.run_folder.environment import environment
+from bullettrain.run_folder.folder import CHECKPOINT, Checkpoint, RunFolder, try_folder
 from bullettrain.run_folder.log import SHARES, Floats, RunLog, Samples, ScoredBatch, Table, read_batch
 from bullettrain.run_folder.weights import (
     WEIGHTS,
@@ -17,6 +18,7 @@ from bullettrain.run_folder.weights import (
     read_weights,
     weights_in,
 )
+from bullettrain.run_folder.writer import CheckpointWriter
 
 __all__ = [
     "CHECKPOINT",

@@ -5,25 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
-import math
 import os
-import platform
-import subprocess
-import sys
 import tempfile
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from io import BufferedRandom, BufferedReader
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-import bullettrain
 from bullettrain.brief import first_line
 from bullettrain.config import Config, ConfigError
 from bullettrain.config.format1 import translate
@@ -99,10 +90,12 @@ class RunFolder:
         with extra("a run's folder"):
             import yaml
         path = self.path / CONFIG
+        if not self.exists:
+            inside = [name for name in ("bullettrain", "baseline") if RunFolder(self.path / name).exists]
+            hint = f"; there is one in {self.path / inside[0]}" if inside else ""
+            raise RunError(f"{self.path} is not a run: it has no {CONFIG}{hint}")
         try:
             values = yaml.safe_load(read_settings_text(path))
-        except (FileNotFoundError, NotADirectoryError):
-            raise RunError(f"{self.path} is no run: it has no {CONFIG}") from None
         except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
             raise RunError(f"{path} cannot be read as YAML: {first_line(error)}") from None
         if not isinstance(values, Mapping):
@@ -111,7 +104,7 @@ class RunFolder:
             raise RunError(
                 f"{self.path} has format {number}, and this version reads up to {FORMAT}: update bullettrain"
             )
-        return values if number == FORMAT else translate(values)
+        return translate(values)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -169,13 +162,9 @@ class RunFolder:
             name: {"about": dataclasses.asdict(about), "tensors": dict(tensors)}
             for name, (tensors, about) in checkpoint.weights.items()
         }
-
-        def write(file: BufferedRandom) -> None:
-            torch.save({"format": FORMAT, "weights": weights, "state": dict(checkpoint.state)}, file)
-            file.seek(0)
-            file.write(_digest(file))  # which leaves the file at its end
-
-        self.write(CHECKPOINT, write)
+        packed = io.BytesIO()
+        torch.save({"format": FORMAT, "weights": weights, "state": dict(checkpoint.state)}, packed)
+        self.write(CHECKPOINT, packed.getbuffer(), hashlib.sha256(packed.getbuffer()).digest())
         self.export(checkpoint)
 
     def export(self, checkpoint: Checkpoint) -> None:
@@ -207,14 +196,10 @@ class RunFolder:
         """
         file = self.path / CHECKPOINT
         try:
-            with file.open("rb") as opened:
-                size = opened.seek(0, os.SEEK_END) - DIGEST_BYTES
-                opened.seek(0)
-                found = _digest(opened, size)
-                if opened.read() != found:
-                    raise ValueError("its digest does not match")
-                opened.seek(0)
-                content = torch.load(opened, weights_only=True, map_location="cpu")
+            packed = memoryview(file.read_bytes())
+            if hashlib.sha256(packed[:-DIGEST_BYTES]).digest() != packed[-DIGEST_BYTES:]:
+                raise ValueError("its digest does not match")
+            content = torch.load(io.BytesIO(packed[:-DIGEST_BYTES]), weights_only=True, map_location="cpu")
             weights = {
                 name: Weights(part["tensors"], conform(part["about"], Metadata))
                 for name, part in content["weights"].items()
@@ -252,16 +237,13 @@ class RunFolder:
         text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
         self.write(name, f"{text}\n".encode())
 
-    def write(self, name: str, content: bytes | Callable[[BufferedRandom], None]) -> None:
-        """A file of the run, whole or not at all: its bytes, or a function that writes them."""
+    def write(self, name: str, *parts: bytes | memoryview) -> None:
+        """A file of the run, whole or not at all."""
         beside = self.path / f".{name}.new"
         with self._writing(name):
             try:
-                with beside.open("w+b") as file:
-                    if callable(content):
-                        content(file)
-                    else:
-                        file.write(content)
+                with beside.open("wb") as file:
+                    file.writelines(parts)
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(beside, self.path / name)
@@ -274,73 +256,9 @@ class RunFolder:
     def _writing(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, RuntimeError) as error:
-            # torch.save says of a full disk that a write failed, or where it had expected to be in the file.
-            if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("write", "unexpected pos")):
-                raise
-            reason = getattr(error, "strerror", None) or first_line(error)
+        except OSError as error:
             kept = "; the checkpoint before it is intact" if (self.path / CHECKPOINT).is_file() else ""
-            raise RunError(f"{what} could not be written to {self.path}: {reason}{kept}") from None
-
-
-def _digest(file: BufferedReader | BufferedRandom, size: float = math.inf) -> bytes:
-    """SHA-256 of the next ``size`` bytes, or of all that are left."""
-    found = hashlib.sha256()
-    while part := file.read(min(1 << 24, max(0, size - file.tell()))):  # type: ignore[arg-type]
-        found.update(part)
-    return found.digest()
-
-
-class CheckpointWriter:
-    """Writes a run's checkpoints.
-
-    Args:
-        folder: of the run.
-        background: in a thread of its own, from a copy on the host. A GPU need not wait for the disk then: where an
-            epoch takes seconds, that is a good part of it. What goes wrong is raised by the next call.
-    """
-
-    def __init__(self, folder: RunFolder, *, background: bool) -> None:
-        self.folder = folder
-        self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
-        self._writing: Future[None] | None = None
-
-    def save(self, checkpoint: Checkpoint) -> None:
-        """What :meth:`RunFolder.save` does; later changes to what is given are not in it."""
-        self.wait()
-        if self._thread is None:
-            self.folder.save(checkpoint)
-        else:
-            weights = {name: Weights(_on_host(tensors), about) for name, (tensors, about) in checkpoint.weights.items()}
-            self._writing = self._thread.submit(self.folder.save, Checkpoint(weights, _on_host(checkpoint.state)))
-
-    def wait(self) -> None:
-        """Until the last checkpoint is on the disk."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
-
-    def __enter__(self) -> CheckpointWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None:
-                self.wait()
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()  # waits, too
-
-
-def _on_host(value: Any) -> Any:
-    """A copy, with all tensors in host memory."""
-    if torch.is_tensor(value):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: _on_host(part) for key, part in value.items()}
-    return [_on_host(part) for part in value] if isinstance(value, list) else value
+            raise RunError(f"{what} could not be written to {self.path}: {error.strerror}{kept}") from None
 
 
 def try_folder(folder: Path) -> None:
@@ -348,34 +266,3 @@ def try_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, machine, device, commit and command, for the record."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-    machine = f"{platform.node()} {uuid.getnode()}".encode()
-    return {
-        "bullettrain": bullettrain.__version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "machine": hashlib.sha256(machine).hexdigest()[:8],  # tells machines apart, and names none
-        "device": name,
-        "threads": torch.get_num_threads(),
-        "commit": _commit(),
-        "command": " ".join(["bullettrain", *sys.argv[1:]]),
-    }
-
-
-def _commit() -> str | None:
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).resolve().parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip() or None if found.returncode == 0 else None

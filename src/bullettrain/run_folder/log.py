@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from bullettrain.mining import Category
 from bullettrain.run_folder.folder import CONFIG, RunFolder
 from bullettrain.run_folder.weights import RunError
 
+Log = TypeVar("Log", bound="RunLog")
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Table = dict[str, Floats]
@@ -72,6 +74,20 @@ class Samples:
     adversarial_prediction: Ints
     classes: list[str]
 
+    def pack(self) -> bytes:
+        """As the file that :meth:`RunLog.read` reads."""
+        with extra("a checkpoint"):
+            from safetensors.numpy import save
+        packed: bytes = save(
+            {name: np.ascontiguousarray(getattr(self, name)) for name in IMAGES},
+            metadata={"classes": json.dumps(self.classes)},
+        )
+        return packed
+
+
+IMAGES = ("clean", "adversarial", "category", "label", "clean_prediction", "adversarial_prediction")
+"""The arrays of :class:`Samples`."""
+
 
 @dataclass(frozen=True)
 class RunLog:
@@ -97,49 +113,35 @@ class RunLog:
     """What the run could not have on its device, and what of the folder could not be read."""
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
+    def read(cls: type[Log], folder: Path) -> Log:
         """Read a run's folder.
 
         Raises:
             RunError: the folder is not a run's.
         """
-        config = _read_config(folder)
+        config = RunFolder(folder).read_config()
+        if not isinstance(config.get("method"), Mapping):
+            raise RunError(f"{folder} is not a run: its {CONFIG} has no section 'method'")
         records, broken = RunFolder(folder).read_metrics()
         notes = [f"Lines of metrics.jsonl that could not be read and were left out: {broken}."] if broken else []
-        steps: list[Mapping[str, Any]] = []
-        epochs: list[Mapping[str, Any]] = []
-        evaluations: dict[tuple[str, str], Evaluation] = {}
-        warnings: list[tuple[float, str]] = []
-        batch: ScoredBatch | None = None
-        end: Mapping[str, Any] | None = None
+        kinds = defaultdict(list)
         for record in records:
-            match record.get("kind"):
-                case "step":
-                    _append(steps, record, "step")
-                    end = None  # training went on after that end: it was resumed
-                case "epoch":
-                    _append(epochs, record, "epoch")
-                    end = None
-                case "batch":
-                    batch = read_batch(record) or batch
-                case "evaluation":
-                    evaluation = _read_evaluation(record)
-                    evaluations[evaluation.weights, evaluation.attack] = evaluation
-                case "warning":
-                    warnings.append((_float(record.get("step")), str(record.get("message", ""))))
-                case "note":
-                    notes.append(str(record.get("message", "")))
-                case "end":
-                    end = record
+            kinds[str(record.get("kind"))].append(record)
+        batches = filter(None, map(read_batch, reversed(kinds["batch"])))
+        evaluations = map(_read_evaluation, kinds["evaluation"])
+        notes += [str(record.get("message", "")) for record in kinds["note"]]
         samples = _read_samples(folder / "samples.safetensors", notes)
+        # What comes after an end is of a run that was resumed: it has not ended.
+        ends = [record for record in records if record.get("kind") in ("step", "epoch", "end")][-1:]
+        end = ends[0] if ends and ends[0]["kind"] == "end" else None
         return cls(
             folder=folder,
             config=config,
-            steps=_table(steps, STEP_COLUMNS),
-            epochs=_table(epochs, EPOCH_COLUMNS),
-            batch=batch,
-            evaluations=list(evaluations.values()),
-            warnings=warnings,
+            steps=_table(kinds["step"], "step", STEP_COLUMNS),
+            epochs=_table(kinds["epoch"], "epoch", EPOCH_COLUMNS),
+            batch=next(batches, None),
+            evaluations=list({(found.weights, found.attack): found for found in evaluations}.values()),
+            warnings=[(_float(record.get("step")), str(record.get("message", ""))) for record in kinds["warning"]],
             ended=None if end is None else str(end.get("reason", "finished")),
             totals={key: _float((end or {}).get(key)) for key in END_KEYS},
             samples=samples,
@@ -154,26 +156,23 @@ class RunLog:
 
     def accuracy(self, weights: str, attack: str) -> float:
         """Test accuracy, NaN where it was not evaluated."""
-        found = [e.accuracy for e in self.evaluations if (e.weights, e.attack) == (weights, attack)]
-        return found[-1] if found else math.nan
+        found = (e.accuracy for e in self.evaluations if (e.weights, e.attack) == (weights, attack))
+        return next(found, math.nan)
 
     def average(self, name: str) -> float:
         """A figure of the whole run: as the ``end`` record has it, else the mean of the epochs or steps so far."""
         if math.isfinite(self.totals.get(name, math.nan)):
             return self.totals[name]
-        for table in (self.epochs, self.steps):
-            values = table[name][np.isfinite(table[name])]
-            if len(values):
-                return float(values.mean())
-        return math.nan
+        values = self.epochs[name] if np.isfinite(self.epochs[name]).any() else self.steps[name]
+        return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
 
     @property
     def seconds(self) -> float:
         """Training time, so far where the run has not ended."""
         if math.isfinite(self.totals["seconds"]):
             return self.totals["seconds"]
-        logged = self.epochs["seconds"][np.isfinite(self.epochs["seconds"])]
-        return float(logged.sum()) if len(logged) else math.nan
+        logged = self.epochs["seconds"]
+        return float(np.nansum(logged)) if np.isfinite(logged).any() else math.nan
 
     @property
     def capture_seconds(self) -> float:
@@ -193,32 +192,10 @@ def read_batch(record: Mapping[str, Any]) -> ScoredBatch | None:
     return ScoredBatch(_float(record.get("epoch")), svar, steps, category)
 
 
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    if not (folder / CONFIG).is_file():
-        inside = [name for name in ("bullettrain", "baseline") if (folder / name / CONFIG).is_file()]
-        hint = f"; there is one in {folder / inside[0]}" if inside else ""
-        raise RunError(f"{folder} is not a run: it has no {CONFIG}{hint}")
-    config = RunFolder(folder).read_config()
-    if not isinstance(config.get("method"), Mapping):
-        raise RunError(f"{folder} is not a run: its {CONFIG} has no section 'method'")
-    return config
-
-
 def _read_evaluation(record: Mapping[str, Any]) -> Evaluation:
-    usual = {"precision": "float32", "fingerprint": "", "survived": ""}
-    about = [str(record.get(name, value)) for name, value in usual.items()]
-    key = (str(record.get("weights", "last")), str(record.get("attack", "clean")))
-    return Evaluation(*key, _float(record.get("accuracy")), _float(record.get("examples")), *about)
-
-
-def _append(kept: list[Mapping[str, Any]], record: Mapping[str, Any], key: str) -> None:
-    """Add a record; what a killed run had logged beyond the checkpoint it was resumed from goes."""
-    at = _float(record.get(key))
-    if not (math.isfinite(at) and math.isfinite(_float(record.get("epoch")))):
-        return  # it has no place on any axis
-    while kept and _float(kept[-1].get(key)) >= at:
-        kept.pop()
-    kept.append(record)
+    usual = {"weights": "last", "attack": "clean", "precision": "float32", "fingerprint": "", "survived": ""}
+    weights, attack, *about = (str(record.get(name, value)) for name, value in usual.items())
+    return Evaluation(weights, attack, _float(record.get("accuracy")), _float(record.get("examples")), *about)
 
 
 def _float(value: Any) -> float:
@@ -227,8 +204,17 @@ def _float(value: Any) -> float:
     return float(value) if number else math.nan
 
 
-def _table(records: list[Mapping[str, Any]], columns: Iterable[str]) -> Table:
-    return {name: np.array([_float(record.get(name)) for record in records], dtype=np.float64) for name in columns}
+def _table(records: Iterable[Mapping[str, Any]], key: str, columns: Iterable[str]) -> Table:
+    """Columns of the records, by ``key``; what a killed run had logged beyond its checkpoint goes, and comes again."""
+    kept: list[Mapping[str, Any]] = []
+    for record in records:
+        at = _float(record.get(key))
+        if math.isnan(at) or math.isnan(_float(record.get("epoch"))):
+            continue  # it has no place on any axis
+        while kept and kept[-1][key] >= at:
+            kept.pop()
+        kept.append(record)
+    return {name: np.array([_float(record.get(name)) for record in kept], dtype=np.float64) for name in columns}
 
 
 def _read_samples(path: Path, notes: list[str]) -> Samples | None:
@@ -236,18 +222,16 @@ def _read_samples(path: Path, notes: list[str]) -> Samples | None:
         return None
     with extra("a report"):
         from safetensors import SafetensorError, safe_open
-    integers = ("category", "label", "clean_prediction", "adversarial_prediction")
     try:
         with safe_open(path, framework="numpy") as file:
-            clean, adversarial = (np.asarray(file.get_tensor(name)) for name in ("clean", "adversarial"))
-            category, label, *predictions = (np.asarray(file.get_tensor(name)).astype(np.int64) for name in integers)
-            classes = json.loads((file.metadata() or {}).get("classes", "[]"))
+            clean, adversarial, *integers = (np.asarray(file.get_tensor(name)) for name in IMAGES)
+            classes = [str(name) for name in json.loads((file.metadata() or {}).get("classes", "[]"))]
         if clean.shape != adversarial.shape or clean.ndim != 4 or clean.dtype != np.uint8:
             raise ValueError("shapes")
-        if {len(column) for column in (category, label, *predictions)} != {len(clean)}:
+        if {column.shape for column in integers} != {clean.shape[:1]}:
             raise ValueError("lengths")
-        before, after = predictions
-        return Samples(clean, adversarial, category, label, before, after, [str(name) for name in classes])
+        category, label, before, after = (column.astype(np.int64) for column in integers)
+        return Samples(clean, adversarial, category, label, before, after, classes)
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         notes.append(f"samples.safetensors could not be read ({type(error).__name__}): no example images are shown.")
         return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
+from bullettrain.objectives import AdversarialObjective
+from bullettrain.step import BulletTrain
 from bullettrain.training.metrics import Sums
 
 HIGH_ABOVE_CHANCE, NEAR_ZERO, PROBE_SHARE = 0.35, 0.05, 0.2
@@ -20,24 +21,6 @@ class CollapseError(RuntimeError):
     """The run has collapsed; the message says how."""
 
 
-class Alarm:
-    """What a problem leads to: the end of the run or, where there is ``warn``, one warning of its kind."""
-
-    def __init__(self, warn: Callable[[str], None] | None) -> None:
-        self.warn = warn
-        self._warned: set[str] = set()
-
-    def __call__(self, problem: str | None) -> None:
-        """What a look has found, if anything."""
-        kind = (problem or "").partition(":")[0]  # its figures may change; once is enough
-        if problem is None or kind in self._warned:
-            return
-        if self.warn is None:
-            raise CollapseError(problem)
-        self._warned.add(kind)
-        self.warn(problem)
-
-
 def look_at_loss(counts: Sums) -> str | None:
     """Whether the loss since the last look is a number."""
     if math.isfinite(counts.values["loss"]):
@@ -48,17 +31,19 @@ def look_at_loss(counts: Sums) -> str | None:
 class WrongStreak:
     """Notices that nothing has been predicted right for a long time."""
 
-    def __init__(self, *, selects: bool, has_clean: bool, attacks: bool = True) -> None:
-        self.key = "outlier" if selects else "clean" if has_clean else "robust_hits"
-        self.attacked = attacks and self.key == "robust_hits"
+    def __init__(self, engine: BulletTrain) -> None:
+        # Of last logits who is wrong now is known an epoch later.
+        by_class = engine.selects and not engine.selects_by_last
+        self.key = "outlier" if by_class else "clean" if engine.objective.sees_clean else "robust_hits"
+        self.attacked = isinstance(engine.objective, AdversarialObjective) and self.key == "robust_hits"
         self.examples = 0.0
 
     def look(self, counts: Sums) -> str | None:
         """Fold in some steps; what is wrong, if they and those before were all wrong."""
-        wrong = counts.values["examples"] if counts.values[self.key] == 0 else 0.0
+        examples, right = counts.values["examples"], counts.values[self.key]
         if self.key == "outlier":
-            wrong = counts.values["examples"] if counts.values["outlier"] == counts.values["examples"] else 0.0
-        self.examples = self.examples + wrong if wrong else 0.0
+            right = examples - right
+        self.examples = 0.0 if right else self.examples + examples
         if self.examples < MIN_WRONG_EXAMPLES * (ATTACKED_FACTOR if self.attacked else 1):
             return None
         if self.attacked:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import Progress, TaskID
 from rich.text import Text
 
+from bullettrain.config import Config
 from bullettrain.processes import StopRequest
 from bullettrain.progress import EvaluationBar, progress_bar
 from bullettrain.run_folder import SHARES
@@ -24,43 +23,35 @@ class Display:
 
     Args:
         console: None: nothing is shown.
-        epochs, steps_per_epoch: of the run.
+        config, steps_per_epoch: of the run.
         selects: whether there are classes to show.
-        corruption: what the robust accuracy on validation images is under.
     """
 
-    def __init__(
-        self, console: Console | None, epochs: int, steps_per_epoch: int, *, selects: bool, corruption: str
-    ) -> None:
-        self.console, self.corruption = console, corruption
-        self.epochs, self.steps_per_epoch, self.selects = epochs, steps_per_epoch, selects
-        self.progress: Progress | None = None
-        self.bar: TaskID | None = None
-        self.live: Live | None = None
+    def __init__(self, console: Console | None, config: Config, steps_per_epoch: int, *, selects: bool) -> None:
+        self.console, self.selects = console, selects
+        self.epochs, self.total = config.training.epochs, config.training.epochs * steps_per_epoch
+        self.corruption = "on AugMix views" if config.method.objective == "augmix" else "under PGD"
+        self.shown = console is not None and console.is_terminal
+        self.progress = progress_bar(console or Console(quiet=True))
+        self.bar = self.progress.add_task("starting", total=self.total)
         self.stop: StopRequest | None = None
         self.step, self.detail, self.validation = 0, Text(overflow="fold"), ""
+        # Figures on a line of their own: beside the bar they would not fit 80 columns.
+        self.live = Live(Group(self.progress, self.detail), console=self.progress.console, refresh_per_second=8)
 
     def __enter__(self) -> Display:
-        if self.console is not None and self.console.is_terminal:
-            self.progress = progress_bar(self.console)
-            # Figures on a line of their own: beside the bar they would not fit 80 columns.
-            self.live = Live(Group(self.progress, self.detail), console=self.console, refresh_per_second=8)
+        self.progress.update(self.bar, completed=self.step)
+        if self.shown:
             self.live.start()
-            total = self.epochs * self.steps_per_epoch
-            self.bar = self.progress.add_task("starting", total=total, completed=self.step)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.live is not None:
-            self.live.stop()
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
 
-    def tick(self, epoch: int) -> None:
-        """One step is done; ``epoch`` counts from 0."""
-        self.step += 1
-        if self.progress is not None and self.bar is not None:
-            self.progress.update(self.bar, completed=self.step, description=f"epoch {epoch + 1}/{self.epochs}")
+    def tick(self, epoch: int, steps: int) -> None:
+        """So many steps are done; ``epoch`` counts from 0."""
+        self.step += steps
+        self.progress.update(self.bar, completed=self.step, description=f"epoch {epoch + 1}/{self.epochs}")
 
     def interval(self, record: Mapping[str, Any]) -> None:
         """New figures for the live line, after the last validation."""
@@ -72,7 +63,7 @@ class Display:
         if record.get("validation_robust") is not None:
             clean, robust = (percent(record[f"validation_{kind}"]) for kind in ("clean", "robust"))
             self.validation = f"validation {clean}, {self.corruption} {robust}"
-        if self.progress is not None:
+        if self.shown:
             self.interval(record)
         elif self.console is not None:
             left = (record["seconds"] + record["evaluation_seconds"]) * (self.epochs - record["epoch"])

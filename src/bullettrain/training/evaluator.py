@@ -30,7 +30,7 @@ class Evaluator:
 
     def __init__(self, config: Config, device: torch.device, bar: Callable[[str, int], EvaluationBar]) -> None:
         self.config, self.device, self.bar = config, device, bar
-        self.makes_views = config.method.objective == "augmix"
+        self.makes_views, self.norm = config.method.objective == "augmix", threat_of(config).norm
 
     def validation(self, model: nn.Module, images: ImageSet) -> tuple[float | None, float | None]:
         """Clean and robust accuracy; None where no images are held out."""
@@ -42,6 +42,10 @@ class Evaluator:
         """Robust accuracy on part of the training images, to tell whether the attack there has become too weak."""
         size = self.config.training.probe
         return self._quick(model, probe_images(images, size)) if size and not self.makes_views else None
+
+    def _quick(self, model: nn.Module, images: ImageSet) -> float:
+        """The quick look while training: ten steps of eps/5, or AugMix views."""
+        return self._corrupted(model, images, self._pgd(10, 1, self.config.method.eps / 5), "PGD-10").share
 
     def records(
         self, networks: Iterable[tuple[str, nn.Module]], images: ImageSet, epoch: int
@@ -58,45 +62,32 @@ class Evaluator:
 
     def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, Survival]:
         """What is left clean, and by the attack that the config evaluates with; AugMix: on views of its kind."""
-        evaluation, own = self.config.evaluation, threat_of(self.config)
+        evaluation, method = self.config.evaluation, self.config.method
         if evaluation.search != "float32":
             dtype = torch.bfloat16 if evaluation.search == "bf16" else torch.float32
             model = EvaluatedModel(model, dtype=dtype).eval()
+        step = threat_of(self.config).step_size(evaluation.steps, self.norm, method.eps)
+        pgd = self._pgd(evaluation.steps, evaluation.restarts, step)
         with arithmetic(evaluation.search):
-            if self.makes_views:
-                attack, left = "views", self._views(model, images, f"{name}: AugMix views")
-            else:
-                step = own.step_size(evaluation.steps, own.norm, self.config.method.eps)
-                pgd = PGD(evaluation.steps, evaluation.restarts, step, "ce", own.norm, self.config.method.eps)
-                attack, left = pgd.name, self._pgd(model, images, pgd, f"{name}: {pgd.name}")
-            return {"clean": self._clean(model, images, f"{name}: clean"), attack: left}
+            left = self._corrupted(model, images, pgd, f"{name}: {'views' if self.makes_views else pgd.name}")
+            clean = self._clean(model, images, f"{name}: clean")
+            return {"clean": clean, "views" if self.makes_views else pgd.name: left}
 
-    def _quick(self, model: nn.Module, images: ImageSet) -> float:
-        """The quick look while training: ten steps of eps/5, or AugMix views."""
-        if self.makes_views:
-            return self._views(model, images, "AugMix views").share
-        eps, norm = self.config.method.eps, threat_of(self.config).norm
-        return self._pgd(model, images, PGD(10, 1, eps / 5, "ce", norm, eps), "PGD-10").share
+    def _pgd(self, steps: int, restarts: int, step_size: float) -> PGD:
+        return PGD(steps, restarts, step_size, "ce", self.norm, self.config.method.eps)
 
     def _clean(self, model: nn.Module, images: ImageSet, what: str) -> Survival:
         return self._survive([clean_round(model)], images, what)
 
-    def _views(self, model: nn.Module, images: ImageSet, what: str) -> Survival:
-        return self._survive([view_round(model, self.config.method.view_maker())], images, what)
-
-    def _pgd(self, model: nn.Module, images: ImageSet, attack: PGD, what: str) -> Survival:
+    def _corrupted(self, model: nn.Module, images: ImageSet, attack: PGD, what: str) -> Survival:
+        if self.makes_views:
+            return self._survive([view_round(model, self.config.method.view_maker())], images, what)
         return self._survive([clean_round(model), *pgd_rounds(model, attack)], images, what)
 
     def _survive(self, rounds: Sequence[Round], images: ImageSet, what: str) -> Survival:
+        size, seed = self.config.evaluation.batch_size, self.config.training.seed
         with self.bar(what, len(images) * len(rounds)) as bar:  # at most: the lost are left alone
-            return survive(
-                rounds,
-                images,
-                device=self.device,
-                batch_size=self.config.evaluation.batch_size,
-                seed=self.config.training.seed,
-                tick=bar,
-            )
+            return survive(rounds, images, device=self.device, batch_size=size, seed=seed, tick=bar)
 
 
 def probe_images(images: ImageSet, size: int) -> ImageSet:

@@ -1,13 +1,9 @@
-"""What a run measures: sums kept on the device step by step, read by the host once in a while, and their records."""
+"""What a run measures: sums kept on the device step by step, and read by the host once in a while."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -16,15 +12,12 @@ from torch import Tensor
 
 from bullettrain.config.method import MethodConfig
 from bullettrain.cost import theoretical_speedup
-from bullettrain.extras import extra
 from bullettrain.mining import Category
 from bullettrain.objectives import Objective
 from bullettrain.precision import accumulation_dtype
-from bullettrain.run_folder import SHARES, RunFolder
-from bullettrain.step import StepOutput
+from bullettrain.run_folder import SHARES
 
 FIELDS = ("examples", "loss", *SHARES, *(f"svar_{name}" for name in SHARES), "clean", "robust_hits")
-SAMPLES_PER_CLASS = 4
 
 
 class StepMetrics:
@@ -122,96 +115,3 @@ def speedups(objective: Objective, method: MethodConfig, figures: Mapping[str, f
         else None,
         "work_speedup": plain / figures["work"] if figures["work"] else None,
     }
-
-
-class Recorder:
-    """Writes records: metrics.jsonl always, TensorBoard where it is installed, sample images for the report.
-
-    A process without a folder writes none. A note is written once: what a run said before it was stopped is not lost
-    when another process goes on with it, and not said twice.
-    """
-
-    def __init__(self, folder: RunFolder | None) -> None:
-        self.folder = folder
-        self.notes: list[str] = []
-        """What cannot be had here, a line each: steps that are not captured, updates that are not compiled."""
-        self._noted: set[str] = set()
-        self._board: Any = None
-
-    def __enter__(self) -> Recorder:
-        if self.folder is None:
-            return self
-        before = (record for record in self.folder.records() if record.get("kind") == "note")
-        self._noted = {str(record.get("message")) for record in before}
-        self._write_notes(self.folder)
-        if importlib.util.find_spec("tensorboard") is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            try:
-                self._board = SummaryWriter(str(self.folder.path / "tensorboard"))
-            except OSError as error:
-                self.notes.append(f"there is no TensorBoard log, it could not be written: {error.strerror}")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._board is not None:
-            self._board.close()
-
-    def log(self, record: Mapping[str, Any]) -> None:
-        """One record; NaN and infinity become null, which JSON has."""
-        if self.folder is None:
-            return
-        self._write_notes(self.folder)
-        finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}
-        self.folder.log(finite)
-        if self._board is not None and record["kind"] in ("step", "epoch"):
-            for key, value in record.items():
-                if isinstance(value, float) and math.isfinite(value):
-                    self._board.add_scalar(f"{record['kind']}/{key}", value, record["step"])
-
-    def _write_notes(self, folder: RunFolder) -> None:
-        for note in self.notes:
-            if note not in self._noted:
-                self._noted.add(note)
-                folder.log({"kind": "note", "message": note})
-
-    def batch(self, x: Tensor, y: Tensor, out: StepOutput, classes: tuple[str, ...], *, step: int, epoch: int) -> None:
-        """One mini-batch for the report: scores and steps of all of it, and a few of its images.
-
-        Of a network that has learnt NaN there is nothing to show.
-        """
-        if self.folder is None or not torch.isfinite(out.loss):
-            return
-        if out.svar is not None:
-            figures = {"svar": out.svar.tolist(), "steps": out.steps.tolist(), "category": out.category.tolist()}
-            self.log({"kind": "batch", "step": step, "epoch": epoch, **figures})
-        self.folder.write("samples.safetensors", _samples(x, y, out, classes))
-
-
-def _samples(x: Tensor, y: Tensor, out: StepOutput, classes: tuple[str, ...]) -> bytes:
-    """A few examples of each class before and after the attack; of AugMix's views the first."""
-    with extra("a checkpoint"):
-        from safetensors.torch import save
-    x_prime, z_prime = (out.x_prime, out.z_prime) if out.z_prime.ndim == 2 else (out.x_prime[0], out.z_prime[0])
-    rows = torch.cat([(out.category == category).nonzero()[:SAMPLES_PER_CLASS, 0] for category in Category])
-    rows = rows.to(x.device)
-    before = out.z if out.z is not None else z_prime
-
-    def as_bytes(images: Tensor) -> Tensor:
-        return (images[rows].float().clamp(0, 1) * 255).round().to(torch.uint8)
-
-    tensors = {
-        "clean": as_bytes(x),
-        "adversarial": as_bytes(x_prime),
-        "category": out.category[rows],
-        "label": y[rows],
-        "clean_prediction": before[rows].argmax(dim=1),
-        "adversarial_prediction": z_prime[rows].argmax(dim=1),
-    }
-    packed: bytes = save(
-        {key: value.cpu().contiguous() for key, value in tensors.items()},
-        metadata={"classes": json.dumps(list(classes))},
-    )
-    return packed

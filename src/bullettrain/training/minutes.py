@@ -17,8 +17,8 @@ from bullettrain.data import ImageSet, to_unit
 from bullettrain.processes import Place
 from bullettrain.run_folder import RunFolder
 from bullettrain.terminal import duration
-from bullettrain.training.bench import Timed
 from bullettrain.training.evaluator import probe_images
+from bullettrain.training.timing import Timed
 from bullettrain.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)

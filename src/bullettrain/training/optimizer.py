@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bullettrain.config.sections import OptimizerConfig, ScheduleConfig
+
+if TYPE_CHECKING:
+    from bullettrain.training.trainer import Trainer
 
 STATISTICS_EXAMPLES = 4096
 """Training examples that batch-norm statistics of averaged weights are taken of."""
@@ -127,30 +131,54 @@ def norms(network: nn.Module) -> list[_BatchNorm]:
 def statistics_anew(network: nn.Module, first: Tensor) -> Iterator[None]:
     """Within, batch norms forget their statistics, and take the plain mean of those of the batches that they see.
 
-    Until they have seen one they have those of ``first``, images (n, …). Counts, and on an exception everything, are
-    put back.
+    Until they have seen one they have those of ``first``, images (n, …). Counts are put back.
     """
     learning = norms(network)
-    momenta = [norm.momentum for norm in learning]
-    before = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in learning]
-    changed = {"num_batches_tracked"}
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in learning]
+    for norm in learning:
+        norm.reset_running_stats()
+        norm.momentum = None
+    with torch.no_grad():
+        network(first)
+    for norm in learning:
+        norm.num_batches_tracked = torch.zeros_like(norm.num_batches_tracked)  # type: ignore[arg-type]
     try:
-        for norm in learning:
-            norm.reset_running_stats()
-            norm.momentum = None
-        with torch.no_grad():
-            network(first)
-        for norm in learning:
-            assert norm.num_batches_tracked is not None
-            norm.num_batches_tracked.zero_()
         yield
-    except BaseException:
-        changed |= {"running_mean", "running_var"}
-        raise
     finally:
-        for norm, momentum, buffers in zip(learning, momenta, before, strict=True):
-            norm.momentum = momentum
-            norm.load_state_dict({k: v for k, v in buffers.items() if k in changed}, strict=False)
+        for norm, (momentum, count) in zip(learning, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count
+
+
+def average_statistics(trainer: Trainer) -> bool:
+    """Give averaged weights batch-norm statistics of their own: of what training steps would show them now.
+
+    They are those of plain training steps of some thousand examples, which change nothing else.
+
+    Returns:
+        Whether there are any.
+    """
+    if trainer.average is None or not norms(trainer.average.module.train()):
+        return False
+    training, place, epoch, network = trainer.config.training, trainer.place, trainer.at.epoch, trainer.average.module
+    engine = trainer.config.method.build(examples=len(trainer.train_set))
+    engine.load_state_dict(trainer.engine.state_dict())
+    engine.budget, engine.check_every = trainer.engine.budget, 0
+    # Each process sees its share, and that of the first counts; a replay shows nothing new.
+    distinct = max(2, -(-STATISTICS_EXAMPLES * place.world // training.batch_size))
+    shown = range(0, min(trainer.batches, distinct * training.replays), training.replays)
+    first, _ = next(iter(trainer.loader.epoch(epoch)))
+    dtype = trainer.stepper.fast.dtype
+    with (
+        trainer.display.evaluating("averaged: statistics", sum(map(trainer.loader.joint_size, shown))) as bar,
+        torch.autocast(place.device.type, dtype or torch.bfloat16, enabled=dtype is not None),
+        statistics_anew(network, first),
+    ):
+        for index, (x, y) in enumerate(itertools.islice(trainer.loader.epoch(epoch), shown.stop)):
+            if index in shown:
+                batch = trainer.batch(x, y, epoch, index)
+                engine.step(network, batch.x, batch.y, start=batch.start, index=batch.indices)
+                bar(trainer.loader.joint_size(index))
+    return True
 
 
 def _tensors(network: nn.Module) -> list[Tensor]:

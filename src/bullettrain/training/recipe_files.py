@@ -54,7 +54,7 @@ def read_recipe(name: str) -> Config:
     base = values.get("recipe") if isinstance(values, Mapping) else None
     try:
         if isinstance(base, str) and base in RECIPES:
-            values = _merged(RECIPES[base]().to_dict(), values)
+            values = _merged(recipe(base).to_dict(), values)
         elif base is not None and not isinstance(base, str):
             raise ConfigError(f"recipe is {base!r}; it has to be text{instead(str(base), RECIPES)}")
         config = Config.from_dict(values)

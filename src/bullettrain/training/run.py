@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bullettrain.evaluation.comparison import difference
 from bullettrain.models.external import is_external
 from bullettrain.processes import Place
 from bullettrain.run_folder import CHECKPOINT, SHARES, RunError, RunFolder, environment, preferred
+from bullettrain.training import state
 from bullettrain.training.recipe_files import read_recipe
 from bullettrain.training.setup import load_data
 from bullettrain.training.trainer import Trainer
@@ -100,7 +102,7 @@ def train(
         if place.first and (folder.finished or (not folder.exists, folder.has_checkpoint()) != (new, going_on)):
             raise RunError(f"another process has trained in {out} meanwhile; look at it, and start this again")
         if going_on:
-            trainer.resume()
+            state.resume(trainer)
         elif place.first:
             if new:
                 folder.create(config, environment(place.device))
@@ -111,7 +113,15 @@ def train(
             train, held_out, test = map(len, data)
             said = f", {held_out} held out" if held_out else ""
             logger.info("%s: %d images to train on%s, %d to test by", config.data.name, train, said, test)
-        return read_result(folder, trainer.run())
+        try:
+            return read_result(folder, trainer.run())
+        except RunError:
+            if folder.exists:
+                raise
+            raise RunError(
+                f"{out} is gone: it was moved or deleted while it trained; if it was moved, go on with: "
+                "bullettrain train NEW-PLACE --resume"
+            ) from None
 
 
 def _flags(keep_going: bool) -> list[str]:
@@ -171,12 +181,11 @@ def resume_command(config: Config, out: Path, data_dir: Path | None = None, opti
 def read_result(folder: RunFolder, reason: str | None = None) -> Result:
     """The figures of a run, from its records."""
     evaluations: dict[str, dict[str, dict[str, Any]]] = {}
-    end: dict[str, Any] = {}
-    for record in folder.records():
+    records = folder.records()
+    for record in records:
         if record.get("kind") == "evaluation":
             evaluations.setdefault(record["weights"], {})[record["attack"]] = record
-        elif record.get("kind") == "end":
-            end = record
+    end: dict[str, Any] = next((record for record in reversed(records) if record.get("kind") == "end"), {})
     return Result(folder.path, reason or end.get("reason", "unfinished"), evaluations, end)
 
 
@@ -191,51 +200,35 @@ def compare(
     console: Console | None = None,
 ) -> tuple[Result, Result]:
     """The same recipe without and with BulletTrain, in ``out``/baseline and ``out``/bullettrain."""
-    configs = {"baseline": config.baseline(), "bullettrain": config}
-    there = [RunFolder(out / name) for name in configs if RunFolder(out / name).exists]
+    there = [folder for name in ("baseline", "bullettrain") if (folder := RunFolder(out / name)).exists]
     if there and not resume:
         if len(there) == 2 and all(folder.finished for folder in there):
             raise RunError(f"{out} holds a finished comparison; choose another --out")
         command = resume_command(config, out, data_dir, ["--compare", *_flags(keep_going)])
         raise RunError(f"{out} holds an unfinished comparison; continue it with: {command}")
-    results = []
-    for name, part in configs.items():
-        result = train(
-            part, out / name, place, data_dir=data_dir, resume=resume, keep_going=keep_going, console=console
-        )
-        results.append(result)
-        if not result.finished:
-            break
-    else:
-        if place.first:
-            RunFolder(out).write_json("comparison.json", comparison(*results))
-    return results[0], results[-1]
+    run = partial(train, place=place, data_dir=data_dir, resume=resume, keep_going=keep_going, console=console)
+    baseline = run(config.baseline(), out / "baseline")
+    if not baseline.finished:
+        return baseline, baseline
+    mined = run(config, out / "bullettrain")
+    if mined.finished and place.first:
+        RunFolder(out).write_json("comparison.json", comparison(baseline, mined))
+    return baseline, mined
 
 
 def comparison(baseline: Result, mined: Result) -> dict[str, Any]:
     """Both rows, the three speed-ups, and by attack the standard error of the change of accuracy."""
-    rows = []
-    for name, result in (("baseline", baseline), ("bullettrain", mined)):
-        figures = result.accuracy[result.chosen]
-        attack = next(key for key in figures if key != "clean")
-        keys = ("seconds", "capture_seconds", *SHARES, "work")
-        rows.append(
-            {
-                "name": name,
-                "weights": result.chosen,
-                "clean": figures["clean"],
-                attack: figures[attack],
-                **{key: result.end[key] for key in keys},
-            }
-        )
+    keys = ("seconds", "capture_seconds", *SHARES, "work")
+    rows = [
+        {"name": name, "weights": result.chosen, **result.accuracy[result.chosen], **{k: result.end[k] for k in keys}}
+        for name, result in (("baseline", baseline), ("bullettrain", mined))
+    ]
     speedup = {
         "theoretical": mined.end["theoretical_speedup"],
         "work": baseline.end["work"] / mined.end["work"],
         "wall_clock": baseline.end["seconds"] / mined.end["seconds"],
     }
     plain, own = (result.evaluations[result.chosen] for result in (baseline, mined))
-    errors = {}
-    for attack in plain:
-        apart = difference([own[attack]], [plain[attack]])
-        errors[attack] = {"error": apart.error, "paired": apart.paired}
+    apart = {attack: difference([own[attack]], [plain[attack]]) for attack in plain}
+    errors = {attack: {"error": found.error, "paired": found.paired} for attack, found in apart.items()}
     return {"rows": rows, "speedup": speedup, "errors": errors}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bullettrain.training.trainer import Trainer
 
 MACHINE = ("machine", "device", "torch", "bullettrain", "commit")
+"""Where one of these is another when a run goes on, a record says so."""
 
 
 @dataclass
@@ -120,12 +121,24 @@ def restore(trainer: Trainer, kept: Checkpoint) -> None:
         ) from None
 
 
-def log_machine(trainer: Trainer) -> None:
-    """A record where the run goes on with another machine, device or version than before."""
-    moves = [record for record in trainer.folder.records() if record.get("kind") == "machine"]
-    before, now = (moves or [trainer.folder.environment()])[-1], environment(trainer.place.device)
+def resume(trainer: Trainer) -> None:
+    """Continue from the checkpoint of a trainer's folder.
+
+    Raises:
+        RunError: it is damaged, or does not fit.
+    """
+    folder = trainer.folder
+    kept = folder.load()
+    restore(trainer, kept)
+    trainer.place.wait()  # all have read it
+    if not trainer.place.first:
+        return
+    folder.cut_metrics(kept.state["metrics_size"])
+    folder.export(kept)
+    moves = [record for record in folder.records() if record.get("kind") == "machine"]
+    before, now = (moves or [folder.environment()])[-1], environment(trainer.place.device)
     if any(str(before.get(key)) != str(now[key]) for key in MACHINE):
-        trainer.folder.log({"kind": "machine", "step": trainer.at.step, **{key: now[key] for key in MACHINE}})
+        folder.log({"kind": "machine", "step": trainer.at.step, **{key: now[key] for key in MACHINE}})
 
 
 def _ascent(trainer: Trainer) -> object:

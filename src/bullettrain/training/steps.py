@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.config.sections import Config, TrainingConfig
-from bullettrain.config.settings import ConfigError
 from bullettrain.engine.captured import Captured
 from bullettrain.engine.cuda_graphs import CudaGraphRunner, materialize, optimizer_tensors
 from bullettrain.engine.phases import Batch
@@ -56,15 +55,12 @@ class Stepper:
             say(f"mini-batches are attacked one by one: {alone}")
         self.unit = training.accumulate if alone else training.attack_group
         """Mini-batches that belong together; a run stops and saves between units."""
-        if alone is None:
-            self._check_refresh_steps(training.refresh_steps)
         self.fast = Captured(
             engine,
             network,
             dtype=autocast_dtype(training, place.device),
             compile=training.compile,
             attack_group=training.attack_group,
-            refresh_steps=training.refresh_steps,
             size_multiple=training.size_multiple,
             pair=training.paired_forward,
             cudnn_benchmark_after=training.cudnn_benchmark_after,
@@ -79,16 +75,6 @@ class Stepper:
         if self.captured:
             materialize(self.optimizer)
         self._warm_up_seconds = 0.0
-
-    def _check_refresh_steps(self, count: int) -> None:
-        method = self.config.method
-        least = next((n for n in (method.outlier, method.robust) if n), method.boundary)
-        if count and not self.engine.objective.needs_network:
-            raise ConfigError(f"training.refresh_steps is {count}, but AugMix has no such steps; it has to be 0")
-        if count and hasattr(self.engine.budget, "revise"):
-            raise ConfigError(f"training.refresh_steps is {count}, but {method.allocation} decides on steps one by one")
-        if count > least:
-            raise ConfigError(f"training.refresh_steps is {count}, but some examples get {least} steps in all")
 
     @property
     def capture_seconds(self) -> float:
@@ -110,13 +96,13 @@ class Stepper:
         devices = [self.place.device] if self.place.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             network, engine = copy.deepcopy(self.network), self.config.method.build(self.engine.history.examples)
-            engine.check_every = self.engine.check_every
-            if self.config.training.compile:
+            engine.check_every, compiled = self.engine.check_every, self.config.training.compile
+            if compiled:
                 torch.compiler.reset()  # so that of two runs in a row both pay, and neither on the clock
-            fast = Captured(engine, network, dtype=self.fast.dtype, compile=self.config.training.compile, capture=False)
+            fast = Captured(engine, network, dtype=self.fast.dtype, compile=compiled, capture=False)
             optimizer = make_optimizer(network, self.config.optimizer)
             x, y = next(iter(batches))
-            for part in (x, x[: max(2, len(x) // 2)]) if self.config.training.compile else (x,):
+            for part in (x, x[: max(2, len(x) // 2)]) if compiled else (x,):
                 index = torch.arange(len(part), device=y.device) if engine.history.examples else None
                 fast.step(part, y[: len(part)], index=index)
             optimizer.step()
@@ -128,19 +114,15 @@ class Stepper:
 
     def take(self, batches: Sequence[Batch], rate: Callable[[int], float]) -> StepOutput:
         """Train on up to ``unit`` mini-batches, the i-th at ``rate(i)``; returns the last one's output."""
-        if self.config.training.accumulate > 1:  # one update of the weights from all of them
-            for i, batch in enumerate(batches):
-                (out,) = self.fast.updates([batch], (i > 0, 1 / len(batches)))
-                self._count(out)
-            self._update(rate(len(batches) - 1))
-            return out
-        parts = [batches] if self.unit > 1 else [[batch] for batch in batches]
-        i = 0
-        for part in parts:
-            for out in self.fast.updates(part):
+        if self.config.training.accumulate == 1:
+            for i, out in enumerate(self.fast.updates(batches)):
                 self._count(out)
                 self._update(rate(i))
-                i += 1
+            return out
+        for i, batch in enumerate(batches):  # one update of the weights from all of them
+            (out,) = self.fast.updates([batch], (i > 0, 1 / len(batches)))
+            self._count(out)
+        self._update(rate(len(batches) - 1))
         return out
 
     def _count(self, out: StepOutput) -> None:

@@ -1,0 +1,106 @@
+"""The report's tables, as text: test accuracy, both runs of a comparison, epochs, settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from bullettrain.formatting import (
+    DASH,
+    MOMENT,
+    duration,
+    error_in_words,
+    number,
+    percent,
+    points,
+    settings,
+    short,
+    times,
+)
+from bullettrain.reporting.run import Comparison, Run
+from bullettrain.run_folder import SHARES
+
+MOST_EPOCHS = 400
+"""The longest table of epochs that is written out."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as text."""
+
+    head: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Grid:
+    """A grid without the columns in which no row has anything."""
+    used = [i for i in range(len(head)) if any(row[i] != DASH for row in rows)]
+    return Grid([head[i] for i in used], [[row[i] for i in used] for row in rows], note)
+
+
+def evaluations(run: Run) -> Grid:
+    """All test accuracies: a row for each set of weights, a column for each attack."""
+    attacks = list(dict.fromkeys(evaluation.attack for evaluation in run.evaluations))
+    weights = list(dict.fromkeys(evaluation.weights for evaluation in run.evaluations))
+    lines = [[name, *(percent(run.accuracy(name, attack), 2) for attack in attacks)] for name in weights]
+    sizes = {evaluation.examples for evaluation in run.evaluations if math.isfinite(evaluation.examples)}
+    note = f", on {number(sizes.pop(), 0)} test examples" if len(sizes) == 1 else ""
+    for precision in sorted({e.precision for e in run.evaluations} - {"float32"}):
+        note += f"; attacks searched in {precision}, evaluated in float32"
+    return Grid(["Weights", *map(run.attack_name, attacks)], lines, note)
+
+
+def compared(comparison: Comparison) -> Grid:
+    """Baseline, BulletTrain and the difference, in a row for each figure."""
+
+    def pair(key: str, words: Callable[[float], str], missing: float = math.nan) -> list[str]:
+        return [words(row.get(key, missing)) for row in (comparison.plain, comparison.mine)]
+
+    lines = []
+    for attack in comparison.attacks:
+        change = points(comparison.gap(attack), 2, comparison.errors.get(attack, math.nan))
+        name = f"{comparison.bullettrain.attack_name(attack)} accuracy"
+        lines.append([name, *pair(attack, partial(percent, digits=2)), change])
+    ratio = {key: times(comparison.speedup.get(key, math.nan)) for key in ("wall_clock", "work")}
+    lines.append(["Passes an example", *pair("work", partial(number, digits=1)), ratio["work"]])
+    lines.append(["Training time", *pair("seconds", duration), ratio["wall_clock"]])
+    if sum(row.get("capture_seconds", 0.0) for row in (comparison.plain, comparison.mine)) > MOMENT:
+        lines.append(["Compiling and capturing", *pair("capture_seconds", duration, 0.0), DASH])
+    note = f" Test accuracy of the {comparison.weights} weights." if comparison.weights else ""
+    note += f" {error_in_words(comparison.paired)}." if comparison.errors else ""
+    return Grid(["", "Baseline", "BulletTrain", "Change"], lines, note)
+
+
+def epochs(run: Run) -> Grid:
+    """The table of epochs, without the columns in which nothing was logged."""
+    at = f" ({run.threat})" if run.threat else ""
+    whole, tenth, part = partial(number, digits=0), partial(number, digits=1), partial(percent, digits=0)
+    columns: dict[str, tuple[str, Callable[[float], str]]] = {
+        "Epoch": ("epoch", whole),
+        "Time": ("seconds", duration),
+        "Examples/s": ("examples_per_second", whole),
+        "Loss": ("loss", partial(number, digits=3)),
+        "LR": ("lr", short),
+        f"{run.seen_as.capitalize()}, training": ("clean_accuracy", percent),
+        "Corrupted, training" if run.makes_views else f"Attacked{at}, training": ("robust_accuracy", percent),
+        "Clean, validation": ("validation_clean", percent),
+        "Corrupted, validation" if run.makes_views else f"PGD-10{at}, validation": ("validation_robust", percent),
+        f"PGD-10{at}, a few training images": ("probe_robust", percent),
+        **{name.capitalize(): (name, part) for name in SHARES if not run.plain},
+        "Passes": ("work", tenth),
+    }
+    count = len(run.epochs["epoch"])
+    first = max(0, count - MOST_EPOCHS)
+    rows = [[words(float(run.epochs[name][i])) for name, words in columns.values()] for i in range(first, count)]
+    return table(list(columns), rows, f"The first {first} are in metrics.jsonl." if first else "")
+
+
+def configuration(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The configuration by section; what stands outside any section comes first, as ``run``."""
+    sections = {name: value for name, value in run.config.items() if isinstance(value, Mapping)}
+    loose = {name: value for name, value in run.config.items() if name not in sections}
+    named = {**({"run": loose} if loose else {}), **sections}
+    return [(str(name), list(settings(section))) for name, section in named.items() if name != "environment"]

@@ -1,0 +1,160 @@
+"""Steps of a run, timed: all of a step, or by phase, at the shares of a trained network or at given ones."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bullettrain.config import ConfigError
+from bullettrain.engine.phases import Batch, Runner
+from bullettrain.mining import Category
+from bullettrain.step import BulletTrain
+from bullettrain.training.trainer import Trainer
+
+PHASES = dict.fromkeys(("select", "allocate", "target"), "select_ms") | dict.fromkeys(
+    ("places", "attack_step"), "attack_ms"
+)
+"""What phases are counted to; the others update."""
+Shares = tuple[float, float, float]
+"""Of outlier, boundary and robust examples."""
+
+
+def impose(engine: BulletTrain, shares: Shares) -> None:
+    """These fractions of outlier, boundary and robust examples from now on."""
+    engine.separation = Imposed(shares)
+    engine.history.score.fill_(0.1)  # as if all had been seen: who has not is on the boundary, whatever is imposed
+
+
+@dataclass(frozen=True)
+class Imposed:
+    """A separation with given fractions of outlier, boundary and robust examples, by rank of the score."""
+
+    shares: Shares
+    over_batches = True
+    """It takes several mini-batches at once, as the rule does."""
+
+    def __call__(self, svar: Tensor, robust_fraction: float | Tensor) -> Tensor:
+        """Categories like ``svar``, (m,) or (k, m)."""
+        m, (outlier, boundary, _) = svar.shape[-1], self.shares
+        rank = svar.argsort(dim=-1).argsort(dim=-1)
+        category = torch.where(rank < round((outlier + boundary) * m), int(Category.BOUNDARY), int(Category.ROBUST))
+        return torch.where(rank < round(outlier * m), int(Category.OUTLIER), category)
+
+
+def units(trainer: Trainer) -> Iterator[list[Batch]]:
+    """Units of full mini-batches, for ever."""
+    full = len(trainer.train_set) // trainer.config.training.batch_size
+    size = trainer.stepper.unit
+    if full < size:
+        raise ConfigError(f"an epoch has {full} full mini-batches, fewer than attack_group={size}; give a smaller one")
+    for epoch in itertools.count():
+        yield from itertools.islice(trainer.units(epoch), full // size)
+
+
+class Timed:
+    """A run whose steps are timed: warmed up, compiled and captured.
+
+    Args:
+        trainer: as its steps are to find it.
+        shares: impose these fractions of outlier, boundary and robust examples.
+        steps: mini-batches timed at once.
+    """
+
+    memory = 0
+    """Bytes at most on the GPU."""
+
+    def __init__(self, trainer: Trainer, shares: Shares | None, steps: int) -> None:
+        self.trainer, self.device, unit = trainer, trainer.place.device, trainer.stepper.unit
+        if shares is not None:
+            impose(trainer.engine, shares)
+        trainer.rate = lambda step: 1e-6  # type: ignore[method-assign] # timing must not change the state much
+        self.units, self.turns = units(trainer), max(1, steps // unit)
+        self.per_step: list[float] = []
+        """Milliseconds a mini-batch, one a repeat."""
+        warm_ups = max(3, self.turns // 2)
+        self.first = self.seconds(warm_ups)  # also captures the sizes that occur
+        self.warmed = warm_ups * unit
+        trainer.metrics.read(False)
+
+    def time(self) -> None:
+        """Once more."""
+        self.per_step.append(1000 * self.seconds(self.turns) / (self.turns * self.trainer.stepper.unit))
+
+    @property
+    def step_ms(self) -> float:
+        """Of one mini-batch; the median of the repeats."""
+        return statistics.median(self.per_step)
+
+    @property
+    def spread_ms(self) -> float:
+        """Largest less smallest of the repeats."""
+        return max(self.per_step) - min(self.per_step)
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Of as many mini-batches as an epoch has, replays among them."""
+        training = self.trainer.config.training
+        return self.step_ms / 1000 * training.replays * len(self.trainer.train_set) / training.batch_size
+
+    @property
+    def capture_seconds(self) -> float:
+        """Of compilation and captures; without graphs, what the first steps took longer."""
+        usual = self.step_ms / 1000 * self.warmed
+        return self.trainer.stepper.capture_seconds or max(self.first - usual, 0.0)
+
+    def seconds(self, turns: int) -> float:
+        """Of so many units, with what a run does besides: drawing, cropping, flipping, noise."""
+        _wait_for(self.device)
+        began = time.perf_counter()
+        for _ in range(turns):
+            self.trainer.take(next(self.units))
+        _wait_for(self.device)
+        return time.perf_counter() - began
+
+
+def phases_ms(timed: Timed) -> dict[str, float]:
+    """Milliseconds a mini-batch of selecting, attacking and updating."""
+    fast = timed.trainer.stepper.fast
+    runner, timing = fast.runner, _TimedRunner(fast.runner, timed.device)
+    fast.runner = timing
+    timed.seconds(timed.turns)
+    fast.runner = runner
+    totals = dict.fromkeys(("select_ms", "attack_ms", "update_ms"), 0.0)
+    for name, before, after in timing.marks:
+        totals[name] += before.elapsed_time(after) if timing.cuda else 1000 * (after - before)
+    return {name: total / (timed.turns * timed.trainer.stepper.unit) for name, total in totals.items()}
+
+
+class _TimedRunner:
+    """A runner that times the phases which another one runs; device events around each."""
+
+    def __init__(self, runner: Runner, device: torch.device) -> None:
+        self.runner, self.cuda = runner, device.type == "cuda"
+        self.load = runner.load
+        self.marks: list[tuple[str, Any, Any]] = []
+
+    def __call__(self, phase: Callable[..., Any], *args: Any) -> Any:
+        before = self._mark()
+        result = self.runner(phase, *args)
+        self.marks.append((PHASES.get(phase.__name__, "update_ms"), before, self._mark()))
+        return result
+
+    def _mark(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+def _wait_for(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
