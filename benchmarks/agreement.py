@@ -27,10 +27,8 @@ from torch import Tensor, nn
 import bullettrain as bt
 from bullettrain.attacks import frozen
 from bullettrain.data import ImageSet, load, to_unit
-from bullettrain.evaluation.accuracy import clean_round, pgd_rounds
-from bullettrain.evaluation.evaluated_model import correct
+from bullettrain.evaluation.accuracy import clean_round, correct, pgd_rounds, survive
 from bullettrain.evaluation.specs import PGD, NormName
-from bullettrain.evaluation.survival import survive
 from bullettrain.run_folder import environment
 
 Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]

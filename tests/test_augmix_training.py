@@ -17,7 +17,7 @@ from rich.console import Console
 import bullettrain as bt
 from bullettrain import BulletTrain, Category, StepBudget
 from bullettrain.augmix import ViewMaker
-from bullettrain.commands.train_terminal import print_comparison, print_result
+from bullettrain.cli.train import print_comparison, print_result
 from bullettrain.config import Config, ConfigError, recipe
 from bullettrain.data import load
 from bullettrain.evaluation import view_accuracy
@@ -196,7 +196,7 @@ def test_a_run_counts_its_work_and_shares(both):
 def test_what_a_run_says(both):
     folder, baseline, mined = both
     text = shown(print_comparison, baseline, mined)
-    assert re.search(r"clean +AugMix views +training", text)
+    assert re.search(r"Clean +AugMix views +training", text)
     assert "in the paper" not in text
     assert "capturing" not in text
     text = shown(print_result, mined)

@@ -13,14 +13,12 @@ from torch import nn
 
 from bullettrain.data import load, to_unit
 from bullettrain.evaluation import autoattack
-from bullettrain.evaluation.accuracy import clean_round
+from bullettrain.evaluation.accuracy import EvaluatedModel, Round, clean_round, survive
 from bullettrain.evaluation.autoattack import Notes, attack_names, autoattack_rounds, installed
 from bullettrain.evaluation.evaluate import Plan, evaluate
-from bullettrain.evaluation.evaluated_model import EvaluatedModel
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import FILE, Store
 from bullettrain.evaluation.specs import PGD, AutoAttack, parse_attacks
-from bullettrain.evaluation.survival import Round, survive
 from bullettrain.loading import LoadedModel, load_model
 from conftest import assert_same, few_queries, snapshot
 
@@ -37,7 +35,10 @@ def digits():
 
 def package_rounds(model, attack, classes=10, seed=0, notes=None):
     names = attack_names(classes)
-    return autoattack_rounds(model, names, attack, classes=classes, seed=seed, notes=notes or Notes(), device=CPU)
+    notes = Notes() if notes is None else notes
+    return autoattack_rounds(
+        model, attack, names, classes=classes, seed=seed, notes=notes, images=torch.zeros(2, 1, 8, 8)
+    )
 
 
 class Rounding(EvaluatedModel):
@@ -101,7 +102,7 @@ def test_channels_last_as_on_a_gpu(robust_run, digits, monkeypatch, tmp_path, no
     images = type(digits)(digits.images.expand(-1, 3, -1, -1).contiguous(), digits.labels, digits.classes)
     found = []
     for last in (False, True):
-        monkeypatch.setattr("bullettrain.evaluation.evaluated_model.channels_last", lambda device, last=last: last)
+        monkeypatch.setattr("bullettrain.evaluation.accuracy.channels_last", lambda device, last=last: last)
         monkeypatch.setattr("bullettrain.evaluation.evaluate.channels_last", lambda device, last=last: last)
         model = LoadedModel("colour", "colour", network=copy.deepcopy(colour))
         attacks = [PGD(3, 1, 0.02, "ce", norm, 0.05), AutoAttack(norm, 0.05)]
@@ -232,7 +233,7 @@ def test_the_upstream_module_will_do(monkeypatch, digits):
     assert state.shares == [1.0, 1.0, 0.0, 0.0]
     assert (made[0].norm, made[0].verbose, made[0].apgd_targeted.n_target_classes) == ("L2", False, 4)
     assert seen[:3] == [("apgd-ce", 10, 10), ("apgd-ce", 10, 10), ("apgd-ce", 4, 4)]
-    assert notes.texts == ["it seems to be a randomized defense!"]
+    assert notes == ["it seems to be a randomized defense!"]
 
 
 @pytest.mark.parametrize(("classes", "count"), [(2, 3), (3, 3), (4, 4), (100, 4)])
@@ -259,4 +260,4 @@ def test_notes_are_told_once():
         notes.warning("there are 3 points with zero gradient! See flags_doc.md for details.")
         notes.info("setting parameters")
         notes.debug("running square")
-    assert notes.texts == ["there are 3 points with zero gradient!"]
+    assert notes == ["there are 3 points with zero gradient!"]

@@ -187,7 +187,7 @@ def test_the_command_shows_what_a_method_sets(monkeypatch, capsys):
     for other in ("--compare", "--baseline"):
         code, said = run("digits", "--method", "fast", other)
         assert code == 2
-        assert "the same steps" in said.err
+        assert f"--method and {other} do not go together; give one of them" in said.err
         assert said.err.count("\n") == 1
 
 

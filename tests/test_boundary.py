@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import bullettrain.commands
+import bullettrain
 from bullettrain import cli
 from bullettrain.errors import UserError
 
@@ -29,7 +29,7 @@ def fails(monkeypatch, capsys):
         def app(**_):
             raise error
 
-        monkeypatch.setattr(bullettrain.commands, "app", app)
+        monkeypatch.setattr("bullettrain.cli.app.app", app)
         monkeypatch.setattr(sys, "argv", ["bullettrain", "train", *options])
         with pytest.raises(SystemExit) as stop:
             cli.main()

@@ -14,13 +14,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
 import bullettrain
-from bullettrain.commands import app
-from bullettrain.commands import train_terminal as told
+from bullettrain.cli import train as told
+from bullettrain.cli.app import app
 from bullettrain.config import recipe
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.training import run as run_module
@@ -145,13 +146,13 @@ def test_train_from_nothing_to_a_report(tmp_path, monkeypatch, invoke):
 def test_compare_prints_one_table(tmp_path):
     done = command("train", "--compare", "--out", "both", *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    table = done.stdout[done.stdout.rindex("clean  PGD-20") :]
+    table = done.stdout[done.stdout.rindex("Clean  PGD-20") :]
     assert re.search(r"baseline +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +27\.0 +– +– +–", table)
     assert re.search(r"BulletTrain +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +[\d.]+ +\d+\.\d %", table)
     assert re.search(r"speed-up [\d.]+× theoretical, [\d.]+× counted work, [\d.]+× wall-clock", table)
     assert set(json.loads((tmp_path / "both/comparison.json").read_text())) == {"rows", "speedup", "errors"}
     change = r"[+−]?[\d.]+ ± [\d.]+ points( \(too close to tell\))?"
-    assert re.search(f"best weights; against the baseline clean {change}, PGD-20 {change}\n", table)
+    assert re.search(f"best weights; against the baseline Clean {change}, PGD-20 {change}\n", table)
     assert "± is one standard error (over the same test images, paired)" in table
     assert (tmp_path / "both/report.html").exists()
     with pytest.raises(ValueError, match=r"give one of them: .*/both/baseline, .*/both/bullettrain$"):
@@ -168,13 +169,13 @@ def test_a_narrow_terminal_cuts_no_number_and_no_word(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     lines = [line.rstrip() for line in plain(done.output).splitlines()]
     lines = lines[lines.index("both") + 1 :]
-    assert re.fullmatch(r" +clean +PGD-2 +training +passes +boundary", lines[0])
+    assert re.fullmatch(r" +Clean +PGD-2 +training +passes +boundary", lines[0])
     assert re.fullmatch(r"baseline +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +27\.0 +–", lines[1])
     assert re.fullmatch(r"BulletTrain +\d+\.\d % +\d+\.\d % +[\d.]+ \w+ +[\d.]+ +\d+\.\d %", lines[2])
     assert lines[3] == "the report has more columns"
     prose = " ".join(lines[4:])
     change = r"[+−]?\d+\.\d ± \d+\.\d points"
-    assert re.search(f"accuracy of the last weights; against the baseline clean {change}.*, PGD-2 {change}", prose)
+    assert re.search(f"accuracy of the last weights; against the baseline Clean {change}.*, PGD-2 {change}", prose)
     assert "How much another seed would change is not in it" in prose
     assert max(map(len, lines)) <= 60
 
@@ -236,7 +237,7 @@ MISTAKES = {
     "key": (["train", "--set", "epoch=3"], "did you mean 'epochs'"),
     "value": (["train", "--set", "eps=much"], "no number"),
     "device": (["train", "--device", "tpu9"], "no device 'tpu9'"),
-    "both": (["train", "--baseline", "--compare"], "both given"),
+    "both": (["train", "--baseline", "--compare"], "--baseline and --compare do not go together; give one of them"),
     "augmix": (["train", "cifar10-augmix", "--set", "jsd=false"], "add --set robust=1 --set outlier=1"),
     "data": (["train", "mnist-pgd", "--data-dir", "nowhere"], "bullettrain data prepare mnist"),
     "folder": (["train", "--set", "data.name=folder:nowhere"], "nowhere"),
@@ -470,12 +471,24 @@ def test_settings_that_have_an_option(invoke):
         ("train --weight-decay 1e-4", "No such option: --weight-decay; did you mean --set weight_decay=1e-4?"),
         ("train --momentum=0.8", "did you mean --set method.momentum=0.8 or --set optimizer.momentum=0.8?"),
         ("train --gama --show", "No such option: --gama; did you mean --set gamma=VALUE?"),
-        ("train --epoch 3", "No such option: --epoch (Possible options: --epochs"),
+        ("train --epoch 3", "No such option: --epoch; did you mean --epochs?"),
+        ("train --learning-rate 0.1", "No such option: --learning-rate; did you mean --lr?"),
+        ("train --wd 5e-4", "No such option: --wd; did you mean --set weight_decay=5e-4?"),
         ("bench --epochs 3", "No such option: --epochs; did you mean --set epochs=3?"),
-        ("train --nothing", "No such option: --nothing"),
+        ("bench --step 3", "No such option: --step; did you mean --steps?"),
+        ("reproduce fig-nr --epochs=3", "No such option: --epochs; did you mean --set epochs=3?"),
+        ("evaluate run --size 100", "No such option: --size; did you mean --images?"),
+        ("evaluate run --curve-size=9", "No such option: --curve-size; did you mean --curve-images?"),
+        ("evaluate run --again", "No such option: --again; did you mean --overwrite?"),
+        ("evaluate run --momentum 3", "No such option: --momentum ╰"),
+        ("reproduce --size 100", "No such option: --size; did you mean --images?"),
+        ("reproduce --pace", "No such option: --pace; did you mean --timing?"),
+        ("export run --weight last", "No such option: --weight; did you mean --weights?"),
+        ("data corrupt --data cifar10", "No such option: --data; did you mean --dataset or --data-dir?"),
+        ("train --nothing", "No such option: --nothing ╰"),
     ],
 )
-def test_an_option_that_is_a_setting_is_told_so(invoke, words, said):
+def test_an_unknown_option_is_told_what_may_have_been_meant(invoke, words, said):
     done = invoke(*words.split())
     assert done.exit_code == 2
     assert said in " ".join(plain(done.output).replace("│", " ").split())
@@ -551,9 +564,13 @@ def test_verify_fails_where_files_are_missing(invoke, tmp_path):
     assert invoke("data", "verify", "mnist", "--data-dir", tmp_path).exit_code == 2
 
 
-def test_options_are_named_where_they_have_a_metavar():
-    """Typer 0.27 makes the name of an option that has none of its metavar: `--ATTACK`."""
-    for path in (Path(bullettrain.__file__).parent / "commands").glob("*.py"):
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(call, ast.Call) and ast.unparse(call.func) == "typer.Option":
-                assert call.args or "metavar" not in [keyword.arg for keyword in call.keywords], ast.unparse(call)
+def test_options_have_one_name_in_small_letters():
+    """Typer 0.27 makes the name of an option that has none of its metavar: `--ATTACK`; a flag needs no `--no-`."""
+    for words in HELPED:
+        command = typer.main.get_command(app)
+        for word in words.split():
+            command = command.commands[word]
+        names = [
+            (*option.opts, *option.secondary_opts) for option in command.params if option.param_type_name == "option"
+        ]
+        assert all(re.fullmatch("--[a-z]+(-[a-z]+)*", name) for (name,) in names), words

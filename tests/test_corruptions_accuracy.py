@@ -13,8 +13,8 @@ from bullettrain.config.settings import ConfigError
 from bullettrain.corruptions import AVERAGED, CORRUPTIONS
 from bullettrain.data import DataError
 from bullettrain.data.sets import stratified
+from bullettrain.evaluation.accuracy import EvaluatedModel
 from bullettrain.evaluation.corruptions import corruption_accuracy
-from bullettrain.evaluation.evaluated_model import EvaluatedModel
 from bullettrain.evaluation.results import unpack_counts
 from conftest import assert_same, norm_net, snapshot
 
@@ -79,7 +79,7 @@ def test_accuracy_by_corruption_and_severity(tmp_path):
     np.save(folder / "fog.npy", images)
     assert corruption_accuracy(Reads(100), folder, device=CPU, classes=100).fingerprint != result.fingerprint
     assert sum(ticks) == 19 * 5 * N
-    assert ticks == model.sizes[1:]  # after a look whether the network takes the images
+    assert [count for count in ticks if count] == model.sizes[1:]  # after a look whether the network takes the images
     assert max(ticks) == 8
 
 
@@ -217,13 +217,11 @@ def test_mean_corruption_error(tmp_path):
 @pytest.mark.parametrize(
     ("baseline", "match"),
     [
-        ({}, "the baseline has no fog"),
+        ({}, r"the baseline has \[\] for fog: give 5 accuracies"),
         ({"fog": [0.5] * 4}, "for fog: give 5 accuracies"),
         ({"fog": [50.0] * 5}, "for fog: give 5 accuracies"),
         ({"fog": [math.nan] * 5}, "for fog: give 5 accuracies"),
-        ({"fog": "0.5"}, "for fog: give 5 accuracies"),
-        ({"fog": 0.5}, "for fog: give 5 accuracies"),
-        ({"fog": [1.0] * 5}, "no error under fog"),
+        ({"fog": [1.0] * 5}, "for fog: give 5 accuracies in .*, not all of them 1"),
     ],
 )
 def test_a_baseline_that_does_not_fit_is_named(tmp_path, baseline, match):

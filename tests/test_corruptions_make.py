@@ -247,7 +247,7 @@ def test_frost_alone_without_overlays_makes_nothing(tmp_path, monkeypatch, capsy
 
 MISTAKES = {
     "name": (["--only", "frog"], "spatter; did you mean 'fog'?"),
-    "dataset": (["--dataset", "mnist"], "--dataset is 'mnist'; corruptions are made of cifar10 and cifar100"),
+    "dataset": (["--dataset", "mnist"], "--dataset is 'mnist'; there are cifar10, cifar100"),
     "data": (["--data-dir", "nowhere"], "bullettrain data prepare cifar10"),
     "device": (["--device", "tpu9"], "no device 'tpu9'"),
 }

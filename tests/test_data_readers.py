@@ -146,7 +146,7 @@ def test_wrong_mnist_files_are_named(tmp_path):
     images.write_bytes(good[:10])
     complains("is truncated", "mnist", tmp_path)
     images.write_bytes(good + b"!")
-    complains("417 bytes where its header promises 416", "mnist", tmp_path)
+    complains("is too long, 417 bytes of 416", "mnist", tmp_path)
     images.write_bytes(b"\x89PNG....")
     assert str(images) in complains("is not an MNIST idx file", "mnist", tmp_path)
     images.write_bytes(b"")

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bullettrain.commands import app
+from bullettrain.cli.app import app
 from bullettrain.config import recipe
 from bullettrain.models import build
 from bullettrain.run_folder import RunFolder
@@ -124,7 +124,7 @@ def test_a_name_is_printed_as_it_is(tmp_path, monkeypatch):
 
 def test_the_papers_figure_stands_beside_the_papers_recipe(run):
     """A config of the paper's, on a network and data that are not; the column is what is tested."""
-    from bullettrain.commands.evaluate_terminal import show
+    from bullettrain.cli.evaluate import show
     from bullettrain.evaluation.results import Store
 
     invoke(run, "--attack", "clean,pgd20:eps=0.031", "--images", 20)
@@ -198,10 +198,19 @@ MISTAKES = {
     "data": (["runs/robust", "--data", "svhn"], "dataset 'svhn' is unknown"),
     "missing data": (["runs/robust", "--data", "cifar10", "--data-dir", "nowhere"], "bullettrain data prepare cifar10"),
     "classes": (["hundred.pt", "--network", "wrn-10-1", "--data", "digits"], "has 100 classes, but digits has 10"),
-    "keys": (["their.pt", "--network", "wrn-16-1", "--data", "digits"], "it lacks block1.layer.1.bn1.weight"),
-    "shape": (["colour.pt", "--network", "wrn-10-1", "--data", "digits"], "conv1.weight is (16, 3, 3, 3) there"),
+    "keys": (
+        ["their.pt", "--network", "wrn-16-1", "--data", "digits"],
+        'state_dict: "block1.layer.1.bn1.weight"',
+    ),
+    "shape": (
+        ["colour.pt", "--network", "wrn-10-1", "--data", "digits"],
+        "size mismatch for conv1.weight",
+    ),
     "range": (["runs/robust", "--data", "npz:wide.npz"], "has x outside [0, 1] (from 0 to 3)"),
-    "text": (["text.pt"], "text.pt is no checkpoint: it is a text file; give a run's folder"),
+    "text": (
+        ["text.pt"],
+        "text.pt is no checkpoint: it is neither",
+    ),
     "model": (["nothing"], "'nothing' is no network"),
     "weights": (["runs/robust", "--weights", "best"], "has no 'best' weights"),
     "size": (["runs/robust", "--images", "9999"], "but digits has 359 test images"),
@@ -264,7 +273,7 @@ def test_a_report_does_not_trust_the_file(run):
 
 
 def test_defaults_come_from_the_run():
-    from bullettrain.commands.evaluate import _defaults
+    from bullettrain.cli.evaluate import _defaults
     from bullettrain.evaluation.specs import Defaults, parse_attack
 
     cifar = recipe("cifar10-trades")

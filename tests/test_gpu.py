@@ -488,7 +488,7 @@ def test_a_network_is_judged_on_the_gpu_as_on_the_cpu(tmp_path, monkeypatch):
 @pytest.mark.parametrize("half", [False, True])
 def test_a_compiled_network_is_judged_as_it_is(half):
     """Logits and gradients of all sizes, of images that lie either way."""
-    from bullettrain.evaluation.evaluated_model import EvaluatedModel
+    from bullettrain.evaluation.accuracy import EvaluatedModel
     from bullettrain.precision import arithmetic
 
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ from torch import nn
 import bullettrain as bt
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import load
-from bullettrain.evaluation.evaluated_model import prepare
+from bullettrain.evaluation.accuracy import prepare
 from bullettrain.loading import LoadedModel, find_source, load_model, read_state
 from bullettrain.models import build
 from bullettrain.run_folder import RunError
@@ -67,6 +67,13 @@ def test_robustbench_keeps_the_normalisation_beside_the_weights(tmp_path):
     state = {**network.state_dict(), "mu": mu.view(1, 3, 1, 1), "sigma": sigma.view(1, 3, 1, 1)}
     torch.save(state, tmp_path / "net.pt")
     assert same(load_model(str(tmp_path / "net.pt"), network="wrn-10-1").network, network)
+
+
+def test_a_stage_that_the_authors_never_ran_is_left_out(tmp_path):
+    network = build("wrn-10-1").eval()
+    extra = {f"sub_block1.{key}": value for key, value in network.block1.state_dict().items()}
+    torch.save({**network.state_dict(), **extra}, tmp_path / "trades.pt")
+    assert same(load_model(str(tmp_path / "trades.pt"), network="wrn-10-1").network, network)
 
 
 def test_classes_come_from_the_weights(tmp_path):
@@ -205,13 +212,17 @@ def mistakes(tmp_path, robust_run):
         "unknown weights": ([run], {"weights": "first"}, "there are last, best, averaged"),
         "network": ([f"{here}/net.pt"], {}, "name it, e.g. --network wrn-34-10"),
         "unknown network": ([f"{here}/net.pt"], {"network": "vgg"}, "no network is called 'vgg'"),
-        "another": ([f"{here}/net.pt"], {"network": "preact-resnet-18"}, "does not fit preact-resnet-18: it lacks"),
+        "another": (
+            [f"{here}/net.pt"],
+            {"network": "preact-resnet-18"},
+            "fit preact-resnet-18: Missing key(s)",
+        ),
         "deeper": (
             [f"{here}/net.pt"],
             {"network": "wrn-16-1"},
-            "it lacks block1.layer.1.bn1.weight, block1.layer.1.bn1.bias",
+            'Missing key(s) in state_dict: "block1.layer.1.bn1.weight", "block1.layer.1.bn1.bias"',
         ),
-        "wider": ([f"{here}/net.pt"], {"network": "wrn-10-2"}, "is (16, 16, 3, 3) there and (32, 16, 3, 3)"),
+        "wider": ([f"{here}/net.pt"], {"network": "wrn-10-2"}, "size mismatch for "),
         "no weights": ([f"{here}/no.pt"], {"network": "wrn-10-1"}, "holds no state_dict"),
         "a module": (
             [f"{here}/whole.pt"],
@@ -221,13 +232,17 @@ def mistakes(tmp_path, robust_run):
         "text": (
             [f"{here}/text.pt"],
             {},
-            "text.pt is no checkpoint: it is a text file; give a run's folder, a checkpoint",
+            "text.pt is no checkpoint: it is neither safetensors nor a file of torch.save; give a run's folder",
         ),
         "no weights, no network": ([f"{here}/no.pt"], {}, "holds no state_dict; save the network's"),
         "checkpoint": ([f"{run}/checkpoint.pt"], {}, f"holds no state_dict; give {run}, the run that it lies in"),
         "no file": ([f"{here}/broken.pt"], {"network": "wrn-10-1"}, "cannot be read as weights"),
         "not needed": ([run], {"mean": [0.5]}, "--mean was given, but the checkpoint says itself"),
-        "another network": ([run], {"network": "wrn-10-1"}, "does not fit wrn-10-1: it lacks block1.layer"),
+        "another network": (
+            [run],
+            {"network": "wrn-10-1"},
+            'fit wrn-10-1: Missing key(s) in state_dict: "block1',
+        ),
         "mean alone": (["their_nets:make"], {"mean": [0.5]}, "go together"),
         "module": (["no_such.module:f"], {}, "there is no module 'no_such'"),
         "function": (["their_nets:none"], {}, "their_nets has no function 'none'; it has make"),
@@ -262,7 +277,7 @@ def test_a_checkpoint_of_a_run_that_was_tampered_with(robust_run, tmp_path):
         about = json.loads(opened.metadata()["bullettrain"])
     for damaged in (True, False):
         save_file(tensors, file, metadata={"bullettrain": json.dumps(about)})
-        said = "digest does not match" if damaged else r"it lacks fc2\.bias; it has besides extra\.weight"
+        said = "digest does not match" if damaged else r'Missing key.* "fc2\.bias"\. Unexpected key.* "extra\.weight"'
         with pytest.raises(RunError, match=said):
             load_model(str(file))
         about.pop("digest", None)  # as in the files of older versions

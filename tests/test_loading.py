@@ -14,6 +14,7 @@ from bullettrain.loading import FORMS
 from bullettrain.run_folder import RunError
 
 GIVE = "; give a run's folder or one of its .safetensors files"
+NEITHER = "no checkpoint: it is neither safetensors nor a file of torch.save"
 NAME = "; name it, e.g. --network wrn-34-10 (in Python: network=…)"
 
 
@@ -25,14 +26,10 @@ def told(path, **options):
 
 
 FILES = {
-    "text.pt": (lambda p: p.write_text("hello, this is text"), "no checkpoint: it is a text file"),
-    "accents.pt": (lambda p: p.write_text("é" * 1000), "no checkpoint: it is a text file"),
-    "text.safetensors": (lambda p: p.write_text('version {"a": 1}'), "no checkpoint: it is a text file"),
+    "text.pt": (lambda p: p.write_text("hello, this is text"), NEITHER),
+    "text.safetensors": (lambda p: p.write_text('version {"a": 1}'), NEITHER),
     "empty.pt": (lambda p: p.write_bytes(b""), "no checkpoint: it is empty"),
-    "noise.pt": (
-        lambda p: p.write_bytes(bytes(range(256))),
-        "no checkpoint: it is neither safetensors nor a file of torch.save",
-    ),
+    "noise.pt": (lambda p: p.write_bytes(bytes(range(256))), NEITHER),
 }
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import bullettrain as bt
-from bullettrain.commands import app
+from bullettrain.cli.app import app
 from bullettrain.data import load, to_unit
 from bullettrain.models import build
 from bullettrain.run_folder import RunFolder, pack_weights, read_weights
@@ -178,10 +179,28 @@ def test_a_hub_folder_is_loaded_evaluated_and_described(here, monkeypatch):
     assert metrics["Accuracy, AutoAttack (L∞ 0.15)"] == round(100 * found["accuracy"], 2)
     assert f"| AutoAttack (L∞ 0.15) | {100 * found['accuracy']:.2f} % | 24 |" in card
     assert "at most L∞ 0.15" in card
-    assert RunFolder(here).environment()["command"] in card
+    method = RunFolder(here).config().method
+    assert f"N_B = {method.boundary} for boundary examples, N_R = {method.robust} for robust ones" in card
+    assert f"N_O = {method.outlier} for outliers; γ = {method.gamma:g}" in card
+    assert "bullettrain train digits --set " in card
     info = json.loads(Path("run/hub/model_info.json").read_text())
     assert (info["eps"], info["autoattack_acc"]) == ("0.15", f"{100 * found['accuracy']:.2f}")
     assert "AutoAttack (L∞ 0.15) on 24 test images" in info["footnote"]
+
+
+def test_no_path_of_this_machine_is_in_a_hub_folder(here):
+    values = yaml.safe_load((here / "config.yaml").read_text())
+    values["recipe"], values["data"]["name"] = "/home/me/mine.yaml", "folder:/home/me/pictures"
+    values["method"] |= {"robust": values["method"]["boundary"], "outlier": values["method"]["boundary"]}
+    values["environment"]["command"] = "bullettrain train /home/me/mine.yaml --out /home/me/run"
+    (here / "config.yaml").write_text(yaml.safe_dump(values))
+    tensors, about = read_weights(here / "last.safetensors")
+    (here / "last.safetensors").write_bytes(pack_weights(tensors, replace(about, recipe="/home/me/mine.yaml")))
+    invoke("export", "run", "--format", "hub")
+    assert not any(b"/home/me" in file.read_bytes() for file in Path("run/hub").iterdir())
+    card = Path("run/hub/README.md").read_text()
+    assert f"Attack steps: {values['method']['boundary']} for every example." in card
+    assert "--set data.name=folder:pictures" in card
 
 
 def test_a_card_says_that_autoattack_was_not_run(here):

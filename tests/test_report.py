@@ -17,7 +17,7 @@ import yaml
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
-from bullettrain.commands import app
+from bullettrain.cli.app import app
 from bullettrain.evaluation.results import Entry, new_result
 from bullettrain.evaluation.specs import Defaults, parse_attack
 from bullettrain.formatting import duration, number, percent, points, setting, times

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 import bullettrain as bt
-from bullettrain.commands import app
+from bullettrain.cli.app import app
 from bullettrain.config import recipe
 from bullettrain.processes import Place
 from bullettrain.reporting import write_report

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import bullettrain as bt
 from bullettrain import BulletTrain
-from bullettrain.commands import app
+from bullettrain.cli.app import app
 from bullettrain.config import recipe
 from bullettrain.reporting import write_report
 from bullettrain.run_folder import RunError, RunFolder, environment, read_weights

@@ -8,16 +8,14 @@ import torch
 from torch import nn
 
 from bullettrain.data import load, to_unit
-from bullettrain.evaluation.accuracy import clean_round
-from bullettrain.evaluation.autoattack import Notes, attack_names
+from bullettrain.evaluation import search
+from bullettrain.evaluation.accuracy import EvaluatedModel, clean_round, survive
+from bullettrain.evaluation.autoattack import Notes, SearchCopy, attack_names, fast_rounds
 from bullettrain.evaluation.evaluate import Plan, evaluate
-from bullettrain.evaluation.evaluated_model import EvaluatedModel
-from bullettrain.evaluation.fast_autoattack import SearchCopy, fast_rounds, make_attack
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Store
-from bullettrain.evaluation.search import APGD, FAB, NEWTON_STEPS, Square, check_windows, eager, margins, onto_plane
-from bullettrain.evaluation.specs import parse_attacks
-from bullettrain.evaluation.survival import survive
+from bullettrain.evaluation.search import ATTACKS, FAB, NEWTON_STEPS, check_windows, eager, margins, onto_plane
+from bullettrain.evaluation.specs import AutoAttack, parse_attacks
 from bullettrain.loading import LoadedModel, load_model
 from bullettrain.models import build
 from conftest import few_queries
@@ -47,13 +45,12 @@ def batch(network, digits):
     return x[right], y[right]
 
 
-def quick(name, network, like, eps, runner):
+@pytest.fixture
+def quick(monkeypatch):
     """As `few_queries` has the package."""
-    if name == "fab-t":
-        return FAB(network, like, eps, runner, iterations=10)
-    if name == "square":
-        return Square(network, like, eps, runner, queries=QUERIES)
-    return APGD(network, like, eps, runner, targeted=name == "apgd-t", iterations=10, schedule=check_windows(100)[:10])
+    for name, kind in ATTACKS.items():
+        monkeypatch.setattr(kind, "iterations", QUERIES if name == "square" else 10)
+    monkeypatch.setattr(search, "check_windows", lambda iterations: check_windows(100)[:iterations])
 
 
 @real
@@ -71,7 +68,7 @@ def test_the_projection_is_the_packages(scale):
 
 @real
 @pytest.mark.parametrize("name", ["apgd-ce", "apgd-t", "fab-t", "square"])
-def test_each_attack_breaks_what_the_packages_breaks(network, batch, name):
+def test_each_attack_breaks_what_the_packages_breaks(network, batch, name, monkeypatch):
     from pyautoattack import AutoAttack
 
     (x, y), eps = (part[:40] for part in batch), 0.08
@@ -86,13 +83,9 @@ def test_each_attack_breaks_what_the_packages_breaks(network, batch, name):
     order = network(x).argsort(dim=1)
     for job in range(2, 11) if name in ("apgd-t", "fab-t") else [1]:
         rows = alive.nonzero()[:, 0]
-        if name == "square":
-            attack = Square(network, x[rows], eps, queries=300)
-        elif name == "fab-t":
-            attack = FAB(network, x[rows], eps, iterations=30)
-        else:
-            attack = make_attack(name, network, x[rows], eps, eager)
-        found, margin = attack(x[rows], y[rows], order[rows, -job], generator)
+        if name in ("square", "fab-t"):
+            monkeypatch.setattr(ATTACKS[name], "iterations", 300 if name == "square" else 30)
+        found, margin = ATTACKS[name](network, x[rows], eps)(x[rows], y[rows], order[rows, -job], generator)
         reached = (found - x[rows]).abs().flatten(1).amax(1)
         assert reached.max() <= eps + 1e-6
         assert found.min() >= 0
@@ -105,12 +98,12 @@ def test_each_attack_breaks_what_the_packages_breaks(network, batch, name):
 
 
 @pytest.mark.parametrize("name", ["apgd-ce", "apgd-t", "fab-t", "square"])
-def test_captured_it_does_the_same(network, batch, name):
+def test_captured_it_does_the_same(network, batch, name, quick):
     x, y = batch
     target = (y + 1) % 10
     results = []
     for runner in (eager, EmulatedRunner):
-        attack = quick(name, network, x.new_zeros(len(x) + 5, *x.shape[1:]), 0.1, runner)
+        attack = ATTACKS[name](network, x.new_zeros(len(x) + 5, *x.shape[1:]), 0.1, runner)
         for seed in (1, 2):  # the second time every buffer has been used
             rows = slice(None, len(x) - 3 * (seed - 1))
             found = attack(x[rows], y[rows], target[rows], torch.Generator().manual_seed(seed))
@@ -125,7 +118,7 @@ def test_windows_of_a_hundred_iterations():
 
 
 @real
-def test_bf16_searches_and_float32_decides(network, digits, batch, monkeypatch):
+def test_bf16_searches_and_float32_decides(network, digits, batch, monkeypatch, quick):
     """The rounds on a frozen copy leave what the package in float32 leaves, but for an image or two."""
     theirs_class = few_queries(monkeypatch)
     eps = 0.1
@@ -133,13 +126,12 @@ def test_bf16_searches_and_float32_decides(network, digits, batch, monkeypatch):
     told = []
     rounds = fast_rounds(
         model,
+        AutoAttack("linf", eps),
         attack_names(10),
-        eps=eps,
         classes=10,
         seed=4,
         images=batch[0],
         notes=Notes(),
-        make=quick,
         tick=told.append,
     )
     state = survive([clean_round(model), *rounds], digits, device=CPU, batch_size=40)
@@ -153,24 +145,25 @@ def test_bf16_searches_and_float32_decides(network, digits, batch, monkeypatch):
     assert max(told) <= 40 * max(part.passes for part in rounds)
 
 
-def test_images_that_are_close_in_float32_are_searched_in_float32(network, batch):
+def test_images_that_are_close_in_float32_are_searched_in_float32(network, batch, monkeypatch):
     """A copy that never sees an image broken, but comes close, does not have the last word."""
     x, y = batch
     exact = EvaluatedModel(copy.deepcopy(network), dtype=torch.bfloat16)
     calls = []
 
     class Blind(FAB):
-        def __call__(self, x, y, target, generator, tick=None):
-            found, margin = super().__call__(x, y, target, generator, tick)
+        iterations = 20
+
+        def __call__(self, x, *others):
+            found, margin = super().__call__(x, *others)
             calls.append(len(x))
             if len(calls) == 1:
                 return x.clone(), margin.clamp_min(0) + 100  # far off: everything is in doubt
             return found, margin
 
-    def make(name, network, like, eps, runner):
-        return Blind(network, like, eps, runner, iterations=20)
-
-    (only,) = fast_rounds(exact, ["fab-t"], eps=0.3, classes=2, seed=0, images=x, notes=Notes(), make=make)
+    monkeypatch.setitem(ATTACKS, "fab-t", Blind)
+    attack = AutoAttack("linf", 0.3)
+    (only,) = fast_rounds(exact, attack, ["fab-t"], classes=2, seed=0, images=x, notes=Notes())
     alive = only.survives(x, y, 0)
     assert calls == [len(x), len(x)]
     assert not alive.all()
@@ -208,11 +201,10 @@ def test_a_layer_by_itself():
     assert (SearchCopy(network, x)(x) - network(x)).abs().max() < 0.02
 
 
-def test_apgd_by_the_evaluation(network, digits, tmp_path, monkeypatch, capsys):
+def test_apgd_by_the_evaluation(network, digits, tmp_path, quick, capsys):
     """`--attack apgd` is the first half of `autoattack`, and says how far it is."""
     from rich.console import Console
 
-    monkeypatch.setattr("bullettrain.evaluation.fast_autoattack.make_attack", quick)
     attacks = parse_attacks(["apgd:eps=0.1", "autoattack:eps=0.1"])
     plan = Plan(attacks, ("bf16",), batch_size=30)
     progress = EvaluationProgress(Console(width=100))

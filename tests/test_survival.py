@@ -13,13 +13,11 @@ from torch import nn
 from bullettrain.attacks import pgd
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.evaluation import clean_accuracy, robust_accuracy
-from bullettrain.evaluation.accuracy import clean_round, pgd_rounds
-from bullettrain.evaluation.comparison import Difference, difference
-from bullettrain.evaluation.evaluated_model import correct
-from bullettrain.evaluation.results import class_shares, pack, pack_counts, unpack, unpack_counts
+from bullettrain.evaluation.accuracy import Round, Survival, clean_round, correct, pgd_rounds, survive
+from bullettrain.evaluation.comparison import Difference, difference, paired_error, share_error
+from bullettrain.evaluation.masking import rises
+from bullettrain.evaluation.results import class_shares, pack, pack_counts, unpack, unpack_counts, wilson
 from bullettrain.evaluation.specs import PGD
-from bullettrain.evaluation.statistics import paired_error, rises, share_error, wilson
-from bullettrain.evaluation.survival import Round, Survival, survive
 from conftest import assert_same, norm_net, snapshot
 
 CPU = torch.device("cpu")
@@ -98,19 +96,16 @@ def test_a_stop_after_any_batch_changes_nothing(stop):
     arguments = {"device": CPU, "batch_size": 3, "seed": 5}
     whole = survive(rounds, data, **arguments)
     assert 0 < whole.share < whole.shares[0]
-    ticks, kept = [], []
+    ticks, state = [], Survival.fresh(17)
 
     def tick(count):
         ticks.append(count)
         if len(ticks) == stop:
             raise KeyboardInterrupt
 
-    def keep(state):
-        kept[:] = [(state.alive.clone(), state.pending.clone(), state.batches, list(state.shares))]
-
     with pytest.raises(KeyboardInterrupt):
-        survive(rounds, data, tick=tick, saved=keep, **arguments)
-    again = survive(rounds, data, state=Survival(*kept[0]), **arguments)
+        survive(rounds, data, tick=tick, state=state, **arguments)
+    again = survive(rounds, data, state=copy.deepcopy(state), **arguments)
     assert torch.equal(again.alive, whole.alive)
     assert again.shares == whole.shares
 
@@ -171,15 +166,14 @@ def test_what_is_left_is_an_upper_bound_that_ends_at_zero():
     net = shaky_net()
     data = images(20, net)
     rounds = [clean_round(net), *pgd_rounds(net, PGD(1, 2, 0.02, "ce", "linf", 0.02))]
-    done, left = [0], [Survival.fresh(20).left(rounds, 6)]
+    state, done = Survival.fresh(20), [0]
+    left = [state.left(rounds, 6)]
 
     def tick(count):
         done[0] += count
-
-    def saved(state):
         left.append(state.left(rounds, 6))
 
-    state = survive(rounds, data, device=CPU, batch_size=6, tick=tick, saved=saved)
+    survive(rounds, data, device=CPU, batch_size=6, tick=tick, state=state)
     assert left == sorted(left, reverse=True)
     assert left[0] == 60 >= done[0]
     assert state.left(rounds, 6) == 0
@@ -230,7 +224,7 @@ def test_accuracy_in_each_class():
 
 
 def test_a_network_in_half_precision_gives_float32_logits_and_close_ones():
-    from bullettrain.evaluation.evaluated_model import EvaluatedModel
+    from bullettrain.evaluation.accuracy import EvaluatedModel
 
     net = norm_net().eval()
     x = to_unit(images(8).images)
@@ -243,7 +237,7 @@ def test_a_network_in_half_precision_gives_float32_logits_and_close_ones():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_whatever_the_precision_float32_gives_the_verdict(monkeypatch, compiled):
-    from bullettrain.evaluation.evaluated_model import EvaluatedModel, float32_logits
+    from bullettrain.evaluation.accuracy import EvaluatedModel, float32_logits
 
     net = nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)).eval().requires_grad_(False)
     net[1].weight.copy_(torch.tensor([[1.0], [1.001]]))  # the same in bf16, where the first of equals counts
@@ -264,12 +258,12 @@ def test_two_programs_are_compiled_however_images_lie_and_gradients_are_asked_fo
     """AutoAttack looks at networks with gradients on that nobody takes, and its images lie row by row."""
     from torch._dynamo.testing import CompileCounter
 
-    from bullettrain.evaluation.evaluated_model import EvaluatedModel
+    from bullettrain.evaluation.accuracy import EvaluatedModel
 
     torch._dynamo.reset()  # what other tests have compiled counts towards its limit
     counter, compile = CompileCounter(), torch.compile
     monkeypatch.setattr(torch, "compile", lambda network: compile(network, backend=counter))
-    monkeypatch.setattr("bullettrain.evaluation.evaluated_model.channels_last", lambda device: last)
+    monkeypatch.setattr("bullettrain.evaluation.accuracy.channels_last", lambda device: last)
     net = norm_net().eval().requires_grad_(False)
     plain, evaluated = EvaluatedModel(net, dtype=torch.float32), EvaluatedModel(net, dtype=torch.float32, compiled=True)
     for n in (5, 8, 1, 3):
@@ -418,10 +412,13 @@ def test_even_batches_are_of_nearly_one_size_and_go_on_where_they_stopped():
         return (torch.arange(len(x)) + seed) % 3 > 0
 
     rounds = [Round("one", survives, passes=2, even=True), Round("two", survives, passes=5, even=True)]
-    states, ticks = [], []
-    whole = survive(
-        rounds, data, device=CPU, batch_size=10, tick=ticks.append, saved=lambda s: states.append(copy.deepcopy(s))
-    )
+    states, ticks, whole = [], [], Survival.fresh(23)
+
+    def tick(count):
+        ticks.append(count)
+        states.append(copy.deepcopy(whole))
+
+    survive(rounds, data, device=CPU, batch_size=10, tick=tick, state=whole)
     assert seen[:3] == [8, 8, 7]
     assert sum(ticks) == 2 * sum(seen[:3]) + 5 * sum(seen[3:])
     assert [state.left(rounds, 10) for state in states][-1] == 0

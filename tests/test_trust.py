@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import bullettrain as bt
-from bullettrain.commands import app
+from bullettrain.cli.app import app
 from bullettrain.config.sections import Config
 from bullettrain.evaluation.results import FILE, Store, read_evaluations
 from bullettrain.run_folder import RunError, RunFolder, read_weights

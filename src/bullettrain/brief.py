@@ -1,9 +1,13 @@
-"""Objects in one line, for a prompt or a log: the class and its settings; and errors, for a message."""
+"""Things in one line: objects for a prompt or a log, errors for a message, settings and options for their help."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import functools
 import inspect
+import itertools
+import sys
 
 
 def first_line(error: BaseException) -> str:
@@ -54,3 +58,19 @@ def brief(value: object) -> str:
 
 
 _PLAIN = (bool, int, float, str, tuple)
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """By field of a dataclass, one at the top of its module: the string below it in the source, on one line."""
+    body, found = _classes(kind.__module__)[kind.__name__].body, {}
+    for field, below in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            found[field.target.id] = " ".join(ast.literal_eval(below.value).split())
+    return found
+
+
+@functools.cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module, as they are written; read once, since every command asks for its help."""
+    source = ast.parse(inspect.getsource(sys.modules[module]))
+    return {part.name: part for part in source.body if isinstance(part, ast.ClassDef)}

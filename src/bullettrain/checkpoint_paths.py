@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Container
 from pathlib import Path
 
 from bullettrain.run_folder import WEIGHTS, RunError, RunFolder, preferred, weights_in
@@ -11,7 +9,6 @@ from bullettrain.validation import instead
 
 SAFETENSORS, SAVED = "safetensors", "a file of torch.save"
 GIVE = "a run's folder or one of its .safetensors files"
-EXPORTED = "model.safetensors"
 LONGEST_HEADER = 100_000_000
 """Of a safetensors file, by its specification."""
 SHOWN = 4
@@ -22,35 +19,18 @@ def rather(file: Path, otherwise: str = f"give {GIVE}") -> str:
     return f"give {file.parent}, the run that it lies in" if RunFolder(file.parent).exists else otherwise
 
 
-def check_kind(file: Path, kinds: Container[str], give: str = GIVE) -> str:
-    """The kind of ``file``: RunError, with what to ``give``, where it is none of ``kinds``."""
-    found = kind_of(file)
-    if found in kinds:
-        return found
-    what = found if found == "missing" else f"no checkpoint: it is {found}"
-    raise RunError(f"{file} is {what}; {rather(file, f'give {give}')}")
-
-
-def kind_of(file: Path) -> str:
-    """What a file is, by how it begins and not by its name."""
+def check_kind(file: Path, give: str = GIVE) -> str:
+    """Which of the two a file is, by how it begins; RunError, with what to ``give``, where it is neither."""
     if not file.is_file():
-        return "a folder" if file.is_dir() else "missing"
+        raise RunError(f"{file} is missing; {rather(file, f'give {give}')}")
     with file.open("rb") as opened:
-        start = opened.read(1024)
-    if not start:
-        return "empty"
-    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= LONGEST_HEADER:
+        start = opened.read(9)
+    if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= LONGEST_HEADER:
         return SAFETENSORS
     if start.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive, or a pickle as before torch 1.6
         return SAVED
-    return "a text file" if _is_text(start) else f"neither {SAFETENSORS} nor {SAVED}"
-
-
-def _is_text(start: bytes) -> bool:
-    try:
-        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(start)  # the last letter may be cut
-    except UnicodeDecodeError:
-        return False
+    what = f"neither {SAFETENSORS} nor {SAVED}" if start else "empty"
+    raise RunError(f"{file} is no checkpoint: it is {what}; {rather(file, f'give {give}')}")
 
 
 def check_run(path: Path) -> RunFolder:
@@ -64,22 +44,6 @@ def check_run(path: Path) -> RunFolder:
         more = " …" if len(runs) > SHOWN else ""
         raise RunError(f"{path} is no run but a folder of runs; give one of them: {', '.join(runs[:SHOWN])}{more}")
     raise RunError(f"{path} is no run: it {'has no config.yaml' if inside else 'is empty'}; give {GIVE}")
-
-
-def exported(path: Path) -> Path:
-    """The weights in a folder that `bullettrain export --format hub` wrote; any other path as it is."""
-    return path / EXPORTED if (path / EXPORTED).is_file() else path
-
-
-def weights_file(path: Path, weights: str | None = None) -> Path:
-    """The weights that a user names, a file or a run's folder; RunError where it is neither."""
-    path = exported(path)
-    if path.is_dir():
-        return path / f"{choose_weights(path, weights)}.safetensors"
-    check_kind(path, [SAFETENSORS])
-    if weights is not None:
-        raise RunError(f"{path} is a file; weights={weights!r} is for a run's folder: give that, or leave weights out")
-    return path
 
 
 def choose_weights(path: Path, weights: str | None) -> str:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks import frozen
 from bullettrain.brief import first_line
-from bullettrain.checkpoint_paths import EXPORTED, SAFETENSORS, SAVED, check_kind, choose_weights, exported, rather
-from bullettrain.config.sections import Config
-from bullettrain.config.settings import ConfigError
+from bullettrain.checkpoint_paths import SAFETENSORS, check_kind, choose_weights, rather
+from bullettrain.config.sections import LIMITS, Config
+from bullettrain.config.settings import ConfigError, number
 from bullettrain.errors import user_path
 from bullettrain.models import Normalize, build
 from bullettrain.models.external import build_external, is_external
@@ -28,6 +31,8 @@ FORMS = (
     "a run's folder, a checkpoint (.safetensors), a state_dict (.pt) with --network, "
     "package.module:function or timm:NAME"
 )
+EXPORTED = "model.safetensors"
+"""The weights in a folder that `bullettrain export --format hub` wrote."""
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which other people's checkpoints hold the weights."""
 
@@ -113,7 +118,9 @@ def find_source(model: str | Path, weights: str | None = None) -> Source:
     Raises:
         RunError: there is nothing of that name, or no weights in it.
     """
-    path = exported(user_path(model))
+    path = user_path(model)
+    if (path / EXPORTED).is_file():
+        path = path / EXPORTED
     home = path if path.is_dir() else path.parent
     folder = home if RunFolder(home).exists else None
     name = home.resolve().name
@@ -121,7 +128,7 @@ def find_source(model: str | Path, weights: str | None = None) -> Source:
         chosen = choose_weights(path, weights)
         return Source(name, chosen, path / f"{chosen}.safetensors", folder)
     if path.is_file():
-        check_kind(path, (SAFETENSORS, SAVED), FORMS)
+        check_kind(path, FORMS)
         _unused(f"{path} is a file, not a run's folder with several", weights=weights)
         if folder is not None:
             return Source(name, path.stem, path, folder)
@@ -135,14 +142,14 @@ def find_source(model: str | Path, weights: str | None = None) -> Source:
 
 def load_model(
     model: str | Path,
-    *,
     weights: str | None = None,
     network: str | None = None,
     trust: bool = False,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    channels: int = 3,
-    image_size: int = 32,
+    mean: Sequence[float] | str | None = None,
+    std: Sequence[float] | str | None = None,
+    *,
+    image_size: int | None = None,
+    channels: int | None = None,
     classes: int = 10,
 ) -> LoadedModel:
     """The network that ``model`` names, as :func:`find_source` has it.
@@ -153,66 +160,77 @@ def load_model(
         network: what a state_dict is of: a name of `bullettrain.models`, or a function or timm name as above. It is
             built instead of what a run or its checkpoint names.
         trust: import and call the function that a run or its checkpoint names.
-        mean: normalisation in front of a network that no run left, one value a channel.
+        mean: normalisation in front of a network that no run left, one value a channel; also as text, "0.5,0.5,0.5".
         std: with ``mean``.
-        channels: of the images, where the model does not say.
-        image_size: likewise.
-        classes: likewise, where the weights do not tell.
+        image_size: of the images; None: what the model says, else 32.
+        channels: likewise, else 3.
+        classes: where the weights do not tell.
 
     Raises:
         RunError: there is no such network, it is damaged, or may not be built.
     """
     source = find_source(model, weights)
+    mean, std = _numbers(mean), _numbers(std)
+    sides: dict[str, Any] = {"image_size": image_size, "channels": channels}
+    sides = {name: value for name, value in sides.items() if value is not None}
+    shape = NetworkMetadata(network or str(model), 0, **{"channels": 3, "image_size": 32, **sides})
+    about = Metadata()
     if source.file is None:
         _unused(f"{model} is a network, not weights for one", network=network)
         try:
             made = build_external(str(model), pretrained=True, mean=mean, std=std)
         except ValueError as error:
             raise RunError(str(error)) from None
-        about = Metadata(network=NetworkMetadata(str(model), 0, channels, image_size, *_normalisation(made)))
-        return LoadedModel(**vars(source), network=_described(made, about), about=about)
-    tensors, about = read_state(source.file)
-    if about.network is not None:
-        _unused("the checkpoint says itself what it is of", mean=mean, std=std)
-        shape = replace(about.network, name=permitted(about.network.name, source.file, network=network, trust=trust))
-        made = _filled(shape, tensors, source.file)
-        if about.threat is None and source.folder is not None:  # older files do not say it; their run does
-            with suppress(RunError):
-                about = replace(about, threat=RunFolder(source.folder).config().method.threat)
-    elif network is None:
-        do = rather(source.file, "name it, e.g. --network wrn-34-10 (in Python: network=…)")
-        raise RunError(f"{source.file} does not say which network it is of ({_some('it holds', list(tensors))}); {do}")
     else:
-        if {"mu", "sigma"} <= tensors.keys():  # RobustBench keeps the normalisation beside the weights
-            kept = [tuple(tensors.pop(key).flatten().tolist()) for key in ("mu", "sigma")]
-            mean, std = (mean, std) if mean is not None else kept
-        shape = NetworkMetadata(network, _classes(tensors) or classes, channels, image_size)
-        shape = replace(shape, mean=None if mean is None else tuple(mean), std=None if std is None else tuple(std))
-        made = _filled(shape, tensors, source.file, inner=True)
-        mean, std = _normalisation(made)
-        about = Metadata(network=replace(shape, mean=mean, std=std))
-    return LoadedModel(**vars(source), network=_described(made, about), about=about)
+        tensors, about = read_state(source.file)
+        if about.network is not None:
+            _unused("the checkpoint says itself what it is of", mean=mean, std=std)
+            name = permitted(about.network.name, source.file, network=network, trust=trust)
+            shape = replace(about.network, name=name)
+        elif network is None:
+            do = rather(source.file, "name it, e.g. --network wrn-34-10 (in Python: network=…)")
+            holds = textwrap.shorten(", ".join(tensors), 80, placeholder=" …")
+            raise RunError(f"{source.file} does not say which network it is of (it holds {holds}); {do}")
+        else:
+            if {"mu", "sigma"} <= tensors.keys():  # RobustBench keeps the normalisation beside the weights
+                kept = [_numbers(tensors.pop(key).flatten().tolist()) for key in ("mu", "sigma")]
+                mean, std = (mean, std) if mean is not None else kept
+            shape = replace(shape, num_classes=_classes(tensors) or classes, mean=mean, std=std)
+        made = _filled(shape, tensors, source.file)
+    if about.network is None:
+        shape = replace(shape, **_normalisation(made))
+    elif about.threat is None and source.folder is not None:  # older files do not say it; their run does
+        with suppress(RunError):
+            about = replace(about, threat=RunFolder(source.folder).config().method.threat)
+    about = replace(about, network=replace(shape, **sides))
+    facts = {"classes": about.classes, "image_size": shape.image_size, "channels": shape.channels}
+    for fact, value in {**facts, "threat": about.threat}.items():
+        setattr(made, fact, value)
+    return LoadedModel(**vars(source), network=made.eval(), about=about)
 
 
-def with_shape(model: LoadedModel, *, image_size: int | None = None, channels: int | None = None) -> LoadedModel:
-    """``model`` with the number and the names of its classes, found by calling it on two black images.
+def _numbers(values: Sequence[float] | str | None) -> tuple[float, ...] | None:
+    """`0.49,0.48,0.45` as numbers."""
+    if values is None:
+        return None
+    return tuple(map(number, values.split(","))) if isinstance(values, str) else tuple(values)
 
-    Args:
-        model: on the CPU.
-        image_size: of the images, instead of what the model says.
-        channels: likewise.
+
+def with_shape(model: LoadedModel) -> LoadedModel:
+    """``model``, on the CPU, with the number and the names of its classes, found by calling it on two black images.
 
     Raises:
-        ConfigError: the network does not take such images.
+        ConfigError: the network does not take such images, or nobody does.
     """
-    assert model.about.network is not None
     shape = model.about.network
-    side, channels = image_size or shape.image_size, channels or shape.channels
-    what = "such images (--channels and --image-size change that)"
-    classes = try_network(model.network, torch.zeros(2, channels, side, side), what).shape[1]
-    shape = replace(shape, num_classes=classes, image_size=side, channels=channels)
+    assert shape is not None
+    low, high = LIMITS["data.image_size"]
+    if not low <= shape.image_size <= high:
+        raise ConfigError(f"--image-size is {shape.image_size}; it has to be at least {low} and at most {high}")
+    black = torch.zeros(()).expand(2, shape.channels, shape.image_size, shape.image_size)
+    classes = try_network(model.network, black, "such images (--channels and --image-size change that)").shape[1]
     names = model.about.classes or tuple(map(str, range(classes)))
-    return replace(model, about=replace(model.about, network=shape, classes=names))
+    return replace(model, about=replace(model.about, network=replace(shape, num_classes=classes), classes=names))
 
 
 def try_network(network: nn.Module, x: Tensor, what: str) -> Tensor:
@@ -242,7 +260,7 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], Metadata]:
     It is safetensors, or what torch.save wrote, bare or inside a checkpoint. The prefixes that DataParallel and
     torch.compile put before names are taken off.
     """
-    if check_kind(path, (SAFETENSORS, SAVED), FORMS) == SAFETENSORS:
+    if check_kind(path, FORMS) == SAFETENSORS:
         return read_weights(path)
     try:
         with path.open("rb") as opened:  # given a path, torch goes by its ending
@@ -285,70 +303,45 @@ def permitted(name: str, source: Path, *, network: str | None = None, trust: boo
     return name
 
 
-def misfit(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
-    """Which keys of a state_dict do not fit: missing, unknown, of another shape; empty where all fit."""
-    own = network.state_dict()
-    shapes = [
-        f"{key} is {tuple(tensors[key].shape)} there and {tuple(own[key].shape)} in the network"
-        for key in own
-        if key in tensors and own[key].shape != tensors[key].shape
-    ]
-    parts = [
-        _some("it lacks", [key for key in own if key not in tensors]),
-        _some("it has besides", [key for key in tensors if key not in own]),
-        _some("", shapes, 2),
-    ]
-    return "; ".join(part for part in parts if part)
-
-
-def _filled(shape: NetworkMetadata, tensors: dict[str, Tensor], file: Path, *, inner: bool = False) -> nn.Module:
-    """The network of that shape with the weights of ``file``; ``inner``: those behind a normalisation in front."""
-    own = not is_external(shape.name)
+def fill(network: nn.Module, tensors: Mapping[str, Tensor], file: Path, name: str) -> None:
+    """Load the tensors of ``file`` into a network, which is called ``name``; RunError where they do not fit."""
     try:
-        # Without memory first, where the sizes are the file's: they have to be those of its tensors.
-        with torch.device("meta") if own else nullcontext():
-            made = build(**asdict(shape))
-        target, wrong = made, misfit(made, tensors)
-        if wrong and inner and isinstance(made, nn.Sequential) and isinstance(made[0], Normalize):
-            target, wrong = made[1], misfit(made[1], tensors)
-        if wrong:
-            raise RunError(f"{file} does not fit {shape.name}: {wrong}")
-        if own:
-            made = target = build(**asdict(shape))
-    except RunError:
-        raise
-    except ValueError as error:
-        raise RunError(f"{file} cannot be loaded: {error}") from None
-    target.load_state_dict(tensors)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a network without memory stays as it is
+            network.load_state_dict(tensors)
+    except RuntimeError as error:
+        wrong = textwrap.shorten(str(error).partition(":")[2], 300, placeholder=" …")
+        raise RunError(f"{file} does not fit {name}: {wrong}") from None
+
+
+def _filled(shape: NetworkMetadata, tensors: dict[str, Tensor], file: Path) -> nn.Module:
+    """The network of that shape with the weights of ``file``, with or without those of a normalisation in front."""
+    # Without memory first, where the sizes are the file's: they have to be those of its tensors.
+    for device in ["cpu"] if is_external(shape.name) else ["meta", "cpu"]:
+        try:
+            with torch.device(device):
+                made = build(**asdict(shape))
+        except ValueError as error:
+            raise RunError(f"{file} cannot be loaded: {error}") from None
+        target = made
+        if isinstance(made, nn.Sequential) and isinstance(made[0], Normalize):
+            target = made if tensors.keys() == made.state_dict().keys() else made[1]
+        fill(target, tensors, file, shape.name)
     return made
 
 
-def _described(network: nn.Module, about: Metadata) -> nn.Module:
-    """The network in eval mode, with what it is for as attributes."""
-    assert about.network is not None
-    facts = {"classes": about.classes, "image_size": about.network.image_size, "channels": about.network.channels}
-    for name, value in {**facts, "threat": about.threat}.items():
-        setattr(network, name, value)
-    return network.eval()
-
-
-def _normalisation(network: nn.Module) -> list[tuple[float, ...] | None]:
+def _normalisation(network: nn.Module) -> dict[str, Any]:
     """Mean and standard deviation of the layer that normalises, if there is one."""
     for layer in network.modules():
         if isinstance(layer, Normalize):
-            return [tuple(layer.mean.flatten().tolist()), tuple(layer.std.flatten().tolist())]
-    return [None, None]
+            return {name: tuple(getattr(layer, name).flatten().tolist()) for name in ("mean", "std")}
+    return {}
 
 
 def _classes(tensors: Mapping[str, Tensor]) -> int | None:
     """Rows of the last matrix: the classes of a network that ends in a linear layer."""
     matrices = [tensor for key, tensor in tensors.items() if tensor.ndim == 2 and key.endswith("weight")]
     return len(matrices[-1]) if matrices and len(matrices[-1]) > 1 else None
-
-
-def _some(what: str, keys: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(keys) - most} more" if len(keys) > most else ""
-    return f"{what} {', '.join(keys[:most])}{more}".strip() if keys else ""
 
 
 def _unused(why: str, **options: object) -> None:

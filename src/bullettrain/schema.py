@@ -12,6 +12,7 @@ from typing import Any, Literal
 from bullettrain.validation import instead
 
 LARGEST = 1e300
+UNIONS = (types.UnionType, typing.Union)
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
 
 
@@ -33,33 +34,24 @@ def conform(value: Any, kind: Any, where: str = "", *, text: Callable[[str, Any,
         SchemaError: ``value`` is of another type, a key is unknown, or one without a default is missing.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return value
+    if not _is(value, kind):
+        if text is not None and isinstance(value, str) and not dataclasses.is_dataclass(kind):
+            return text(value, kind, where)
+        raise SchemaError(f"{where or 'it'} is {_short(value)}; it has to be {said(kind)}")
+    if origin in UNIONS:
+        return conform(value, next(option for option in arguments if _is(value, option)), where, text=text)
     if dataclasses.is_dataclass(kind):
         return _fields(value, kind, where, text)
-    if origin in (types.UnionType, typing.Union):
-        fits = [option for option in arguments if _is(value, option)]
-        if fits or len(arguments) == 1:
-            return conform(value, (fits or arguments)[0], where, text=text)
-    elif origin is Literal and value in arguments:
-        return value
-    elif origin in (list, tuple) and isinstance(value, list | tuple):
-        if origin is list or arguments[-1] is Ellipsis:
-            return origin(conform(item, arguments[0], f"{where}[{i}]", text=text) for i, item in enumerate(value))
-        if len(value) == len(arguments):
-            return tuple(conform(item, part, where, text=text) for item, part in zip(value, arguments, strict=True))
-    elif origin is dict and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+    if origin is dict:
         return {key: conform(item, arguments[1], _join(where, key), text=text) for key, item in value.items()}
-    elif _is(value, kind):
-        return float(value) if kind is float else value
-    if text is not None and isinstance(value, str):
-        return text(value, kind, where)
-    raise SchemaError(f"{where or 'it'} is {_short(value)}; it has to be {said(kind)}")
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return tuple(conform(item, part, where, text=text) for item, part in zip(value, arguments, strict=True))
+    if origin in (list, tuple):
+        return origin(conform(item, arguments[0], f"{where}[{i}]", text=text) for i, item in enumerate(value))
+    return float(value) if kind is float else value
 
 
-def _fields(value: Any, kind: Any, where: str, text: Callable[[str, Any, str], Any] | None) -> Any:
-    if not isinstance(value, Mapping):
-        raise SchemaError(f"{where or 'it'} is {_short(value)}; it has to be a section of keys")
+def _fields(value: Mapping[Any, Any], kind: Any, where: str, text: Callable[[str, Any, str], Any] | None) -> Any:
     hints = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in value:
@@ -73,15 +65,20 @@ def _fields(value: Any, kind: Any, where: str, text: Callable[[str, Any, str], A
 
 def _is(value: Any, kind: Any) -> bool:
     """Whether ``value`` is of the outermost type of ``kind``; an int is a float too, and a bool is no number."""
-    if typing.get_origin(kind) is Literal:
-        return value in typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return isinstance(value, Mapping)
-    kind = typing.get_origin(kind) or kind
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in UNIONS:
+        return any(_is(value, option) for option in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is dict or dataclasses.is_dataclass(kind):
+        return isinstance(value, Mapping) and (origin is not dict or all(isinstance(key, str) for key in value))
+    if origin in (list, tuple):
+        fixed = origin is tuple and arguments[-1] is not Ellipsis
+        return isinstance(value, list | tuple) and (not fixed or len(value) == len(arguments))
     if kind in (int, float):
         number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
         return number and (kind is int or -LARGEST <= value <= LARGEST)
-    return isinstance(value, list | tuple if kind is tuple else kind)
+    return kind is Any or isinstance(value, kind)
 
 
 def said(kind: Any, limits: str = "") -> str:
@@ -89,7 +86,7 @@ def said(kind: Any, limits: str = "") -> str:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
-    if origin in (types.UnionType, typing.Union):
+    if origin in UNIONS:
         return " or ".join(said(argument, limits) for argument in arguments)
     if origin is tuple and arguments[-1] is not Ellipsis:
         return "a list of " + " and ".join(map(said, arguments))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -23,6 +26,14 @@ def terminal() -> Console:
 def say(console: Console, text: str | Text, *, style: str | None = None) -> None:
     """Prose: on a terminal wrapped between words, elsewhere a line is a line. What is to be copied is not for this."""
     console.print(text, style=style, soft_wrap=not console.is_terminal)
+
+
+def say_interrupted(
+    console: Console, command: str, how: str = "the same command goes on", signal: int | None = None
+) -> NoReturn:
+    """Say ``how`` to go on after an interruption, and end with the status of the signal; None: of Ctrl-C."""
+    console.print(f"interrupted; {how}:\n  {command}", soft_wrap=True)
+    sys.exit(128 + (signal or 2))
 
 
 class _ConsoleHandler(logging.Handler):
@@ -53,13 +64,11 @@ def logged(console: Console, name: str = "bullettrain") -> Iterator[None]:
 
 def say_rows(console: Console, rows: Iterable[Sequence[str | Text]]) -> None:
     """Names and what they are, one below the other; the last column alone is wrapped."""
-    rows = list(rows)
     table = Table.grid(padding=(0, 2))
-    for _ in rows[0][1:]:
-        table.add_column(no_wrap=True)
-    table.add_column()
     for row in rows:
         table.add_row(*row)
+    for column in table.columns[:-1]:
+        column.no_wrap = True
     console.print(table)
 
 
@@ -73,19 +82,39 @@ def duration(seconds: float) -> str:
     return formatting.plain(formatting.duration(seconds))
 
 
-def fits(console: Console, table: Table) -> bool:
-    """Whether there is room for everything in a table."""
-    return Measurement.get(console, console.options.update(width=1000), table).maximum <= console.width
+def show_table(
+    console: Console,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    left: Collection[str] = (),
+    dropped: Sequence[str] = (),
+    styles: Iterable[str] = itertools.repeat(""),
+) -> bool:
+    """A table of as many columns as there is room for, without empty ones; no figure is cut.
 
+    Args:
+        console: where to.
+        headings: of columns.
+        rows: as many cells each.
+        left: headings of text, besides the first; other columns hold figures.
+        dropped: headings of columns that a narrow terminal does without, first one first.
+        styles: of rows.
 
-def fitting(
-    console: Console, make: Callable[[Sequence[str]], Table], columns: Sequence[str], dropped: Sequence[str]
-) -> Table:
-    """The table that ``make`` makes of as many columns as there is room for; the ``dropped`` go, first one first."""
-    table = make(columns)
-    for name in dropped:
-        if fits(console, table):
+    Returns:
+        Whether there was room for all columns.
+    """
+    styled = list(zip(rows, styles, strict=False))
+    filled = [index for index in range(len(headings)) if any(row[index] for row, _ in styled)]
+    for count in range(len(dropped) + 1):
+        kept = [index for index in filled if headings[index] not in dropped[:count]]
+        table = Table(box=None, pad_edge=False)
+        for index in kept:
+            text = index == 0 or headings[index] in left
+            table.add_column(headings[index], justify="left" if text else "right", no_wrap=not text, overflow="fold")
+        for row, style in styled:
+            table.add_row(*(row[index] for index in kept), style=style)
+        if Measurement.get(console, console.options.update(width=1000), table).maximum <= console.width:
             break
-        columns = [column for column in columns if column != name]
-        table = make(columns)
-    return table
+    console.print(table)
+    return count == 0

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import typing
 from typing import Any
 
+from bullettrain.brief import meanings
 from bullettrain.config.sections import Config
 from bullettrain.config.sections import sections as sections
 from bullettrain.config.settings import as_setting
 from bullettrain.extras import extra
 from bullettrain.schema import said
-
-
-def meanings(kind: type) -> dict[str, str]:
-    """By field of a dataclass: the string below it in the source, on one line."""
-    (definition,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body
-    assert isinstance(definition, ast.ClassDef)
-    found = {}
-    for field, below in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            found[field.target.id] = " ".join(ast.literal_eval(below.value).split())
-    return found
 
 
 def as_yaml(config: Config) -> str:

@@ -6,26 +6,20 @@
 
 from bullettrain.data.augment import Augment, Draws, to_unit
 from bullettrain.data.base import DataError, ImageSet, root
-from bullettrain.data.download import Progress, prepare, progress_bar
+from bullettrain.data.download import prepare, progress_bar
 from bullettrain.data.loader import Loader
 from bullettrain.data.sets import NAMES, load, split_validation
-from bullettrain.data.sources import SOURCES, Archive, Availability, File, FileCheck, Source, available, verify
+from bullettrain.data.sources import SOURCES, available, verify
 from bullettrain.data.stored import StoredPerturbations
 
 __all__ = [
     "NAMES",
     "SOURCES",
-    "Archive",
     "Augment",
-    "Availability",
     "DataError",
     "Draws",
-    "File",
-    "FileCheck",
     "ImageSet",
     "Loader",
-    "Progress",
-    "Source",
     "StoredPerturbations",
     "available",
     "load",

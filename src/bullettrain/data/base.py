@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.errors import UserError, user_path
+from bullettrain.validation import described
 
 ENVIRONMENT = "BULLETTRAIN_DATA"
 FOLDERS = {
@@ -101,22 +102,14 @@ class ImageSet:
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            raise DataError(
-                f"images are {self.images.dtype} of shape {tuple(self.images.shape)}: give uint8 (n, C, H, W)."
-            )
-        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
-            raise DataError(
-                f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)}:"
-                f" give int64 ({len(self.images)},), one for each image."
-            )
-        if len(self.labels):
-            low, high = (int(end) for end in self.labels.aminmax())
-            if low < 0 or high >= len(self.classes):
-                raise DataError(
-                    f"labels run from {low} to {high}, but {len(self.classes)} classes"
-                    f" need labels from 0 to {len(self.classes) - 1}."
-                )
+        images, labels, count = self.images, self.labels, len(self.classes)
+        if images.dtype != torch.uint8 or images.ndim != 4:
+            raise DataError(f"images are {described(images)}: give uint8 (n, C, H, W).")
+        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+            raise DataError(f"labels are {described(labels)}: give int64 ({len(images)},), one for each image.")
+        low, high = map(int, labels.aminmax()) if len(labels) else (0, 0)
+        if len(labels) and (low < 0 or high >= count):
+            raise DataError(f"labels run from {low} to {high}, but {count} classes have labels from 0 to {count - 1}.")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -128,17 +121,14 @@ class ImageSet:
     def to(self, device: torch.device | str) -> ImageSet:
         """The same set on `device`; itself when it is there already."""
         images, labels = self.images.to(device), self.labels.to(device)
-        if images is self.images and labels is self.labels:
-            return self
-        return ImageSet(images, labels, self.classes)
+        same = images is self.images and labels is self.labels
+        return self if same else ImageSet(images, labels, self.classes)
 
 
 def root(data_dir: str | Path | None = None) -> Path:
     """The folder datasets are looked for in: `data_dir`, else $BULLETTRAIN_DATA, else the user's cache."""
-    if data_dir is not None:
-        return user_path(data_dir)
-    if os.environ.get(ENVIRONMENT):
-        return user_path(os.environ[ENVIRONMENT])
+    if data_dir is not None or os.environ.get(ENVIRONMENT):
+        return user_path(data_dir if data_dir is not None else os.environ[ENVIRONMENT])
     return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "bullettrain"
 
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from bullettrain.data.base import DataError, prepare_command, unwritable
 from bullettrain.data.base import root as find_root
-from bullettrain.data.sources import SOURCES, Archive, FileCheck, Source, check, md5_of, source, verify
+from bullettrain.data.sources import Archive, FileCheck, check, md5_of, source, verify
 from bullettrain.extras import extra
 
 Progress = Callable[[str, int, int | None], None]
@@ -27,13 +27,7 @@ Progress = Callable[[str, int, int | None], None]
 TIMEOUT = 30.0  # seconds without a byte before a server counts as out of reach
 
 
-def prepare(
-    name: str,
-    root: str | Path | None = None,
-    *,
-    progress: Progress | None = None,
-    sources: Mapping[str, Source] = SOURCES,
-) -> list[FileCheck]:
+def prepare(name: str, root: str | Path | None = None, *, progress: Progress | None = None) -> list[FileCheck]:
     """Bring dataset `name` under the root: what is missing or wrong is unpacked or downloaded, the rest left.
 
     An archive that the user has put where the error message says is unpacked and kept; one that is
@@ -44,13 +38,18 @@ def prepare(
             import sklearn.datasets  # noqa: F401 (it comes with the package)
         return []
     base = find_root(root)
-    wanted = [a for a in source(name, sources).archives if not all(check(base, f).ok for f in a.files)]
+    wanted = [a for a in source(name).archives if not all(check(base, f).ok for f in a.files)]
     failed: dict[Archive, str] = {}
     try:
         for archive in wanted:
             (base / archive.path).parent.mkdir(parents=True, exist_ok=True)
-            if os.path.exists(base / archive.path):
-                _unpack_by_hand(name, base, archive)
+            if os.path.exists(brought := base / archive.path):
+                if md5_of(brought) != archive.md5:
+                    raise DataError(
+                        f"{brought} is truncated or not the original file (its md5 is not {archive.md5}):"
+                        f" delete it and run `{prepare_command(name, base)}` again."
+                    )
+                _unpack(brought, base, archive)
             elif failed:  # one server out of reach is waited for once, not once a file
                 failed[archive] = "not tried"
             elif reason := _fetch(base, archive, progress):
@@ -59,18 +58,7 @@ def prepare(
         raise unwritable(error, base, " with --data-dir or BULLETTRAIN_DATA") from error
     if failed:
         raise DataError(_by_hand(name, base, failed))
-    return verify(name, base, sources=sources)
-
-
-def _unpack_by_hand(name: str, base: Path, archive: Archive) -> None:
-    """Put the files of an archive in place that the user has brought."""
-    path = base / archive.path
-    if md5_of(path) != archive.md5:
-        raise DataError(
-            f"{path} is truncated or not the original file (its md5 is not {archive.md5}):"
-            f" delete it and run `{prepare_command(name, base)}` again."
-        )
-    _unpack(path, base, archive)
+    return verify(name, base)
 
 
 def _fetch(base: Path, archive: Archive, progress: Progress | None) -> str | None:
@@ -170,14 +158,7 @@ def progress_bar() -> Iterator[Progress]:
     """A progress bar in the terminal, as the `progress` of `prepare`."""
     with extra("a progress bar"):
         import rich.progress as rich
-    columns = (
-        rich.TextColumn("{task.description}"),
-        rich.BarColumn(),
-        rich.DownloadColumn(),
-        rich.TransferSpeedColumn(),
-        rich.TimeRemainingColumn(),
-    )
-    with rich.Progress(*columns) as bar:
+    with rich.Progress(*rich.Progress.get_default_columns(), rich.DownloadColumn()) as bar:
         tasks: dict[str, rich.TaskID] = {}
 
         def update(name: str, done: int, total: int | None) -> None:

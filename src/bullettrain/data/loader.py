@@ -1,4 +1,4 @@
-"""Batches on the device: from one resident tensor when it fits, through a standard DataLoader when not.
+"""Batches on the device: from one resident tensor when it fits, from the host's memory when not.
 
 Every batch is a function of (seed, epoch, batch index) alone. So a run resumes in the middle of an epoch,
 several processes cut the same joint batch into shares, and whether the data fits changes no batch.
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from bullettrain.augmix import ViewMaker
 from bullettrain.data.augment import Augment, Draws, to_unit
@@ -54,10 +53,8 @@ class Loader:
         if not 0 <= rank < world:
             raise DataError(f"rank={rank} of world={world}: ranks count from 0 to world - 1.")
         if drop_last and 0 < len(data) < batch_size:
-            raise DataError(
-                f"{len(data)} images make no full batch of {batch_size}:"
-                " choose a smaller batch size, or keep the last batch (drop_last=False)."
-            )
+            mend = "choose a smaller batch size, or keep the last batch (drop_last=False)"
+            raise DataError(f"{len(data)} images make no full batch of {batch_size}: {mend}.")
         if not 0 <= view_share <= 1:
             raise DataError(f"view_share={view_share}: the share of images that come as views is 0 to 1.")
         if replays < 1:
@@ -65,15 +62,9 @@ class Loader:
         self.device = torch.device(device)
         self.resident = _fits(data, self.device) if resident is None else resident
         self.data = data.to(self.device if self.resident else "cpu")
-        self.batch_size, self.seed, self.augment, self.views, self.view_share = (
-            batch_size,
-            seed,
-            augment,
-            views,
-            view_share,
-        )
-        self.shuffle, self.drop_last, self.rank, self.world = shuffle, drop_last, rank, world
-        self.dtype, self.channels_last, self.replays = dtype, channels_last, replays
+        self.batch_size, self.seed, self.shuffle, self.drop_last = batch_size, seed, shuffle, drop_last
+        self.augment, self.views, self.view_share, self.replays = augment, views, view_share, replays
+        self.rank, self.world, self.dtype, self.channels_last = rank, world, dtype, channels_last
         self._drawn: tuple[int, int, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -83,20 +74,20 @@ class Loader:
     @property
     def _distinct(self) -> int:
         """Batches an epoch, each counted once."""
-        if self.drop_last:
-            return len(self.data) // self.batch_size
-        return -(-len(self.data) // self.batch_size)
+        full, rest = divmod(len(self.data), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
 
     def joint_size(self, index: int) -> int:
         """How many images batch `index` has over all processes."""
-        return self._size(index // self.replays)
+        return min(self.batch_size, len(self.data) - index // self.replays * self.batch_size)
+
+    def share(self, index: int) -> slice:
+        """The part of joint batch `index` that falls to this rank."""
+        size = self.joint_size(index)
+        return slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
 
     def order(self, epoch: int) -> Tensor:
-        """The order the images come in, int64 (n,), drawn on the device."""
-        return self._order(epoch).clone()
-
-    def _order(self, epoch: int) -> Tensor:
-        """The same, drawn once."""
+        """The order the images come in, int64 (n,), drawn on the device, once."""
         n = len(self.data)
         if not self.shuffle:
             return torch.arange(n, device=self.device)
@@ -108,14 +99,13 @@ class Loader:
 
     def indices(self, epoch: int, index: int) -> Tensor:
         """Which images batch `index` of an epoch has for this rank, int64 (m,), on the device."""
-        distinct = index // self.replays
-        return self._order(epoch)[distinct * self.batch_size :][: self.batch_size][self._share(distinct)]
+        first = index // self.replays * self.batch_size
+        return self.order(epoch)[first:][: self.batch_size][self.share(index)]
 
     def draws(self, epoch: int, index: int) -> Draws:
         """The crops and flips that this rank's images of batch `index` have in an epoch."""
-        distinct, generator = index // self.replays, torch.Generator(self.device)
-        generator.manual_seed(derive_seed(self.seed, epoch, distinct))
-        return (self.augment or Augment()).draw(self._size(distinct), generator)[self._share(distinct)]
+        generator = torch.Generator(self.device).manual_seed(derive_seed(self.seed, epoch, index // self.replays))
+        return (self.augment or Augment()).draw(self.joint_size(index), generator)[self.share(index)]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from batch `start` on.
@@ -138,21 +128,21 @@ class Loader:
         """The batches once each, as chance has them."""
         generator = torch.Generator(self.device)
         waiting: list[tuple[Tensor, Tensor, Tensor]] = []
-        for index, (x, y) in enumerate(self._rows(epoch, first), first):
-            generator.manual_seed(derive_seed(self.seed, epoch, index))
+        for distinct, (x, y) in enumerate(self._rows(epoch, first), first):
+            generator.manual_seed(derive_seed(self.seed, epoch, distinct))
+            size, share = self.joint_size(distinct * self.replays), self.share(distinct * self.replays)
             # Drawn for the joint batch and then cut, so that the number of processes changes no image.
             if self.augment is not None:
-                draws = self.augment.draw(self._size(index), generator)
-                x = self.augment.apply(x, draws[self._share(index)])
+                x = self.augment.apply(x, self.augment.draw(size, generator)[share])
             unit = to_unit(x, self.dtype, self.channels_last)
             if self.views is None:
                 yield unit, y
                 continue
-            chance = self.views.draw(self._size(index), 1, generator=generator, device=self.device)
+            chance = self.views.draw(size, 1, generator=generator, device=self.device)
             if self.view_share < 1:
                 left = torch.rand(len(chance), generator=generator, device=self.device) >= self.view_share
                 chance = self.views.leave_alone(chance, left)
-            waiting.append((unit, y, chance[self._share(index)]))
+            waiting.append((unit, y, chance[share]))
             if len(waiting) >= self._at_once(unit.numel()):
                 yield from self._as_views(waiting)
                 waiting = []
@@ -171,47 +161,18 @@ class Loader:
         views = self.views(torch.cat(images), torch.cat(draws))[0]
         yield from zip(torch.split(views, [len(y) for y in labels]), labels, strict=True)
 
-    def share(self, index: int) -> slice:
-        """The part of joint batch `index` that falls to this rank."""
-        return self._share(index // self.replays)
-
-    def _size(self, distinct: int) -> int:
-        return min(self.batch_size, len(self.data) - distinct * self.batch_size)
-
-    def _share(self, distinct: int) -> slice:
-        size = self._size(distinct)
-        return slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
-
-    def _rows(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _rows(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The bytes and labels of this rank's share of each batch, on the device."""
-        order = self._order(epoch)
+        order = self.order(epoch)
         if not self.resident:
             order = order.cpu()  # once an epoch, the only wait for the device
-        starts = [index * self.batch_size for index in range(self._distinct)]
-        shares = [order[at : at + self.batch_size][self._share(i)] for i, at in enumerate(starts)][start:]
-        if self.resident:
-            for rows in shares:
-                yield self.data.images.index_select(0, rows), self.data.labels.index_select(0, rows)
-        else:
-            loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
-                _Rows(self.data),
-                batch_size=None,
-                sampler=shares,  # an iterable of whole batches' indices
-                pin_memory=self.device.type == "cuda",
-                generator=torch.Generator(),  # else DataLoader draws a seed from the global one
-            )
-            for x, y in loader:
-                yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
-
-
-class _Rows(Dataset[tuple[Tensor, Tensor]]):
-    """An image set that is asked for a batch of rows at a time."""
-
-    def __init__(self, data: ImageSet) -> None:
-        self.data = data
-
-    def __getitem__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self.data.images.index_select(0, rows), self.data.labels.index_select(0, rows)
+        pinned = self.device.type == "cuda" and not self.resident
+        for distinct in range(first, self._distinct):
+            rows = order[distinct * self.batch_size :][: self.batch_size][self.share(distinct * self.replays)]
+            x, y = (part.index_select(0, rows) for part in (self.data.images, self.data.labels))
+            if pinned:
+                x, y = x.pin_memory(), y.pin_memory()
+            yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
 
 
 def _fits(data: ImageSet, device: torch.device) -> bool:

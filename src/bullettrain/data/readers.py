@@ -39,10 +39,8 @@ def read_mnist(root: Path, split: str) -> ImageSet:
     images, labels = read_idx(images_path, "images"), read_idx(labels_path, "labels")
     check_labels(labels_path, labels, 10)
     if len(images) != len(labels):
-        raise DataError(
-            f"{images_path} has {len(images)} images but {labels_path.name} has {len(labels)} labels:"
-            f" they are not of one set; run `{renewed_by(images_path, 'mnist')}`."
-        )
+        labelled = f"{labels_path.name} has {len(labels)} labels"
+        raise _damaged(images_path, "mnist", f"has {len(images)} images but {labelled}")
     return image_set(images[:, None], labels, tuple("0123456789"))
 
 
@@ -66,19 +64,18 @@ def idx_bytes(path: Path) -> bytes:
 def read_idx(path: Path, kind: str) -> Array:
     """The uint8 array of an idx file: (n, H, W) where kind is "images", (n,) where it is "labels"."""
     data = idx_bytes(path)
-    remedy = f"delete it and run `{renewed_by(path, 'mnist')}`"
     found = _IDX_KINDS.get(int.from_bytes(data[:4], "big"))
-    if found is None:
-        raise DataError(f"{path} is not an MNIST idx file (it begins with {data[:4].hex(' ') or 'nothing'}): {remedy}.")
-    if found != kind:
-        raise DataError(f"{path} holds {found} where {kind} were expected, as if it were renamed: {remedy}.")
     start = 8 if kind == "labels" else 16
     shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, start, 4))
     size = start + math.prod(shape)
-    if len(data) < max(start, size):
-        raise DataError(f"{path} is truncated, {len(data)} bytes of {max(start, size)}: {remedy}.")
-    if len(data) > size:
-        raise DataError(f"{path} has {len(data)} bytes where its header promises {size}: {remedy}.")
+    if found is None:
+        begins = data[:4].hex(" ") or "nothing"
+        raise _damaged(path, "mnist", f"is not an MNIST idx file (it begins with {begins})")
+    if found != kind:
+        raise _damaged(path, "mnist", f"holds {found} where {kind} were expected, as if it were renamed")
+    if len(data) != size:
+        wrong = "is truncated" if len(data) < size else "is too long"
+        raise _damaged(path, "mnist", f"{wrong}, {len(data)} bytes of {size}")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
@@ -87,11 +84,8 @@ def read_cifar10(root: Path, split: str) -> ImageSet:
     folder = root / FOLDERS["cifar10"]
     classes = read_names(folder / "batches.meta", "label_names", 10, "cifar10")
     batches = [read_batch(folder / name, "labels", 10, "cifar10") for name in CIFAR10_FILES[split]]
-    return image_set(
-        np.concatenate([images for images, _ in batches]),
-        np.concatenate([labels for _, labels in batches]),
-        classes,
-    )
+    images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    return image_set(images, labels, classes)
 
 
 def read_cifar100(root: Path, split: str) -> ImageSet:
@@ -111,18 +105,14 @@ def read_batch(path: Path, key: str, classes: int, name: str) -> tuple[Array, Ar
     images, labels = content["data"], content[key]
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (3072,):
         what = f"{images.dtype} data of shape {images.shape}" if isinstance(images, np.ndarray) else "no array of data"
-        raise DataError(
-            f"{path} holds {what} where {name} has uint8 (n, 3072): delete it and run `{renewed_by(path, name)}`."
-        )
+        raise _damaged(path, name, f"holds {what} where {name} has uint8 (n, 3072)")
     if isinstance(labels, list) and all(type(label) is int for label in labels):
         labels = np.array(labels)  # of objects, where one has more than 64 bits
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise DataError(f"{path} holds '{key}' that are no list of integers: it is no {name} batch.")
     check_labels(path, labels, classes)
     if len(images) != len(labels):
-        raise DataError(
-            f"{path} has {len(images)} images but {len(labels)} labels: delete it and run `{renewed_by(path, name)}`."
-        )
+        raise _damaged(path, name, f"has {len(images)} images but {len(labels)} labels")
     return np.asarray(images).reshape(-1, 3, 32, 32), labels.astype(np.int64)
 
 
@@ -130,10 +120,13 @@ def read_names(path: Path, key: str, count: int, name: str) -> tuple[str, ...]:
     """The class names that lie under `key` in CIFAR's file of names."""
     names = read_pickle(path, name).get(key)
     if not isinstance(names, list) or len(names) != count or not all(isinstance(n, str | bytes) for n in names):
-        raise DataError(
-            f"{path} does not hold the {count} '{key}' of {name}: delete it and run `{renewed_by(path, name)}`."
-        )
+        raise _damaged(path, name, f"does not hold the {count} '{key}' of {name}")
     return tuple(map(text, names))
+
+
+def _damaged(path: Path, name: str, what: str) -> DataError:
+    """What to say of a file of dataset `name` that has to be fetched again."""
+    return DataError(f"{path} {what}: delete it and run `{renewed_by(path, name)}`.")
 
 
 def read_digits() -> ImageSet:
@@ -151,10 +144,8 @@ def check_labels(path: Path, labels: Array, classes: int) -> None:
         raise DataError(f"{path} holds no labels: a dataset has at least one image.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
-        raise DataError(
-            f"{path} has the label {low if low < 0 else high}, outside 0 to {classes - 1}:"
-            " it is damaged, or of another dataset."
-        )
+        wrong = f"has the label {low if low < 0 else high}, outside 0 to {classes - 1}"
+        raise DataError(f"{path} {wrong}: it is damaged, or of another dataset.")
 
 
 def image_set(images: Array, labels: Array, classes: tuple[str, ...]) -> ImageSet:

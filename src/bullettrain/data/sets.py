@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -39,19 +40,23 @@ def load(
     """
     if split not in ("train", "test"):
         raise DataError(f"split {split!r} is unknown: there are train and test.")
-    kind, colon, where = name_or_path.partition(":")
+    kind, _, where = name_or_path.partition(":")
+    if name_or_path not in NAMES and not (kind in OWN and where):
+        file = os.path.expanduser(name_or_path)  # often given without the word in front
+        lies = "folder" if os.path.isdir(file) else "npz" if os.path.isfile(file) and file.endswith(".npz") else ""
+        meant = f"; for what lies there write {lies}:{name_or_path}" if lies else ""
+        there = f"there are {', '.join(NAMES)}, folder:PATH and npz:PATH{meant}"
+        raise DataError(f"dataset {name_or_path!r} is unknown: {there}.")
     if image_size is not None and kind != "folder":
         raise DataError(f"an image size was given for {name_or_path}: only folders of images are resized.")
-    if colon and kind in OWN and where:
+    if kind in OWN:
         path, what = user_path(where), OWN[kind]
         with reading(path, what, f"give {what}"):
             return _load_npz(path, split) if kind == "npz" else _load_folder(path, split, _size(image_size))
-    if name_or_path == "digits":
+    if kind == "digits":
         return _part(read_digits(), split)
     readers = {"mnist": read_mnist, "cifar10": read_cifar10, "cifar100": read_cifar100}
-    if name_or_path not in readers:
-        raise DataError(f"dataset {name_or_path!r} is unknown: there are {', '.join(NAMES)}, folder:PATH and npz:PATH.")
-    return readers[name_or_path](find_root(root), split)
+    return readers[kind](find_root(root), split)
 
 
 def split_validation(data: ImageSet, size: int, seed: int) -> tuple[ImageSet, ImageSet]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from bullettrain.data.base import root as find_root
 from bullettrain.data.readers import idx_bytes, idx_path, read_batch, read_names
 
 Kind = Literal["bytes", "idx", "batch", "names"]
-State = Literal["ok", "missing", "wrong", "unreadable"]
+State = Literal["here", "partly", "missing", "built in", "needs extra"]
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,11 @@ class Source:
         return tuple(file for archive in self.archives for file in archive.files)
 
 
-@dataclass(frozen=True)
-class FileCheck:
-    """What `verify` found at a file's path: state "ok", "missing", "wrong" or "unreadable", and a sentence."""
+class FileCheck(NamedTuple):
+    """What `verify` found at a file's path: a state and a sentence."""
 
     path: Path
-    state: State
+    state: Literal["ok", "missing", "wrong", "unreadable"]
     detail: str
 
     @property
@@ -70,17 +69,18 @@ class FileCheck:
         return self.state == "ok"
 
 
-@dataclass(frozen=True)
-class Availability:
-    """What `available` found of a dataset: state "here", "partly", "missing", "built in" or "needs extra"."""
+class Availability(NamedTuple):
+    """What `available` found of a dataset."""
 
     name: str
     title: str
-    state: Literal["here", "partly", "missing", "built in", "needs extra"]
-    missing: tuple[Path, ...]
-    size: int
+    state: State
+    missing: tuple[Path, ...] = ()
 
 
+_MNIST_HOSTS = "https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"
+# The second host is where the first one sends its visitors on to.
+_CIFAR_HOSTS = "https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/"
 # md5 of the published .gz and of what is in it.
 _MNIST = {
     "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
@@ -88,87 +88,72 @@ _MNIST = {
     "t10k-images-idx3-ubyte": ("9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea"),
     "t10k-labels-idx1-ubyte": ("ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
 }
-_MNIST_HOSTS = "https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"
 # sha256 of content: of a batch its (n, 3072) pixels and then its n labels, a byte each; of the names, by line.
-_CIFAR10 = {
-    "data_batch_1": "ba52cb2d72c412975d7556bb26bd094956f1c002d1937053f6f1252f2ac17114",
-    "data_batch_2": "350ff9000489d02f2568c0dcf4912ffdbae9e50932147905fb1b8159ad54f0ac",
-    "data_batch_3": "a2b8653fc457df407af6c38b7e0d1a12530f3b5f81fce9f81516efd065daf722",
-    "data_batch_4": "133e6292c377755074c305db8a684d48d5397372cb0aba34f52b4335eab35d97",
-    "data_batch_5": "eb08cdc11fd1267ef871cf4790f193684b3f556d13317be68f4eb374a078ea87",
-    "test_batch": "9a4c74f5c8b6f2c4e13d3a1dfb43a5a8cda8a9da515e99fd620d2013a1a6287a",
-    "batches.meta": "bb3914949cecedee6d1257f7f5fdb8f43fa3b2c8095fd1763161caf1b873fe59",
-}
-_CIFAR100 = {
-    "train": "16019d7e3df5f24257cddd939b257f8d",
-    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
-    "meta": "7973b15100ade9c7d40fb424638fde48",
-}
-# The second host is where the first one sends its visitors on to.
-_CIFAR_HOSTS = "https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/"
+_CIFAR10 = [
+    File(f"cifar-10-batches-py/{name}", sha256, "names" if name == "batches.meta" else "batch")
+    for name, sha256 in {
+        "data_batch_1": "ba52cb2d72c412975d7556bb26bd094956f1c002d1937053f6f1252f2ac17114",
+        "data_batch_2": "350ff9000489d02f2568c0dcf4912ffdbae9e50932147905fb1b8159ad54f0ac",
+        "data_batch_3": "a2b8653fc457df407af6c38b7e0d1a12530f3b5f81fce9f81516efd065daf722",
+        "data_batch_4": "133e6292c377755074c305db8a684d48d5397372cb0aba34f52b4335eab35d97",
+        "data_batch_5": "eb08cdc11fd1267ef871cf4790f193684b3f556d13317be68f4eb374a078ea87",
+        "test_batch": "9a4c74f5c8b6f2c4e13d3a1dfb43a5a8cda8a9da515e99fd620d2013a1a6287a",
+        "batches.meta": "bb3914949cecedee6d1257f7f5fdb8f43fa3b2c8095fd1763161caf1b873fe59",
+    }.items()
+]
+_CIFAR100 = [
+    File(f"cifar-100-python/{name}", md5)
+    for name, md5 in {
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+        "meta": "7973b15100ade9c7d40fb424638fde48",
+    }.items()
+]
 
 
-def _published(hosts: tuple[str, ...], folder: str, name: str, md5: str, files: tuple[File, ...]) -> Archive:
-    return Archive(folder + name, tuple(host + name for host in hosts), md5, files)
+def _archive(hosts: tuple[str, ...], path: str, md5: str, files: Iterable[File]) -> Archive:
+    return Archive(path, tuple(host + Path(path).name for host in hosts), md5, tuple(files))
 
 
-SOURCES: Mapping[str, Source] = {
+SOURCES: dict[str, Source] = {
     "mnist": Source(
         "MNIST, 60,000 + 10,000 handwritten digits, 28x28 grey",
         tuple(
-            _published(_MNIST_HOSTS, "MNIST/raw/", f"{name}.gz", packed, (File(f"MNIST/raw/{name}", md5, "idx"),))
+            _archive(_MNIST_HOSTS, f"MNIST/raw/{name}.gz", packed, [File(f"MNIST/raw/{name}", md5, "idx")])
             for name, (packed, md5) in _MNIST.items()
         ),
     ),
     "cifar10": Source(
         "CIFAR-10, 50,000 + 10,000 photographs in 10 classes, 32x32 colour",
-        (
-            _published(
-                _CIFAR_HOSTS,
-                "",
-                "cifar-10-python.tar.gz",
-                "c58f30108f718f92721af3b95e74349a",
-                tuple(
-                    File(f"cifar-10-batches-py/{name}", sha256, "names" if name == "batches.meta" else "batch")
-                    for name, sha256 in _CIFAR10.items()
-                ),
-            ),
-        ),
+        (_archive(_CIFAR_HOSTS, "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", _CIFAR10),),
     ),
     "cifar100": Source(
         "CIFAR-100, 50,000 + 10,000 photographs in 100 classes, 32x32 colour",
-        (
-            _published(
-                _CIFAR_HOSTS,
-                "",
-                "cifar-100-python.tar.gz",
-                "eb9058c3a382ffc7106e4002c42a8d85",
-                tuple(File(f"cifar-100-python/{name}", md5) for name, md5 in _CIFAR100.items()),
-            ),
-        ),
+        (_archive(_CIFAR_HOSTS, "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", _CIFAR100),),
     ),
 }
 
 
-def source(name: str, sources: Mapping[str, Source] = SOURCES) -> Source:
+def source(name: str) -> Source:
     """The source of dataset `name`, or a DataError where it has none."""
-    if name not in sources:
-        known = ", ".join(sources)
+    if name not in SOURCES:
         why = "is read where it lies" if name.startswith(("folder:", "npz:")) else "is unknown"
-        raise DataError(f"dataset {name!r} {why}: {known} can be prepared and verified.")
-    return sources[name]
+        raise DataError(f"dataset {name!r} {why}: {', '.join(SOURCES)} can be prepared and verified.")
+    return SOURCES[name]
 
 
-def verify(name: str, root: str | Path | None = None, *, sources: Mapping[str, Source] = SOURCES) -> list[FileCheck]:
+def verify(name: str, root: str | Path | None = None) -> list[FileCheck]:
     """Check every file of a dataset against its digest; the digits, a part of scikit-learn, have none."""
-    if name == "digits":
-        return []
-    return [check(find_root(root), file) for file in source(name, sources).files]
+    return [] if name == "digits" else [check(find_root(root), file) for file in source(name).files]
+
+
+def _place(root: Path, file: File) -> Path:
+    return idx_path(root / file.path) if file.kind == "idx" else root / file.path
 
 
 def check(root: Path, file: File) -> FileCheck:
     """Check one file under `root` against its digest."""
-    path = idx_path(root / file.path) if file.kind == "idx" else root / file.path
+    path = _place(root, file)
     if not os.path.exists(path):  # a name too long is no file
         return FileCheck(path, "missing", "there is no such file.")
     try:
@@ -204,25 +189,14 @@ def md5_of(path: Path) -> str:
     return found.hexdigest()
 
 
-def available(root: str | Path | None = None, *, sources: Mapping[str, Source] = SOURCES) -> list[Availability]:
+def available(root: str | Path | None = None) -> list[Availability]:
     """What of each dataset is under the root, by presence alone; `verify` looks at the digests."""
     base = find_root(root)
-    has_digits = importlib.util.find_spec("sklearn") is not None
-    found = [
-        Availability(
-            "digits",
-            "scikit-learn's digits, 1,438 + 359 of them, 8x8 grey",
-            "built in" if has_digits else "needs extra",
-            (),
-            0,
-        )
-    ]
-    for name, entry in sources.items():
-        paths = [base / f.path if f.kind != "idx" else idx_path(base / f.path) for f in entry.files]
-        absent = tuple(path for path in paths if not os.path.isfile(path))
-        size = sum(path.stat().st_size for path in paths if path not in absent)
-        partly = len(absent) < len(paths)
-        found.append(
-            Availability(name, entry.title, "here" if not absent else "partly" if partly else "missing", absent, size)
-        )
+    built_in = importlib.util.find_spec("sklearn") is not None
+    title = "scikit-learn's digits, 1,438 + 359 of them, 8x8 grey"
+    found = [Availability("digits", title, "built in" if built_in else "needs extra")]
+    for name, entry in SOURCES.items():
+        absent = tuple(path for file in entry.files if not os.path.isfile(path := _place(base, file)))
+        state: State = "here" if not absent else "partly" if len(absent) < len(entry.files) else "missing"
+        found.append(Availability(name, entry.title, state, absent))
     return found

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.evaluation.results import unpack, unpack_counts
-from bullettrain.evaluation.statistics import paired_error, share_error
 
 Figure = Mapping[str, Any]
 """An accuracy as records keep it: `accuracy`, `examples`, and where it is known which images survived, the images'
@@ -56,6 +55,22 @@ def difference(mine: Sequence[Figure], other: Sequence[Figure]) -> Difference:
     ours, theirs = common[: len(mine)].mean(dim=0), common[len(mine) :].mean(dim=0)
     error = paired_error(ours, theirs) or 1 / n  # that all agree on n images does not prove that they always do
     return Difference(float((ours - theirs).mean()), error, True)
+
+
+def share_error(share: float, total: int) -> float:
+    """Standard error of a share of ``total`` examples."""
+    return math.sqrt(max(share * (1 - share), 0) / total)
+
+
+def paired_error(mine: Tensor, other: Tensor) -> float:
+    """Standard error of the difference of two shares of the same examples, of which (n,) were right, or how often.
+
+    Examples on which both agree say nothing of it: where ``mine`` alone is right on b and ``other`` alone on c, it is
+    √(b + c − (b − c)²/n) / n. Outcomes may be means over several networks.
+    """
+    apart = mine.double() - other.double()
+    n = len(apart)
+    return math.sqrt(max(float(apart.square().sum() - apart.sum().square() / n), 0)) / n
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import operator
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bullettrain.corruptions.chance import Chance
 from bullettrain.corruptions.files import LABELS, image_file, open_images, read_labels
@@ -20,9 +21,8 @@ from bullettrain.corruptions.table import AVERAGED, CORRUPTIONS, SEVERITIES
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.base import DataError
 from bullettrain.data.sets import sample
-from bullettrain.evaluation.accuracy import clean_round
+from bullettrain.evaluation.accuracy import clean_round, survive
 from bullettrain.evaluation.results import CorruptionDetails, pack_counts
-from bullettrain.evaluation.survival import Tick, survive
 from bullettrain.loading import try_network
 
 SPOT = ("gaussian_noise", "gaussian_blur", "contrast")
@@ -38,7 +38,7 @@ def corruption_accuracy(
     batch_size: int = 500,
     size: int = 0,
     baseline: Mapping[str, Sequence[float]] | None = None,
-    tick: Tick | None = None,
+    tick: Callable[[int], None] | None = None,
 ) -> CorruptionDetails:
     """Accuracy of the network, in eval mode, on the files of ``folder``: released ones, or those of `make`.
 
@@ -54,32 +54,29 @@ def corruption_accuracy(
     """
     there = _there(folder)
     averaged = [name for name in AVERAGED if name in there]
-    errors = None if baseline is None else {name: _baseline_errors(baseline, name) for name in averaged}
+    errors = None if baseline is None else [_baseline_errors(baseline, name) for name in averaged]
     labels = torch.from_numpy(read_labels(folder, classes))
     n = len(labels)
     for name in there:  # a wrong file is said before the first is evaluated
         open_images(image_file(folder, name), SEVERITIES * n)
     rows = sample(labels, min(size, n)) if size else torch.arange(n)
-    names = tuple(map(str, range(classes)))
-    accuracy: dict[str, list[float]] = {}
+    labels = labels[rows]
+    accuracy: dict[str, list[float]] = {name: [] for name in there}
     kept = torch.zeros(len(rows), dtype=torch.int64)
-    seen = hashlib.blake2b(labels[rows].numpy().tobytes(), digest_size=16)
-    for name in there:
-        images = open_images(image_file(folder, name), SEVERITIES * n)
-        right: list[Tensor] = []
-        for at in range(0, len(images), n):
-            pixels = torch.from_numpy(images[at + rows.numpy()]).permute(0, 3, 1, 2).contiguous()
-            part = ImageSet(pixels, labels[rows], names)
-            if not accuracy and not right:
-                try_network(model, to_unit(pixels[:2].to(device)), f"the images of {folder}")
-            rounds = [clean_round(model)]
-            right.append(survive(rounds, part, device=device, batch_size=batch_size, tick=tick).alive)
-            if name in AVERAGED:
-                seen.update(images[at + int(rows[len(rows) // 2])].tobytes())
-        accuracy[name] = [int(hits.sum()) / len(rows) for hits in right]
+    seen = hashlib.blake2b(labels.numpy().tobytes(), digest_size=16)
+    for number, (name, severity) in enumerate(itertools.product(there, range(SEVERITIES))):
+        images = open_images(image_file(folder, name), SEVERITIES * n)[severity * n + rows.numpy()]
+        pixels = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+        if number == 0:
+            try_network(model, to_unit(pixels[:2].to(device)), f"the images of {folder}")
+        part = ImageSet(pixels, labels, tuple(map(str, range(classes))))
+        right = survive([clean_round(model)], part, device=device, batch_size=batch_size, tick=tick).alive
+        accuracy[name].append(int(right.sum()) / len(rows))
         if name in AVERAGED:
-            kept += torch.stack(right).sum(dim=0)
-    ratios = [math.fsum(1 - share for share in accuracy[name]) / errors[name] for name in averaged] if errors else []
+            seen.update(images[len(rows) // 2].tobytes())
+            kept += right
+    wrong = [math.fsum(1 - share for share in accuracy[name]) for name in averaged]
+    mce = math.fsum(map(operator.truediv, wrong, errors)) / len(averaged) if errors else None
     return CorruptionDetails(
         accuracy,
         [name for name in AVERAGED if name not in there],
@@ -87,7 +84,7 @@ def corruption_accuracy(
         len(rows),
         pack_counts(kept),
         seen.hexdigest(),
-        math.fsum(ratios) / len(ratios) if ratios else None,
+        mce,
     )
 
 
@@ -124,17 +121,11 @@ def spot_corruptions(
 
 def _baseline_errors(baseline: Mapping[str, Sequence[float]], name: str) -> float:
     """What the baseline gets wrong under a corruption, summed over severities."""
-    if name not in baseline:
-        raise DataError(f"the baseline has no {name}: give its accuracies for all that is evaluated.")
-    shares = baseline[name]
-    try:
-        fine = len(shares) == SEVERITIES and all(0 <= float(share) <= 1 for share in shares)
-    except (TypeError, ValueError):
-        fine = False
-    if not fine:
-        raise DataError(f"the baseline has {shares!r} for {name}: give {SEVERITIES} accuracies in [0, 1].")
-    if (errors := math.fsum(1 - float(share) for share in shares)) == 0:
-        raise DataError(f"the baseline makes no error under {name}: there is nothing to divide by.")
+    shares = baseline.get(name, ())
+    errors = math.fsum(1 - share for share in shares)
+    if len(shares) != SEVERITIES or not all(0 <= share <= 1 for share in shares) or not errors:
+        wanted = f"{SEVERITIES} accuracies in [0, 1], not all of them 1"
+        raise DataError(f"the baseline has {list(shares)} for {name}: give {wanted}.")
     return errors
 
 
@@ -146,8 +137,6 @@ def _there(folder: Path) -> list[str]:
     if not set(there) & set(AVERAGED):
         dataset = "cifar100" if "100" in folder.name else "cifar10"  # only its name can say whose images they are of
         command = shlex.join(["bullettrain", "data", "corrupt", "--dataset", dataset, "--out", str(folder)])
-        raise DataError(
-            f"{folder} has none of the files {image_file(Path(), AVERAGED[0])} … that are averaged:"
-            f" put the released ones there, or run `{command}`."
-        )
+        none = f"{folder} has none of the files {image_file(Path(), AVERAGED[0])} … that are averaged"
+        raise DataError(f"{none}: put the released ones there, or run `{command}`.")
     return there

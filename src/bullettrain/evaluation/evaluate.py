@@ -6,37 +6,40 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.sets import fingerprint, sample
 from bullettrain.evaluation import autoattack, corruptions
-from bullettrain.evaluation.accuracy import clean_round, pgd_rounds
-from bullettrain.evaluation.evaluated_model import EvaluatedModel, channels_last, prepare
-from bullettrain.evaluation.fast_autoattack import VERSION, fast_rounds
+from bullettrain.evaluation.accuracy import (
+    EvaluatedModel,
+    Round,
+    Survival,
+    channels_last,
+    clean_round,
+    pgd_rounds,
+    prepare,
+    survive,
+)
 from bullettrain.evaluation.masking import masking_signs, too_short, unbounded
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Entry, Result, Store, class_shares, new_result, pack, worst_cases
 from bullettrain.evaluation.specs import APGD, PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict
-from bullettrain.evaluation.survival import Round, Survival, survive
 from bullettrain.loading import LoadedModel
 from bullettrain.precision import Precision, arithmetic
-from bullettrain.progress import EvaluationBar
 from bullettrain.run_folder import environment
 
 CURVE_STEPS = (1, 2, 5, 10, 20, 50, 100)
 CURVE_EPS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 """Of the ε that the network is evaluated at."""
-SAVE_SECONDS = 30.0
-"""Time between two writings, and lines, of how far an attack has come; a stop that is asked for writes at once."""
 
 
 @dataclass(frozen=True)
@@ -87,29 +90,13 @@ def evaluate(
     """
     if any(isinstance(a, AutoAttack) and not _is_fast(a, p) for a in plan.attacks for p in plan.precisions):
         autoattack.installed()  # say so before an hour of other attacks
-    digest = model.digest
     images, among = _choose(images, plan.images)
     network = prepare(model.network, images, device=device, data=data)
     whole = _Part("attack", images, torch.arange(len(images)))
-    entry = store.entry(
-        Entry(
-            model.name,
-            model.weights,
-            digest,
-            data,
-            whole.fingerprint,
-            len(images),
-            list(images.classes),
-            environment(device),
-            recipe=model.config.recipe if model.config else "",
-            among=among,
-        )
-    )
-    runners = []
-    for precision in plan.precisions:
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        evaluated = EvaluatedModel(network, dtype=dtype, compiled=plan.compiled).eval()
-        runners.append(AttackRunner(evaluated, whole, entry, plan, precision, device, store, progress))
+    about = (model.name, model.weights, model.digest, data, whole.fingerprint, len(images), list(images.classes))
+    recipe = model.config.recipe if model.config else ""
+    entry = store.entry(Entry(*about, environment(device), recipe=recipe, among=among))
+    runners = [AttackRunner(network, p, whole, entry, plan, device, store, progress) for p in plan.precisions]
     if plan.overwrite:  # all at once, so that a stopped evaluation can go on with what it has found itself
         store.forget(entry, {runner.key(*job) for runner in runners for job in runner.jobs})
         conclude(entry, images)
@@ -153,15 +140,20 @@ class _Part:
 class AttackRunner:
     """One network in one precision."""
 
-    model: EvaluatedModel
+    network: nn.Module
+    precision: Precision
     whole: _Part
     entry: Entry
     plan: Plan
-    precision: Precision
     device: torch.device
     store: Store
     progress: EvaluationProgress
-    bar: EvaluationBar | None = None
+
+    @cached_property
+    def model(self) -> EvaluatedModel:
+        """What attacks search with."""
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
+        return EvaluatedModel(self.network, dtype=dtype, compiled=self.plan.compiled).eval()
 
     @cached_property
     def jobs(self) -> list[tuple[Attack, _Part]]:
@@ -193,7 +185,8 @@ class AttackRunner:
         parts |= {"precision": self.precision, "seed": self.plan.seed, "batch_size": self.plan.batch_size}
         parts["device"] = self.device.type
         if isinstance(attack, AutoAttack):
-            parts["package"] = VERSION if _is_fast(attack, self.precision) else autoattack.installed()
+            fast = _is_fast(attack, self.precision)
+            parts["package"] = autoattack.FAST_VERSION if fast else autoattack.installed()
         if isinstance(attack, Corruptions):
             parts |= {"images": str(corruptions.list_files(self.plan.folder)), "baseline": self.plan.mce_baseline}
             parts |= {"size": self.plan.images} if self.plan.images else {}
@@ -222,27 +215,25 @@ class AttackRunner:
     def _attack(self, attack: Attack, part: _Part, key: str, clean: Tensor | None) -> Result:
         """Put the images through the rounds of an attack, from where a stop has left it."""
         images, size = part.images, self.plan.batch_size
-        rounds, notes = self._rounds(attack)
-        fresh = Survival.fresh(len(images)) if clean is None else Survival.after_clean(clean)
-        state, before = self.store.begun(key, len(images)) or (fresh, 0.0)
-        began = written = time.monotonic()
+        notes = autoattack.Notes()
+        rounds = [clean_round(self.model), *self._rounds(attack, notes, lambda passes: bar.partly(passes))]
+        state, before = self.store.begun(key, len(images)) or (Survival.fresh(len(images)), 0.0)
+        if clean is not None and not state.shares:
+            state.alive = clean.clone()
+            state.end_round()
+        began = time.monotonic()
 
-        def keep(now: Survival) -> None:
-            nonlocal written
-            self.store.keep(key, now, before + time.monotonic() - began)
-            due, ended = time.monotonic() - written > SAVE_SECONDS, now.batches == 0
-            if due:
-                self.store.save()
-                written = time.monotonic()
-            bar.left(left := now.left(rounds, size))
+        def tick(passes: int) -> None:
+            seconds, number = time.monotonic() - began, len(state.shares)
+            due, ended = self.store.keep(key, state, before + seconds), state.batches == 0
+            bar.left(left := state.left(rounds, size))
             if left and bar.done and (due or (ended and isinstance(attack, AutoAttack))):
-                seconds = time.monotonic() - began
-                name = f"after {rounds[len(now.shares) - 1].name}" if ended else f"in {rounds[len(now.shares)].name}"
-                self.progress.part(name, now.share, seconds, seconds * left / bar.done)
+                name = f"after {rounds[number - 1].name}" if ended else f"in {rounds[number].name}"
+                self.progress.part(name, state.share, seconds, seconds * left / bar.done)
+            bar(passes)
 
         try:
             with self.progress.attacking(attack.name, state.left(rounds, size)) as bar:
-                self.bar = bar
                 survive(
                     rounds,
                     images,
@@ -251,8 +242,7 @@ class AttackRunner:
                     seed=self.plan.seed,
                     channels_last=channels_last(self.device),
                     state=state,
-                    tick=bar,
-                    saved=keep,
+                    tick=tick,
                 )
         except BaseException:
             if key in self.store.unfinished:
@@ -266,30 +256,24 @@ class AttackRunner:
             per_class=class_shares(state.alive, images.labels, len(images.classes)),
             survived=pack(state.alive),
             rounds=list(zip([part.name for part in rounds], state.shares, strict=True)),
-            notes=notes.texts,
+            notes=list(notes),
         )
 
-    def _rounds(self, attack: Attack) -> tuple[list[Round], autoattack.Notes]:
-        """A clean look, which is there mostly, the rounds of the attack, and what they will remark."""
-        rounds, notes, classes = [clean_round(self.model)], autoattack.Notes(), len(self.whole.images.classes)
+    def _rounds(self, attack: Attack, notes: autoattack.Notes, partly: Callable[[int], None]) -> list[Round]:
+        """The rounds of an attack, which will remark in ``notes``, and say within a batch how far they are."""
         if isinstance(attack, PGD):
-            rounds += pgd_rounds(self.model, attack)
-        elif isinstance(attack, AutoAttack):
-            names = autoattack.attack_names(classes, only_apgd=isinstance(attack, APGD))
-            if "apgd-t" not in names:
-                notes.texts.append(f"apgd-t is left out: its loss compares four classes, and there are {classes}")
-            how: dict[str, Any] = {"classes": classes, "seed": self.plan.seed, "notes": notes}
-            if _is_fast(attack, self.precision):
-                some = self.whole.images.images[:2].to(self.device)
-                x = to_unit(some, channels_last=channels_last(self.device))
-                rounds += fast_rounds(self.model, names, eps=attack.eps, images=x, tick=self._partly, **how)
-            else:
-                rounds += autoattack.autoattack_rounds(self.model, names, attack, device=self.device, **how)
-        return rounds, notes
-
-    def _partly(self, passes: int) -> None:
-        if self.bar is not None:
-            self.bar.partly(passes)
+            return pgd_rounds(self.model, attack)
+        if not isinstance(attack, AutoAttack):
+            return []
+        classes = len(self.whole.images.classes)
+        names = autoattack.attack_names(classes, only_apgd=isinstance(attack, APGD))
+        if "apgd-t" not in names:
+            notes.warning(f"apgd-t is left out: its loss compares four classes, and there are {classes}")
+        some = to_unit(self.whole.images.images[:2].to(self.device), channels_last=channels_last(self.device))
+        how: dict[str, Any] = {"classes": classes, "seed": self.plan.seed, "notes": notes, "images": some}
+        if _is_fast(attack, self.precision):
+            return autoattack.fast_rounds(self.model, attack, names, tick=partly, **how)
+        return autoattack.autoattack_rounds(self.model, attack, names, **how)
 
     def _corruptions(self, attack: Corruptions) -> Result:
         """Mean accuracy over common corruptions, from a folder of them."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import permutations
 from typing import Any
 
-from bullettrain.evaluation.results import Result
+from torch import Tensor
+
+from bullettrain.evaluation.results import Result, wilson
 from bullettrain.evaluation.specs import radius
-from bullettrain.evaluation.statistics import rises, wilson
 
 UNBOUNDED_LEFT = 0.01
 """Accuracy that an attack without bounds may leave: a few images can be hard to reach in few steps."""
@@ -27,18 +30,30 @@ def masking_signs(results: Sequence[Result], *, dimensions: int) -> list[str]:
     for group in _groups(results, lambda r: (r.role, r.examples)):
         # An attack whose steps do not reach the edge of its ball may well be the weaker for it.
         attacks = [r for r in group if r.attack["attack"] == "pgd" and _reaches_edge(r)]
-        for few, many in _rising(attacks, ("norm", "eps", "loss"), _has_more_steps):
+        for few, many in _rising(attacks, "steps", ("norm", "eps", "loss")):
             what = "one step breaks more than many" if few.attack["steps"] == 1 else "more steps break less"
             found.append(
                 f"{what}: {_left(few)} after {_steps(few)}, but {_left(many)} after {_steps(many)} at {_eps(few)}"
             )
-        for small, large in _rising(attacks, ("norm", "steps", "restarts", "loss"), _has_larger_eps):
+        for small, large in _rising(attacks, "eps", ("norm", "steps", "restarts", "loss")):
             found.append(
                 f"a larger ε breaks less: {_left(small)} at {_eps(small)}, but {_left(large)} at {_eps(large)} "
                 f"with {_steps(small)}"
             )
-        found += _unbounded(attacks, dimensions)
-        found += [text for r in group if r.attack["attack"] == "autoattack" for text in _without_gradients(r)]
+        # An attack that may change everything has to break everything.
+        most = [r for r in attacks if r.attack["eps"] >= unbounded(r.attack["norm"], dimensions)]
+        best = min((r for r in most if r.attack["steps"] >= MIN_STEPS), key=lambda r: r.accuracy, default=None)
+        if best is not None and wilson(best.correct, best.examples)[0] > UNBOUNDED_LEFT:
+            found.append(
+                f"an attack without bounds leaves {_left(best)} after {_steps(best)}, where it should leave 0 %"
+            )
+        for result in (r for r in group if "square" in dict(r.rounds)):
+            # It comes last: what it still finds, gradients did not show.
+            *_, (_, before), (_, after) = result.rounds
+            if before - after > SQUARE_FINDS:
+                more = f"breaks {100 * (before - after):.1f} % more of the images"
+                where = f"after AutoAttack's gradient attacks at {_eps(result)}"
+                found.append(f"Square, which uses no gradients, {more} {where}")
     return [f"{text}; gradients may be masked" for text in dict.fromkeys(found)]
 
 
@@ -57,52 +72,36 @@ def unbounded(norm: str, dimensions: int) -> float:
     return 1.0 if norm == "linf" else float(dimensions) ** 0.5
 
 
-def _rising(
-    attacks: Sequence[Result], alike: Sequence[str], stronger: Callable[[Result, Result], bool]
-) -> Iterator[tuple[Result, Result]]:
-    """Among attacks ``alike`` in these settings, the two with the largest rise from a weaker to a stronger attack."""
-    for group in _groups(attacks, lambda r: tuple(r.attack[key] for key in alike)):
-        pairs = [pair for pair in permutations(group, 2) if stronger(*pair) and rises(pair[0].mask, pair[1].mask)]
-        if pairs:
-            yield max(pairs, key=lambda pair: pair[1].accuracy - pair[0].accuracy)
+def rises(before: Tensor, after: Tensor, *, least: float = 0.005) -> bool:
+    """Whether ``after`` (n,) bool is true more often than ``before`` (n,), the same examples, beyond chance.
+
+    McNemar: only examples that changed count, and by chance they change either way equally often. Three
+    deviations, since many pairs are looked at, and at least ``least`` of all, since small ones mean little.
+    """
+    gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
+    return gained - lost > max(3 * math.sqrt(gained + lost), least * len(before))
 
 
-def _has_more_steps(few: Result, many: Result) -> bool:
-    """More steps, and no fewer restarts: then it ought to break at least as much."""
-    return bool(few.attack["steps"] < many.attack["steps"] and few.attack["restarts"] <= many.attack["restarts"])
+def _rising(attacks: Sequence[Result], by: str, alike: Sequence[str]) -> Iterator[tuple[Result, Result]]:
+    """Among attacks ``alike`` in these settings, the largest rise from one to one that is stronger ``by`` a setting.
+
+    With no fewer restarts it ought to break at least as much.
+    """
+    for group in _groups(attacks, lambda r: [r.attack[key] for key in alike]):
+        pairs = [
+            (weak, strong)
+            for weak, strong in permutations(group, 2)
+            if weak.attack[by] < strong.attack[by] and weak.attack["restarts"] <= strong.attack["restarts"]
+        ]
+        rising = [pair for pair in pairs if rises(pair[0].mask, pair[1].mask)]
+        if rising:
+            yield max(rising, key=lambda pair: pair[1].accuracy - pair[0].accuracy)
 
 
-def _has_larger_eps(small: Result, large: Result) -> bool:
-    return bool(small.attack["eps"] < large.attack["eps"])
-
-
-def _unbounded(attacks: Sequence[Result], dimensions: int) -> list[str]:
-    """An attack that may change everything has to break everything."""
-    free = [
-        r
-        for r in attacks
-        if r.attack["eps"] >= unbounded(r.attack["norm"], dimensions) and r.attack["steps"] >= MIN_STEPS
-    ]
-    best = min(free, key=lambda r: r.accuracy, default=None)
-    if best is None or wilson(best.correct, best.examples)[0] <= UNBOUNDED_LEFT:
-        return []
-    return [f"an attack without bounds leaves {_left(best)} after {_steps(best)}, where it should leave 0 %"]
-
-
-def _without_gradients(result: Result) -> list[str]:
-    """Square uses no gradient and comes last: what it still finds, gradients did not show."""
-    shares = dict(result.rounds)
-    found = min((share for name, share in shares.items() if name != "square"), default=0.0) - shares.get("square", 1.0)
-    if found <= SQUARE_FINDS:
-        return []
-    more = f"breaks {100 * found:.1f} % more of the images"
-    return [f"Square, which uses no gradients, {more} after AutoAttack's gradient attacks at {_eps(result)}"]
-
-
-def _groups(results: Sequence[Result], by: Callable[[Result], Any]) -> list[list[Result]]:
-    groups: dict[Any, list[Result]] = {}
+def _groups(results: Sequence[Result], by: Callable[[Result], Iterable[Any]]) -> list[list[Result]]:
+    groups: dict[tuple[Any, ...], list[Result]] = defaultdict(list)
     for result in results:
-        groups.setdefault(by(result), []).append(result)
+        groups[tuple(by(result))].append(result)
     return list(groups.values())
 
 

@@ -40,33 +40,23 @@ class EvaluationProgress:
 
     def part(self, name: str, accuracy: float, seconds: float, left: float) -> None:
         """How far an attack is, which leaves ``accuracy`` so far: a line where there is no bar."""
-        if self.console is None or self.progress is not None:
-            return
-        text = f"  {name}  {share(accuracy)}  {duration(seconds)}, about {duration(left)} left"
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+        if self.progress is None:
+            self._say(f"  {name}", share(accuracy), f"{duration(seconds)}, about {duration(left)} left")
 
     def done(self, result: Result, *, kept: bool) -> None:
-        """A result, new or from before, in a line; points of a curve are left to the bar where there is one."""
-        if self.console is None or (self.progress is not None and result.role == "curve"):
-            return
-        self.console.print(line(result, kept=kept), soft_wrap=True, highlight=False, markup=False)
+        """A result, new or from before: `PGD-20  L∞ 0.031  50.41 %  (49.43 to 51.39)  12.3 s`."""
+        if result.role == "curve" and self.progress is not None:
+            return  # the bar is enough
+        parts = [formatting.attack_name(result.name)]
+        parts += [threat_in_words(*result.threat)] if result.threat else []
+        parts += [f"curve of {result.examples} images"] if result.role == "curve" else []
+        parts += [share(result.accuracy), interval(result.interval)]
+        parts += [result.precision] if result.precision != "float32" else []
+        self._say(*parts, "from before" if kept else duration(result.seconds))
 
-
-def line(result: Result, *, kept: bool = False) -> str:
-    """A result in a line: `PGD-20  L∞ 0.031  50.41 %  (49.43 to 51.39)  12.3 s`."""
-    parts = [title(result)]
-    if result.role == "curve":
-        parts.append(f"curve of {result.examples} images")
-    parts += [share(result.accuracy), interval(result.interval)]
-    parts += [result.precision] if result.precision != "float32" else []
-    parts.append("from before" if kept else duration(result.seconds))
-    return "  ".join(parts)
-
-
-def title(result: Result) -> str:
-    """`PGD-20  L∞ 8/255`."""
-    name = formatting.attack_name(result.name)
-    return f"{name}  {threat_in_words(*result.threat)}" if result.threat else name
+    def _say(self, *parts: str) -> None:
+        if self.console is not None:
+            self.console.print("  ".join(parts), soft_wrap=True, highlight=False, markup=False)
 
 
 def share(value: float) -> str:

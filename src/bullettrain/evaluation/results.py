@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import math
+import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,14 +17,17 @@ from torch import Tensor
 
 from bullettrain.brief import first_line
 from bullettrain.corruptions.table import AVERAGED
+from bullettrain.evaluation.accuracy import Survival
 from bullettrain.evaluation.specs import KINDS, Attack, as_dict
-from bullettrain.evaluation.statistics import wilson
-from bullettrain.evaluation.survival import Survival
 from bullettrain.lock import alone
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.schema import SchemaError, conform
 
 FILE = "evaluation.json"
+Z95 = 1.959963984540054
+"""97.5 % of a standard normal lie below."""
+SAVE_SECONDS = 30.0
+"""Time between two writings of how far an attack has come; a stop that is asked for writes at once."""
 MOST_UNFINISHED = 16
 """Stopped attacks that are remembered; those of weights that are no more would pile up."""
 
@@ -189,6 +193,7 @@ class Store:
         """How far attacks have come that were stopped, by key."""
         self.forgot = False
         """Whether results from before were dropped."""
+        self._saved = time.monotonic()
         if folder.is_file():
             raise RunError(f"--out {folder} is a file; give a folder")
         try:
@@ -207,18 +212,18 @@ class Store:
 
         Entries of the same name with other weights, or of as many images that are others, are no longer true.
         """
+
+        def outdated(kept: Entry) -> bool:
+            same = (kept.model, kept.weights) == (fresh.model, fresh.weights)
+            images = (kept.data, kept.examples) == (fresh.data, fresh.examples)
+            return same and (kept.digest != fresh.digest or images)
+
         for kept in self.entries:
             if (kept.digest, kept.fingerprint, kept.weights) == (fresh.digest, fresh.fingerprint, fresh.weights):
                 # A run may have been renamed; of older entries it is not known what they are a part of.
                 kept.model, kept.environment, kept.among = fresh.model, fresh.environment, fresh.among
                 return kept
-        others = []
-        for kept in self.entries:
-            same = (kept.model, kept.weights) == (fresh.model, fresh.weights)
-            images = (kept.data, kept.examples) == (fresh.data, fresh.examples)
-            if not (same and (kept.digest != fresh.digest or images)):
-                others.append(kept)
-        self.entries = [*others, fresh]
+        self.entries = [*(kept for kept in self.entries if not outdated(kept)), fresh]
         return fresh
 
     def forget(self, entry: Entry, keys: Set[str]) -> None:
@@ -240,6 +245,7 @@ class Store:
 
     def save(self) -> None:
         """Write everything, whole or not at all."""
+        self._saved = time.monotonic()
         content = asdict(Evaluations(1, self.entries, self.unfinished or None))
         RunFolder(self.folder).write_json(FILE, {key: value for key, value in content.items() if value is not None})
 
@@ -253,12 +259,25 @@ class Store:
             return None
         return Survival(alive, pending, kept.batches, list(kept.shares)), kept.seconds
 
-    def keep(self, key: str, state: Survival, seconds: float) -> None:
-        """Note how far an attack has come; :meth:`save` writes it."""
+    def keep(self, key: str, state: Survival, seconds: float) -> bool:
+        """Note how far an attack has come, and write it where that is due; whether it was written."""
         alive, pending = pack(state.alive), pack(state.pending)
         self.unfinished[key] = Unfinished(alive, pending, state.batches, list(state.shares), round(seconds, 2))
         for stale in list(self.unfinished)[:-MOST_UNFINISHED]:
             del self.unfinished[stale]
+        if due := time.monotonic() - self._saved > SAVE_SECONDS:
+            self.save()
+        return due
+
+
+def wilson(correct: float, total: int) -> tuple[float, float]:
+    """95 % confidence interval (Wilson's score) of a share of ``correct`` in ``total``; sound near 0 and 1 too."""
+    if total < 1:
+        raise ValueError("an interval needs at least one example")
+    share, z2 = correct / total, Z95 * Z95
+    middle = (share + z2 / (2 * total)) / (1 + z2 / total)
+    reach = Z95 / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total * total))
+    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 def worst_cases(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -21,8 +21,6 @@ from torch import Tensor
 Logits = Callable[[Tensor], Tensor]
 MakeRunner = Callable[[Callable[[], Sequence[Tensor]]], Callable[[Callable[[], None]], object]]
 """Given what the buffers are, something that runs a function, or replays what it did the first time."""
-Tick = Callable[[float], None]
-"""Told how much of an attack is done, from 0 to 1."""
 
 NEWTON_STEPS = 8
 """Of the projection in FAB: 4 are exact to rounding for changes of up to half of the range of pixels, 6 for any."""
@@ -50,41 +48,54 @@ class Attack(ABC):
         like: (n, C, H, W), whose shape, layout and device the buffers have.
         eps: radius of the ball.
         make_runner: makes what runs :meth:`step`.
-        iterations: calls of :meth:`step`.
     """
 
-    def __init__(
-        self, network: Logits, like: Tensor, eps: float, make_runner: MakeRunner = eager, *, iterations: int = 100
-    ) -> None:
-        self.network, self.eps, self.iterations = network, eps, iterations
+    iterations = 100
+    looks_first = True
+    """Whether the first call of :meth:`step` only looks at the start."""
+
+    def __init__(self, network: Logits, like: Tensor, eps: float, make_runner: MakeRunner = eager) -> None:
+        self.network, self.eps, self.calls = network, eps, self.iterations + self.looks_first
         self.x, self.x_adv, self.found = (torch.zeros_like(like) for _ in range(3))
         self.y, self.target = (torch.zeros(len(like), dtype=torch.int64, device=like.device) for _ in range(2))
         self.margin = torch.zeros(len(like), device=like.device)
         """Smallest margin so far, that of ``found``."""
         self.iteration = torch.zeros(1, dtype=torch.int64, device=like.device)
+        self.allocate(like)
         self._runner = make_runner(lambda: [value for value in vars(self).values() if torch.is_tensor(value)])
 
     def __call__(
-        self, x: Tensor, y: Tensor, target: Tensor | None, generator: torch.Generator, tick: Tick | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        target: Tensor,
+        generator: torch.Generator,
+        tick: Callable[[float], None] = lambda share: None,
     ) -> tuple[Tensor, Tensor]:
-        """Attack x (n, C, H, W) with labels y (n,) towards ``target`` (n,); candidates and their margins (n,)."""
+        """Attack x (n, C, H, W) with labels y (n,), towards ``target`` (n,) where it has one.
+
+        Returns:
+            Candidates (n, C, H, W) and their margins (n,) as the network has them; ``tick`` is told now and then which
+            share of the iterations is done.
+        """
         n = len(x)
         with torch.no_grad():
-            self.x[:n].copy_(x)
-            self.y[:n].copy_(y)
-            if target is not None:
-                self.target[:n].copy_(target)
+            for buffer, values in ((self.x, x), (self.y, y), (self.target, target)):
+                buffer[:n].copy_(values)
             self.found.copy_(self.x)
             self.margin.fill_(torch.inf)
             self.iteration.zero_()
             self.start(n, generator)
-        for number in range(self.iterations):
+        for call in range(1, self.calls + 1):
             self._runner(self.step)
-            if tick is not None and (number + 1) % REPORT_EVERY == 0:
+            if call % REPORT_EVERY == 0:
                 if self.x.is_cuda:
                     torch.cuda.current_stream().synchronize()  # or the host would be far ahead
-                tick((number + 1) / self.iterations)
+                tick(call / self.calls)
         return self.found[:n].clone(), self.margin[:n].clone()
+
+    def allocate(self, like: Tensor) -> None:  # noqa: B027 (not every attack has any)
+        """Make further buffers."""
 
     @abstractmethod
     def start(self, n: int, generator: torch.Generator) -> None:
@@ -103,6 +114,10 @@ class Attack(ABC):
             (gradient,) = torch.autograd.grad(values.sum(), x)
         return logits.detach(), values.detach(), gradient
 
+    def behind(self, logits: Tensor) -> Tensor:
+        """(n,) z_target − z_y."""
+        return (logits.gather(1, self.target[:, None]) - logits.gather(1, self.y[:, None]))[:, 0]
+
     def keep(self, x: Tensor, logits: Tensor, allowed: Tensor | None = None) -> None:
         """Remember those of x that are nearer to a misclassification than any before."""
         margin = margins(logits, self.y)
@@ -118,31 +133,16 @@ class Attack(ABC):
 
 
 class APGD(Attack):
-    """Gradient ascent with momentum whose step is halved where the loss stalls, from the best point so far.
+    """Gradient ascent on cross-entropy with momentum; where it stalls, from the best point with half the step."""
 
-    Without a target it climbs cross-entropy, with one the targeted difference of logits ratio.
-    """
-
-    def __init__(
-        self,
-        network: Logits,
-        like: Tensor,
-        eps: float,
-        make_runner: MakeRunner = eager,
-        *,
-        targeted: bool,
-        iterations: int = 100,
-        schedule: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(network, like, eps, make_runner, iterations=iterations + 1)
-        self.targeted = targeted
+    def allocate(self, like: Tensor) -> None:
+        """What is remembered between two checks of the step size."""
         self.x_old, self.x_best, self.grad_best = (torch.zeros_like(like) for _ in range(3))
         self.loss_best, self.loss_check, self.loss_last, self.rises, self.step_size = (
             torch.zeros_like(self.margin) for _ in range(5)
         )
         self.halved = torch.zeros_like(self.margin, dtype=torch.bool)
-        windows = check_windows(iterations) if schedule is None else list(schedule)
-        self.windows = torch.tensor([0, *windows], device=like.device)
+        self.windows = torch.tensor([0, *check_windows(self.iterations)], device=like.device)
         """At each call, how many iterations there were since the last check; 0: no check."""
 
     def start(self, n: int, generator: torch.Generator) -> None:
@@ -159,11 +159,7 @@ class APGD(Attack):
 
     def loss(self, logits: Tensor) -> Tensor:
         """(n,), larger is nearer to a misclassification."""
-        if not self.targeted:
-            return F.cross_entropy(logits, self.y, reduction="none")
-        top = logits.topk(4, dim=1).values
-        ahead = (logits.gather(1, self.y[:, None]) - logits.gather(1, self.target[:, None]))[:, 0]
-        return -ahead / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
+        return F.cross_entropy(logits, self.y, reduction="none")
 
     def step(self) -> None:
         """Look at where it is, then move; the first call looks at the start."""
@@ -210,22 +206,28 @@ def check_windows(iterations: int) -> list[int]:
     return windows
 
 
+class TargetedAPGD(APGD):
+    """The same on the targeted difference of logits ratio."""
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """(n,), larger is nearer to the target."""
+        top = logits.topk(4, dim=1).values
+        return self.behind(logits) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
+
+
 class FAB(Attack):
     """Steps onto the linearised boundary towards a target class, pulled to the image; keeps what is in the ball."""
 
+    looks_first = False
     OVERSHOOT, BACK, MOST = 1.05, 0.9, 0.1
 
     def start(self, n: int, generator: torch.Generator) -> None:
         """At the images themselves."""
         self.x_adv.copy_(self.x)
 
-    def loss(self, logits: Tensor) -> Tensor:
-        """(n,) z_target − z_y."""
-        return (logits.gather(1, self.target[:, None]) - logits.gather(1, self.y[:, None]))[:, 0]
-
     def step(self) -> None:
         """One projection, and a look at where it leads."""
-        _, ahead, grad = self.gradient(self.x_adv, self.loss)
+        _, ahead, grad = self.gradient(self.x_adv, self.behind)
         with torch.no_grad():
             level = (grad * self.x_adv).sum(dim=(1, 2, 3)) - ahead
             from_here, from_image = (onto_plane(start, grad, level) for start in (self.x_adv, self.x))
@@ -261,15 +263,14 @@ def onto_plane(x: Tensor, normal: Tensor, level: Tensor) -> Tensor:
 class Square(Attack):
     """Random search without gradients: a square of the image is set to the ball's edge, and kept where that helps."""
 
-    def __init__(
-        self, network: Logits, like: Tensor, eps: float, make_runner: MakeRunner = eager, *, queries: int = 5000
-    ) -> None:
-        super().__init__(network, like, eps, make_runner, iterations=queries + 1)
+    iterations = 5000
+
+    def allocate(self, like: Tensor) -> None:
+        """The squares that will be tried."""
         channels, height, width = like.shape[1:]
-        self.sizes = [square_size(query, height, width) for query in range(queries)]
-        self.squares = torch.zeros(queries + 1, 4, dtype=torch.int64, device=like.device)
+        self.squares = torch.zeros(self.calls, 4, dtype=torch.int64, device=like.device)
         """Of each call: first and last + 1 row and column; none at the first, which looks at the start."""
-        self.signs = torch.zeros(queries + 1, channels, device=like.device)
+        self.signs = torch.zeros(self.calls, channels, device=like.device)
         self.row = torch.arange(height, device=like.device)[:, None]
         self.column = torch.arange(width, device=like.device)[None, :]
 
@@ -281,7 +282,8 @@ class Square(Attack):
         stripes = (2 * torch.rand(n, channels, 1, width, generator=draws) - 1).sign().to(self.x.device)
         self.found[:n] = (self.x[:n] + self.eps * stripes).clamp(0, 1)
         squares, signs = [[0, 0, 0, 0]], [torch.zeros(channels)]
-        for side in self.sizes:
+        for query in range(self.iterations):
+            side = square_size(query, height, width)
             top = int((height - side) * torch.rand(1, generator=draws))
             left = int((width - side) * torch.rand(1, generator=draws))
             squares.append([top, top + side, left, left + side])
@@ -308,6 +310,10 @@ def square_size(query: int, height: int, width: int, share: float = 0.8) -> int:
     bounds = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
     share /= 2 ** sum(query > bound for bound in bounds)
     return min(max(round(math.sqrt(share * height * width)), 1), height, width)
+
+
+ATTACKS: dict[str, type[Attack]] = {"apgd-ce": APGD, "apgd-t": TargetedAPGD, "fab-t": FAB, "square": Square}
+"""The attacks of the standard version, by AutoAttack's names."""
 
 
 def rows(values: Tensor) -> Tensor:

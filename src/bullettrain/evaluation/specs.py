@@ -7,14 +7,12 @@ import re
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from bullettrain.attacks.norms import USUAL_EPS
+from bullettrain.config.sections import LIMITS, Config
 from bullettrain.config.settings import ConfigError, parse
 from bullettrain.validation import instead
-
-if TYPE_CHECKING:
-    from bullettrain.config.sections import Config
 
 PAPER_STEP = 0.003
 """Step size of the paper's PGD-20, at its eps."""
@@ -138,29 +136,32 @@ def parse_attack(text: str, defaults: Defaults) -> Attack:
     name, colon, rest = text.strip().partition(":")
     short = re.fullmatch(r"pgd(\d+)(?:x(\d+))?", name)
     kind = PGD if short else KINDS.get(name)
-    if kind is None or (colon and not dataclasses.fields(kind)):
+    hints = typing.get_type_hints(kind) if kind else {}
+    if kind is None or (colon and not hints):
         raise ConfigError(f"there is no attack {text!r}; there are {MENU}")
     if colon and not rest:
         raise ConfigError(f"--attack {text}: write pgd:steps=20,eps=8/255, or {name} without a colon")
-    if not dataclasses.fields(kind):
-        return kind()
-    given = _parameters(text, rest, kind)
-    if short:
-        counts = {"steps": int(short[1]), "restarts": int(short[2] or 1)}
-        if both := sorted(counts.keys() & given.keys()):
-            raise ConfigError(f"--attack {text}: {both[0]} is in the name already; write pgd:{rest}")
-        given |= counts
-    norm = given.setdefault("norm", defaults.norm)
-    eps = given.setdefault("eps", defaults.radius(norm))
+    words = {"steps": short[1], "restarts": short[2] or "1"} if short else {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or key not in hints:
+            what = f"there is no parameter {key!r}" if equals else f"{part!r} is no parameter"
+            raise ConfigError(f"--attack {text}: {what}{instead(key, hints)}")
+        if key in words:
+            raise ConfigError(f"--attack {text}: {key} is given twice")
+        words[key] = value
+    given: dict[str, Any] = {key: parse(value, hints[key], f"--attack {text}: {key}") for key, value in words.items()}
+    if hints:
+        norm = given.setdefault("norm", defaults.norm)
+        eps = check_eps(given.setdefault("eps", defaults.radius(norm)), norm, f"--attack {text}: ")
     if kind is PGD:
         steps = given.setdefault("steps", 20)
         given = {"restarts": 1, "loss": "ce", "step": defaults.step_size(steps, norm, eps), **given}
-    for key, value in given.items():
-        if key in ("steps", "restarts") and value < 1:
-            raise ConfigError(f"--attack {text}: {key} is {value}; it has to be at least 1")
-        if key == "step" and not 0 < value < float("inf"):
-            raise ConfigError(f"--attack {text}: step is {value:g}; it has to be a number above 0")
-    check_eps(eps, norm, f"--attack {text}: ")
+        for key, setting in (("steps", "steps"), ("restarts", "restarts"), ("step", "step_size")):
+            low, high = LIMITS[f"evaluation.{setting}"]
+            if not low <= given[key] <= high:
+                limits = f"it has to be at least {low:g} and at most {high:g}"
+                raise ConfigError(f"--attack {text}: {key} is {given[key]}; {limits}")
     return kind(**given)
 
 
@@ -171,21 +172,6 @@ def check_eps(eps: float, norm: str, where: str) -> float:
     if norm == "linf" and eps > 1:
         raise ConfigError(f"{where}eps is {eps:g}, but pixels are in [0, 1]; did you mean {eps:g}/255?")
     return eps
-
-
-def _parameters(text: str, rest: str, kind: type[Attack]) -> dict[str, Any]:
-    """`steps=20,eps=8/255` with each value as ``kind`` has it."""
-    hints = typing.get_type_hints(kind)
-    found: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = (word.strip() for word in part.partition("="))
-        if not equals or key not in hints:
-            what = f"there is no parameter {key!r}" if equals else f"{part!r} is no parameter"
-            raise ConfigError(f"--attack {text}: {what}{instead(key, hints)}")
-        if key in found:
-            raise ConfigError(f"--attack {text}: {key} is given twice")
-        found[key] = parse(value, hints[key], f"--attack {text}: {key}")
-    return found
 
 
 def as_dict(attack: Attack) -> dict[str, Any]:

@@ -14,13 +14,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bullettrain.attacks import frozen
-from bullettrain.checkpoint_paths import weights_file
 from bullettrain.config import Config, ConfigError
 from bullettrain.cost import theoretical_speedup
 from bullettrain.data import ImageSet
-from bullettrain.loading import misfit
+from bullettrain.loading import fill, find_source, read_state
 from bullettrain.processes import Place
-from bullettrain.run_folder import SHARES, RunFolder, environment, read_weights
+from bullettrain.run_folder import SHARES, RunFolder, environment
 from bullettrain.terminal import duration
 from bullettrain.training.timing import Shares, Timed, phases_ms, units
 from bullettrain.training.trainer import Trainer
@@ -129,11 +128,8 @@ def _check_seen(config: Config, examples: int, train_steps: int, checkpoint: Pat
 def _train(trainer: Trainer, steps: int, checkpoint: Path | None) -> dict[str, Any]:
     """Weights, F_R and history that every case starts from."""
     if checkpoint is not None:
-        file = weights_file(checkpoint)
-        tensors, _ = read_weights(file)
-        if wrong := misfit(trainer.network, tensors):
-            raise ConfigError(f"{file} does not fit {trainer.config.network.name}: {wrong}")
-        trainer.network.load_state_dict(tensors)
+        file = find_source(checkpoint).file or checkpoint
+        fill(trainer.network, read_state(file)[0], file, trainer.config.network.name)
     logger.info("training for %d steps first", steps)
     batches, began = units(trainer), time.perf_counter()
     for taken in range(-(-steps // trainer.stepper.unit)):

@@ -11,11 +11,17 @@ from torch import nn
 from bullettrain.config import Config
 from bullettrain.data import ImageSet
 from bullettrain.data.sets import fingerprint, sample
-from bullettrain.evaluation.accuracy import clean_round, pgd_rounds, view_round
-from bullettrain.evaluation.evaluated_model import EvaluatedModel
+from bullettrain.evaluation.accuracy import (
+    EvaluatedModel,
+    Round,
+    Survival,
+    clean_round,
+    pgd_rounds,
+    survive,
+    view_round,
+)
 from bullettrain.evaluation.results import pack
 from bullettrain.evaluation.specs import PGD, threat_of
-from bullettrain.evaluation.survival import Round, Survival, survive
 from bullettrain.precision import arithmetic
 from bullettrain.progress import EvaluationBar
 

@@ -50,7 +50,7 @@ def _run() -> int:
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")  # a terminal without × costs a sign, not the command
     with extra("the command"):
-        from bullettrain.commands import app
+        from bullettrain.cli.app import app
     try:
         status = app(prog_name="bullettrain", standalone_mode=False)
         if status == 130:  # what the parser makes of Ctrl-C

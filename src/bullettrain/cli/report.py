@@ -1,31 +1,20 @@
 """`bullettrain report`: make a run's report again."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
 from rich.text import Text
 
+from bullettrain.cli.commands import Report
+from bullettrain.config import Config
+from bullettrain.config.settings import ConfigError
+from bullettrain.reporting.report import write_page
+from bullettrain.reporting.run import Contents, read_contents
+from bullettrain.run_folder import RunError
 from bullettrain.terminal import say, terminal
 
-if TYPE_CHECKING:
-    from bullettrain.reporting.run import Contents
 
-
-def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, a comparison or an evaluation.")]) -> None:
-    """Write report.html into a run's folder again, from what the run recorded.
-
-    Example:
-
-      bullettrain report runs/digits
-    """
-    from bullettrain.reporting.report import write_page
-    from bullettrain.reporting.run import read_contents
-
+def report(options: Report) -> None:
+    """Run the command."""
     console = terminal()
-    contents = read_contents(folder)
+    contents = read_contents(options.folder)
     problems = _problems(contents)
     path = write_page(contents)
     for problem in problems:
@@ -35,10 +24,6 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a run, a compa
 
 def _problems(contents: Contents) -> list[str]:
     """What of the folder cannot be shown; RunError where that is all of it."""
-    from bullettrain.config import Config
-    from bullettrain.config.settings import ConfigError
-    from bullettrain.run_folder import RunError
-
     problems: list[str] = []
     empty: list[str] = []
     for run in contents.runs:

@@ -1,0 +1,49 @@
+"""`bullettrain predict`: what a network takes images for."""
+
+import json
+
+import torch
+import typer
+from rich.text import Text
+
+from bullettrain.cli.commands import Predict
+from bullettrain.cli.options import load
+from bullettrain.data.augment import to_unit
+from bullettrain.data.files import read_images
+from bullettrain.evaluation.specs import threat_in_words
+from bullettrain.loading import with_shape
+from bullettrain.processes import find_place
+from bullettrain.terminal import percent, show_table, terminal
+
+BATCH = 64
+
+
+def predict(options: Predict) -> None:
+    """Run the command."""
+    console, place = terminal(), find_place(options.device)
+    loaded = load(options, image_size=options.image_size, channels=options.channels)
+    about = with_shape(loaded).about
+    assert about.network is not None
+    pixels = read_images(options.images, channels=about.network.channels, image_size=about.network.image_size)
+    made = loaded.network.to(place.device)
+    with torch.no_grad():
+        logits = torch.cat([made(to_unit(part.to(place.device))) for part in torch.split(pixels, BATCH)])
+    found = []
+    for file, shares in zip(options.images, logits.float().softmax(dim=1).tolist(), strict=True):
+        ranked = sorted(zip(about.classes, shares, strict=True), key=lambda pair: -pair[1])
+        found.append((str(file), ranked))
+    if options.json_:
+        values = [
+            {"image": image, "class": ranked[0][0], "probability": ranked[0][1], "probabilities": dict(ranked)}
+            for image, ranked in found
+        ]
+        typer.echo(json.dumps(values, indent=1, ensure_ascii=False))
+        return
+    said = f", trained to withstand {threat_in_words(**vars(about.threat))}" if about.threat else ""
+    console.print(f"{loaded}{said}", style="dim", soft_wrap=True)
+    rows = []
+    for image, ranked in found:
+        (best, share), *others = ranked[: options.top]
+        after = ", ".join(f"{name} {percent(share)}" for name, share in others)
+        rows.append((image, Text(best, "bold"), percent(share), Text(after, "dim")))
+    show_table(console, ("image", "class", "probability", "next"), rows, left=("class", "next"))
