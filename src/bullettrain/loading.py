@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from bullettrain.attacks import frozen
 from bullettrain.brief import first_line
 from bullettrain.checkpoint_paths import SAFETENSORS, check_kind, choose_weights, rather
-from bullettrain.config.sections import LIMITS, Config
-from bullettrain.config.settings import ConfigError, number
+from bullettrain.config.sections import Config, DataConfig
+from bullettrain.config.settings import ConfigError, limits_of, number
 from bullettrain.errors import user_path
 from bullettrain.models import Normalize, build
 from bullettrain.models.external import build_external, is_external
@@ -224,7 +224,7 @@ def with_shape(model: LoadedModel) -> LoadedModel:
     """
     shape = model.about.network
     assert shape is not None
-    low, high = LIMITS["data.image_size"]
+    low, high = limits_of(DataConfig, "image_size")
     if not low <= shape.image_size <= high:
         raise ConfigError(f"--image-size is {shape.image_size}; it has to be at least {low} and at most {high}")
     black = torch.zeros(()).expand(2, shape.channels, shape.image_size, shape.image_size)

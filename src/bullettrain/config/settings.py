@@ -29,6 +29,12 @@ def limited(default: Any, least: float, most: float) -> Any:
     return dataclasses.field(default=default, metadata={"limits": (least, most)})
 
 
+def limits_of(section: type, setting: str) -> tuple[float, float]:
+    """The least and the most that a setting of a section may be."""
+    (limits,) = (field.metadata["limits"] for field in dataclasses.fields(section) if field.name == setting)
+    return limits  # type: ignore[no-any-return]
+
+
 def check_limits(name: str, section: Any) -> None:
     """ConfigError where a setting of a section, called ``name``, is out of its limits."""
     for field in dataclasses.fields(section):

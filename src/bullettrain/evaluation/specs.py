@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from bullettrain.attacks.norms import USUAL_EPS
-from bullettrain.config.sections import LIMITS, Config
-from bullettrain.config.settings import ConfigError, parse
+from bullettrain.config.sections import Config, EvaluationConfig
+from bullettrain.config.settings import ConfigError, limits_of, parse
 from bullettrain.validation import instead
 
 PAPER_STEP = 0.003
@@ -158,7 +158,7 @@ def parse_attack(text: str, defaults: Defaults) -> Attack:
         steps = given.setdefault("steps", 20)
         given = {"restarts": 1, "loss": "ce", "step": defaults.step_size(steps, norm, eps), **given}
         for key, setting in (("steps", "steps"), ("restarts", "restarts"), ("step", "step_size")):
-            low, high = LIMITS[f"evaluation.{setting}"]
+            low, high = limits_of(EvaluationConfig, setting)
             if not low <= given[key] <= high:
                 limits = f"it has to be at least {low:g} and at most {high:g}"
                 raise ConfigError(f"--attack {text}: {key} is {given[key]}; {limits}")
