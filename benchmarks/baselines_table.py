@@ -39,6 +39,9 @@ ROWS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "GradAlign, λ = 0.2": ("grad-align", ()),
     "N-FGSM": ("n-fgsm", ()),
     "Free, m = 8": ("free-8", ()),
+    "GAT, λ = 10": ("gat", ()),
+    "NuAT, λ up to 4.5": ("nuat", ()),
+    "FGSM-PGI, λ = 10": ("fgsm-pgi", ()),
 }
 """By title: `--method`, and what is set."""
 
@@ -88,14 +91,13 @@ def main() -> None:
     options = parser.parse_args()
     record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {"rows": {}}
     if options.run:
-        record["environment"] = environment(torch.device("cpu")) | {
-            "command": "python benchmarks/baselines_table.py --run"
-        }
+        now = environment(torch.device("cpu"))
+        record.setdefault("environment", now | {"command": "python benchmarks/baselines_table.py --run"})
         for title in ROWS:
             runs = record["rows"].setdefault(title, [])
             for seed in SEEDS:
                 if seed not in [one["seed"] for one in runs]:
-                    runs.append(run(title, seed))
+                    runs.append(run(title, seed) | {"commit": now["commit"]})  # others may be older
                     print(title, runs[-1], flush=True)
                     RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     text = PAGE.read_text()

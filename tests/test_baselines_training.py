@@ -34,7 +34,7 @@ from emulated import EmulatedRunner
 from short_runs import CPU, died, kinds, weights_of
 
 TIMES = ("seconds", "examples_per_second", "evaluation_seconds")
-NAMES = ["fast", "fast-3", "n-fgsm", "yopo-2-5", "grad-align", "free-4"]
+NAMES = ["fast", "fast-3", "n-fgsm", "yopo-2-5", "grad-align", "free-4", "gat", "nuat", "fgsm-pgi"]
 
 
 def small(method: str, *settings: str) -> Config:
@@ -79,6 +79,9 @@ def test_methods_are_the_engines_of_the_library():
         "yopo-2-5": baselines.yopo(bt.TRADES(eps=0.15)),
         "grad-align": baselines.grad_align(baselines.GradAlign(eps=0.15)),
         "free-8": baselines.free(baselines.Free(eps=0.15)),
+        "gat": baselines.gat(baselines.GAT(eps=0.15)),
+        "nuat": baselines.nuat(baselines.NuAT(eps=0.15)),
+        "fgsm-pgi": baselines.fgsm_pgi(baselines.FGSMPGI(eps=0.15)),
     }
     for name, engine in made.items():
         ours = with_method(recipe("digits"), name).method.build()
@@ -123,6 +126,9 @@ def test_names_in_reports():
         "YOPO-2-5 on TRADES",
         "GradAlign",
         "Free",
+        "GAT",
+        "NuAT",
+        "FGSM-PGI",
     ]
 
 
@@ -130,7 +136,7 @@ def test_names_in_reports():
     ("method", "settings", "message"),
     [
         ("grad-algin", [], "did you mean 'grad-align'"),
-        ("pgd", [], "there is no method 'pgd'; there are fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8$"),
+        ("pgd", [], "there is no method 'pgd'; there are fast, .*grad-align, free-8, gat, nuat, fgsm-pgi$"),
         ("yopo-2", [], "there is no method 'yopo-2'"),
         ("fast-0", [], "there is no method 'fast-0'; there are fast, fast-3"),
         ("free-0", [], "there is no method 'free-0'; there are fast, fast-3"),
@@ -142,6 +148,10 @@ def test_names_in_reports():
         ("grad-align", ["objective=mart"], "goes with pgd-at"),
         ("grad-align", ["robust=0", "outlier=0"], "method: .*same"),
         ("grad-align", ["start=uniform"], "but grad-align takes none"),
+        ("gat", ["start=uniform"], "method.start is uniform, but gat takes none"),
+        ("nuat", ["robust=0", "outlier=0"], "method: NuAT .* the same for all"),
+        ("fgsm-pgi", ["robust=0", "outlier=0"], "method: FGSM-PGI .* the same for all"),
+        ("fgsm-pgi", ["norm=l2", "eps=0.5"], "method: FGSM-PGI keeps perturbations of L∞"),
         ("fast", ["start=somewhere"], "uniform, normal, clipped, zero"),
         ("fast", ["start_radius=0"], "method.start_radius is 0"),
         ("fast", ["replays=0"], "training.replays is 0"),
@@ -215,7 +225,7 @@ def test_a_batch_comes_at_least_once():
 
 # ------------------------------------------------------------------------------------------------- runs
 
-PASSES = {"fast": 9, "fast-3": 13, "n-fgsm": 5, "grad-align": 11, "free-4": 3}
+PASSES = {"fast": 9, "fast-3": 13, "n-fgsm": 5, "grad-align": 11, "free-4": 3, "gat": 9, "nuat": 9, "fgsm-pgi": 8}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -242,7 +252,7 @@ def test_chance_is_the_places_own(tmp_path):
     assert first == second
 
 
-def doomed(folder, at):
+def doomed(folder, at, name="free-4"):
     original, calls = bt.BulletTrain.updates, [0]
 
     def updates(*args, **kwargs):
@@ -252,7 +262,47 @@ def doomed(folder, at):
         return original(*args, **kwargs)
 
     bt.BulletTrain.updates = updates
-    runs.train(small("free-4", "save_minutes=0"), folder, CPU)
+    runs.train(small(name, "save_minutes=0"), folder, CPU)
+
+
+@pytest.mark.parametrize("name", ["gat", "fgsm-pgi"])
+def test_what_an_objective_or_its_starts_remember_is_in_the_checkpoint(tmp_path, name):
+    """Whose turn it is, λ, and perturbations of an epoch ago: killed in the second epoch, it ends bit for bit."""
+    assert runs.train(small(name, "save_minutes=0"), tmp_path / "whole", CPU).finished
+    assert died(doomed, tmp_path / "run", 8, name)
+    state = RunFolder(tmp_path / "run").load().state
+    if name == "gat":
+        assert state["engine"]["objective"]["weights"] == [10.0, 1.0 - state["position"]["step"] % 2]
+    else:
+        assert state["initial"]["stored"].abs().max() == 127  # eps
+    assert runs.train(small(name, "save_minutes=0"), tmp_path / "run", CPU, resume=True).finished
+    assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
+
+
+def test_fgsm_pgi_starts_where_the_last_attack_of_the_image_ended(tmp_path):
+    """Through crop and flip: but for what the crop hides and rounding to int8, x + start is x' of an epoch ago."""
+    config = small("fgsm-pgi", "data.crop=1", "data.flip=true", "training.batch_size=240")
+    trainer = Trainer(config, RunFolder(tmp_path / "run"), CPU, load_data(config, None))
+    (x, y) = next(iter(trainer.loader.epoch(0)))
+    first = trainer.batch(x, y, 0, 0)
+    up, down = (((x + way).clamp(0, 1) - first.start).abs() < 1e-4 for way in (0.15, -0.15))
+    assert (up | down).all()
+    assert up.any()
+    assert down.any()
+    out = trainer.take([first])
+    assert trainer.metrics.passes == 8 * len(y)
+    (x2, y2) = next(iter(trainer.loader.epoch(1)))
+    second = trainer.batch(x2, y2, 1, 0)
+    augment, shown = trainer.loader.augment, []
+    for epoch, moved in ((0, out.x_prime - x), (1, second.start - x2)):
+        pixels = augment.pixels(x, trainer.loader.draws(epoch, 0))
+        padded = torch.full((240, 100), torch.nan)
+        padded[trainer.loader.indices(epoch, 0)] = padded.clone().scatter(1, pixels, moved.flatten(1))
+        shown.append(padded)
+    both = shown[0].isfinite() & shown[1].isfinite()
+    assert both.float().mean() > 0.4
+    torch.testing.assert_close(shown[0][both], shown[1][both], rtol=0, atol=1e-3)
+    assert not shown[1][~shown[0].isfinite() & shown[1].isfinite()].any()
 
 
 @pytest.fixture(scope="module")
@@ -274,8 +324,9 @@ def test_free_killed_within_its_replays_ends_bit_for_bit(tmp_path, whole, at):
     assert weights_of(tmp_path / "run") == weights_of(whole)
 
 
-def test_free_is_for_one_process(tmp_path):
-    config = small("free-4")
+@pytest.mark.parametrize("name", ["free-4", "fgsm-pgi"])
+def test_what_carries_perturbations_is_for_one_process(tmp_path, name):
+    config = small(name)
     two = Place(torch.device("cpu"), rank=0, world=2)
     with pytest.raises(ConfigError, match="for one process"):
         Trainer(config, RunFolder(tmp_path / "run"), two, load_data(config, None))
@@ -311,6 +362,8 @@ def test_what_cannot_be_had_is_said_in_a_line(tmp_path, name, settings, lines):
     [
         ("free-4", ("epochs=8",)),
         ("fast-3", ("network.name=wrn-10-1",)),
+        ("gat", ("network.name=wrn-10-1",)),
+        ("fgsm-pgi", ("network.name=wrn-10-1",)),
     ],
 )
 def test_a_step_that_is_recorded_and_replayed_trains_what_the_plain_one_trains(tmp_path, monkeypatch, name, settings):

@@ -36,6 +36,9 @@ def makers():
         "yopo": lambda: baselines.yopo(seeded(bt.TRADES, eps=0.05)),
         "grad-align": lambda: baselines.grad_align(seeded(baselines.GradAlign, eps=0.05)),
         "free": lambda: baselines.free(baselines.Free(eps=0.05)),
+        "gat": lambda: baselines.gat(seeded(baselines.GAT, eps=0.05)),
+        "nuat": lambda: baselines.nuat(seeded(baselines.NuAT, eps=0.05)),
+        "fgsm-pgi": lambda: baselines.fgsm_pgi(seeded(baselines.FGSMPGI, eps=0.05)),
     }
 
 

@@ -249,7 +249,7 @@ def test_a_captured_average_is_the_one_moved_at_once():
 
 
 @pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("name", ["yopo-2-5", "grad-align", "free-8"])
+@pytest.mark.parametrize("name", ["yopo-2-5", "grad-align", "free-8", "gat", "nuat", "fgsm-pgi"])
 def test_a_baselines_captured_step_is_the_plain_one(name, compile):
     """As a run takes them: twelve steps in a row in double precision, also of a shorter batch."""
     settings = [
@@ -284,7 +284,7 @@ def test_a_baselines_captured_step_is_the_plain_one(name, compile):
     assert whole.engine.steps_taken == plain.engine.steps_taken == 12
 
 
-@pytest.mark.parametrize("name", ["yopo-2-5", "grad-align", "free-4"])
+@pytest.mark.parametrize("name", ["yopo-2-5", "grad-align", "free-4", "gat", "nuat", "fgsm-pgi"])
 def test_baselines_are_captured_and_resume(tmp_path, monkeypatch, name):
     config = with_method(small("attack_group=1", "network.name=wrn-10-1", "probe=0"), name)  # some collapse, so small
     whole = runs.train(config, tmp_path / "whole", Place(CUDA))

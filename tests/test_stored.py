@@ -32,6 +32,18 @@ def test_a_perturbation_goes_with_its_pixels(crop, flip, seed):
     assert torch.equal(stored.start(now, index, second), now)
 
 
+def test_perturbations_in_bytes_are_of_so_many_units():
+    augment, (x, _) = Augment(2), batch(4, dtype=torch.float64)
+    stored = StoredPerturbations(4, tuple(x.shape[1:]), augment, dtype=torch.int8, unit=0.1 / 127)
+    index, draws = torch.arange(4), augment.draw(4, torch.Generator().manual_seed(0))
+    stored.draw(0.1)
+    assert set(stored.delta.unique().tolist()) == {-127, 127}
+    torch.testing.assert_close((stored.start(x, index, draws) - x).abs(), torch.full_like(x, 0.1))
+    moved = x + 0.2 * torch.rand_like(x) - 0.1
+    stored.keep(x, moved, index, draws)
+    torch.testing.assert_close(stored.start(x, index, draws), moved, rtol=0, atol=0.5 * 0.1 / 127 + 1e-12)
+
+
 def stored_window(whole, augment, draws):
     """1 where a pixel of the image was seen through the crop of ``draws``."""
     stored = StoredPerturbations(len(whole), tuple(whole.shape[1:]), augment, dtype=torch.float64)

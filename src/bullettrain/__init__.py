@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         GaussianBudget,
         HistoryBudget,
         RadiusBudget,
+        SecondStepBudget,
         ShuffledBudget,
         StepBudget,
     )
@@ -56,6 +57,7 @@ __all__ = [
     "OracleSeparation",
     "RadiusBudget",
     "RobustFraction",
+    "SecondStepBudget",
     "ShuffledBudget",
     "StepBudget",
     "StepOutput",
@@ -79,7 +81,7 @@ __all__ = [
 _NAMES = {
     "allocation": (
         *("Allocated", "Allocation", "EarlyStopBudget", "GaussianBudget", "HistoryBudget", "RadiusBudget"),
-        *("ShuffledBudget", "StepBudget"),
+        *("SecondStepBudget", "ShuffledBudget", "StepBudget"),
     ),
     "attacks": ("Normalized",),
     "cost": ("theoretical_speedup",),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.history import Past
-from bullettrain.mining import Category
+from bullettrain.mining import Category, signed_gradient_norm
 from bullettrain.precision import accumulation_dtype
 from bullettrain.validation import MendableError, check_count, check_fraction, check_positive
 
@@ -33,7 +33,8 @@ class Allocation(Protocol):
     One that is made of tensor operations is as fast as the built-in ones. It may also have a method
     ``revise(t, logits, y, remaining) -> remaining``: after iteration t of the attack it is given the logits (n, K) that
     iteration saw, labels (n,) and the steps (n,) that these examples have left, and may shorten them. The attack is
-    then ragged, and the host is asked once an iteration how many are left.
+    then ragged, and the host is asked once an iteration how many are left. With ``selects = False`` it says that it
+    looks at neither categories nor scores, though steps differ: nothing is forwarded for them, and all are BOUNDARY.
     """
 
     @property
@@ -178,6 +179,7 @@ class HistoryBudget(_Graded):
     """
 
     least: int = 1
+    selects = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -227,6 +229,47 @@ class EarlyStopBudget(_Graded):
     def revise(self, t: int, logits: Tensor, y: Tensor, remaining: Tensor) -> Tensor:
         """Steps left: few where the point that this iteration moved was misclassified."""
         return torch.where(logits.argmax(dim=1) == y, remaining, remaining.clamp_max(self.further - 1))
+
+
+@dataclass(frozen=True)
+class SecondStepBudget(_Graded):
+    """One step of 1.25·ε for everybody, and more of them for those whose first gradient stands out.
+
+    That is seen from the logits that the first step forwards anyway: the gradient of the cross-entropy there is the
+    softmax less the label. The misclassified go on first, then those whose gradient is longest, over the mini-batch,
+    or the group that is attacked at once.
+
+    Args:
+        most: steps of those.
+        share: how many they are, as a part of all.
+    """
+
+    most: int = 2
+    share: float = 0.25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fraction(self.share, "share")
+
+    @property
+    def uniform_steps(self) -> int:
+        """What everybody begins with."""
+        return self.most
+
+    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
+        """The most for all."""
+        return torch.full_like(category, self.most)
+
+    def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
+        """That of a single step, also for those that go on."""
+        return torch.full_like(category, 1.25 * eps, dtype=accumulation_dtype(category.device))
+
+    def revise(self, t: int, logits: Tensor, y: Tensor, remaining: Tensor) -> Tensor:
+        """After the first step none for all but the longest gradients."""
+        if t > 0:
+            return remaining
+        rank = signed_gradient_norm(logits, y).argsort(stable=True).argsort()
+        return torch.where(rank < round(self.share * len(y)), remaining, 0)
 
 
 @dataclass(frozen=True)
@@ -282,6 +325,11 @@ class ShuffledBudget:
         """The budget's."""
         return self.budget.uniform_steps
 
+    @property
+    def selects(self) -> bool:
+        """Whether the budget looks at categories or scores."""
+        return selects(self.budget)
+
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Allocated:
         """What the budget gives, in another order: steps together with their sizes, radii and weights."""
         given = self.budget.allocate(category, score, past)
@@ -295,6 +343,11 @@ class ShuffledBudget:
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
         """The budget's, for everybody alike."""
         return self.budget.step_sizes(category, steps, eps)
+
+
+def selects(budget: Allocation) -> bool:
+    """Whether anything has to be selected: not where everybody gets the same steps, nor where the budget says so."""
+    return bool(getattr(budget, "selects", budget.uniform_steps is None))
 
 
 def _by_category(category: Tensor, boundary: float, robust: float, outlier: float, dtype: torch.dtype) -> Tensor:

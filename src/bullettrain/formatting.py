@@ -12,6 +12,7 @@ CHANCE = 2.0
 DASH = "–"
 THIN = "\u202f"  # a narrow space that does not break
 METHODS = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
+METHODS |= {"gat": "GAT", "nuat": "NuAT", "fgsm-pgi": "FGSM-PGI"}
 ATTACKS = {
     "clean": "Clean",
     "autoattack": "AutoAttack",
@@ -37,7 +38,14 @@ def method_name(method: Mapping[Any, Any]) -> str:
         return f"FAST on {name}" if steps == 1 else f"multi-step FAST, N = {steps}, on {name}"
     if objective == "augmix" and method.get("jsd") is False:
         return f"{name} − JSD"
-    return name
+    return name + _allocated(method)
+
+
+def _allocated(method: Mapping[Any, Any]) -> str:
+    """What decides on steps, where that is not the paper's way."""
+    allocation = method.get("allocation") or "categories"
+    parts = [""] if allocation == "categories" else ["", f"allocation {allocation}"]
+    return ", ".join([*parts, "shuffled"] if method.get("shuffled") else parts)
 
 
 def percent(fraction: float, digits: int = 1) -> str:
@@ -105,9 +113,9 @@ def in_all(mine: Mapping[str, float], plain: Mapping[str, float]) -> str:
     return f"{besides}: with them it is {times(whole[1] / whole[0])}."
 
 
-def times(ratio: float) -> str:
+def times(ratio: float | None) -> str:
     """1.85×."""
-    return f"{ratio:.2f}×" if math.isfinite(ratio) else DASH
+    return f"{ratio:.2f}×" if ratio is not None and math.isfinite(ratio) else DASH
 
 
 def number(value: float, digits: int = 2) -> str:

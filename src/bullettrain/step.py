@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bullettrain import validation
-from bullettrain.allocation import Allocation
+from bullettrain.allocation import Allocation, selects
 from bullettrain.attacks.state import bare
 from bullettrain.brief import brief
 from bullettrain.cost import Work
@@ -204,7 +204,7 @@ class BulletTrain:
     @property
     def selects(self) -> bool:
         """Whether anything has to be selected: not where everybody gets the same steps."""
-        return self.budget.uniform_steps is None
+        return selects(self.budget)
 
     @property
     def selects_by_last(self) -> bool:

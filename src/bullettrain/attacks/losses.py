@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 AttackLoss = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
-"""``loss(logits (n, K), labels (n,), target (n, K) or None) -> (n,)``, to be made large."""
+"""``loss(logits (n, K), labels (n,), target (n, K) or None) -> (n,)``, to be made large.
+
+One may bring ``gradient``, a function of the same: the gradient (n, K) of the sum at the logits, in closed form."""
 
 
 def ce(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
@@ -53,13 +55,15 @@ def gradient_at_logits(loss: AttackLoss, logits: Tensor, labels: Tensor, target:
 def closed_form(loss: AttackLoss) -> AttackLoss:
     """:func:`gradient_at_logits` of a loss, in closed form where there is one: two kernels instead of some twenty."""
     if loss is ce:
-        return _ce_gradient
+        return ce_gradient
     if loss is kl:
         return _kl_gradient
-    return lambda logits, labels, target: gradient_at_logits(loss, logits, labels, target)
+    own: AttackLoss | None = getattr(loss, "gradient", None)
+    return own or (lambda logits, labels, target: gradient_at_logits(loss, logits, labels, target))
 
 
-def _ce_gradient(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
+def ce_gradient(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
+    """Of :func:`ce`."""
     true = labels[:, None] == torch.arange(logits.shape[1], device=logits.device)
     return logits.softmax(dim=1) - true.to(logits.dtype)
 

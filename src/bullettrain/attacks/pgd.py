@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,9 @@ from bullettrain.attacks.state import Mode, bare, frozen, underflows
 from bullettrain.precision import at_least_float32
 from bullettrain.validation import check_batch, check_count, check_logits_shape, check_module, check_positive
 
-RandomStart = Literal["uniform", "normal", "clipped", "zero"]
-"""Where an attack starts: uniform in the ball; x + 0.001·N(0,1); uniform, clipped to valid pixels; x itself."""
+RandomStart = Literal["uniform", "normal", "clipped", "bernoulli", "zero"]
+"""Where an attack starts: uniform in the ball; x + 0.001·N(0,1); uniform, clipped to valid pixels; a random corner of
+the ball, clipped likewise; x itself."""
 
 
 def pgd(
@@ -60,7 +61,8 @@ def pgd(
         loss: "ce", "kl" or "margin", or a function of (logits, labels, target) that returns (n,).
         target: (m, K) probabilities for "kl"; not tracked.
         random_start: "uniform" in the ball, "normal" (x + 0.001·N(0,1), as TRADES and MART do), "clipped"
-            (uniform, then clipped to ``bounds``), or None, which is "zero": from x itself.
+            (uniform, then clipped to ``bounds``), "bernoulli" (each value by −eps or eps, then clipped), or None, which
+            is "zero": from x itself.
         start: (m, …) points to start from instead; given as they are.
         generator: source of the noise. Noise is drawn for the whole batch, so that an example's noise does
             not depend on how many steps the others get.
@@ -237,20 +239,24 @@ def _host_counts(steps: int | Tensor, m: int) -> list[int]:
 def random_noise(
     kind: RandomStart, ball: Ball, x: Tensor, radius: float = 1.0, generator: torch.Generator | None = None
 ) -> Tensor:
-    """What a random start adds to ``x`` (m, …); ``radius`` of a uniform one is in units of eps."""
+    """What a random start adds to ``x`` (m, …); ``radius`` of one in the ball is in units of eps."""
     if kind in ("uniform", "clipped"):
         return ball.norm.noise(x, radius * ball.eps, generator)
+    if kind == "bernoulli":
+        signs = 2 * torch.empty_like(x).bernoulli_(0.5, generator=generator) - 1
+        return radius * ball.eps * ball.norm.direction(signs)
     if kind == "normal":
         return 0.001 * torch.empty_like(x).normal_(generator=generator)
     if kind == "zero":
         return torch.zeros_like(x)
-    raise ValueError(f"there is no random start {kind!r}; there are 'uniform', 'normal', 'clipped', 'zero' and None")
+    kinds = ", ".join(map(repr, get_args(RandomStart)))
+    raise ValueError(f"there is no random start {kind!r}; there are {kinds} and None")
 
 
 def starting_point(kind: RandomStart, x: Tensor, noise: Tensor, ball: Ball) -> Tensor:
     """Where an attack starts, (m, …): ``x`` and its noise."""
     start = x + noise
-    return ball.norm.clip(start, ball.bounds) if kind == "clipped" else start
+    return ball.norm.clip(start, ball.bounds) if kind in ("clipped", "bernoulli") else start
 
 
 @dataclass(frozen=True)
@@ -259,7 +265,7 @@ class Attack:
 
     Args:
         start: see :data:`RandomStart`; None: the objective's own.
-        radius: of a uniform start, in units of eps.
+        radius: of a uniform or Bernoulli start, in units of eps.
         project: bring each step back into the ball of eps. False: into valid pixels only.
         ascent: how a step is taken.
     """

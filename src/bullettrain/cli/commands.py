@@ -120,7 +120,7 @@ class Train(_Device, _Data):
     seed: int | None = None
     """Seed of everything random."""
     method: str | None = None
-    """Train by a baseline instead: fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8."""
+    """Train by a baseline instead: fast, fast-3, n-fgsm, yopo-2-5, gat, …; --list has all."""
     baseline: bool = False
     """The full number of steps for everyone: no BulletTrain."""
     compare: bool = False

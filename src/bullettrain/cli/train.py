@@ -186,7 +186,8 @@ def print_result(console: Console, result: Result) -> None:
     if end["boundary"] < 1:
         shares = [f"{name} {percent(end[name])}" for name in SHARES]
         lines.append(", ".join(shares) + _beside_paper(result))
-        lines.append(f"speed-up {end['theoretical_speedup']:.2f}× theoretical, {end['work_speedup']:.2f}× counted work")
+        theoretical = formatting.times(end["theoretical_speedup"])
+        lines.append(f"speed-up {theoretical} theoretical, {end['work_speedup']:.2f}× counted work")
     console.print(f"{result.folder}", style="bold", soft_wrap=True)
     show_table(console, ["weights", *map(attack_name, attacks)], rows)
     say(console, "\n".join(lines))
@@ -210,7 +211,7 @@ def print_comparison(console: Console, baseline: Result, mined: Result) -> None:
     if not show_table(console, ["", *map(attack_name, attacks), "training", "passes", *SHARES], rows, dropped=DROPPED):
         say(console, "the report has more columns", style="dim")
     lines = [
-        f"speed-up {speedup['theoretical']:.2f}× theoretical, {speedup['work']:.2f}× counted work, "
+        f"speed-up {formatting.times(speedup['theoretical'])} theoretical, {speedup['work']:.2f}× counted work, "
         f"{speedup['wall_clock']:.2f}× wall-clock{_beside_paper(mined)}",
         formatting.plain(formatting.in_all(own, plain)),
         f"accuracy of the {plain['weights']} weights; against the baseline {', '.join(says)}",

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
 import bullettrain as bt
-from bullettrain.allocation import StepBudget
+from bullettrain.allocation import Allocation, ShuffledBudget, StepBudget
 from bullettrain.attacks import Attack
 from bullettrain.augmix import ViewMaker
-from bullettrain.baselines import FirstLayer, Free, GradAlign
+from bullettrain.baselines import FGSMPGI, GAT, FirstLayer, Free, GradAlign, NuAT
 from bullettrain.config.settings import TINY, ConfigError, as_setting, limited
 from bullettrain.objectives import AdversarialObjective
 
 ADVERSARIAL: dict[str, type[AdversarialObjective]] = {"pgd-at": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
+GUIDED: dict[str, type[GAT] | type[FGSMPGI]] = {"gat": GAT, "nuat": NuAT, "fgsm-pgi": FGSMPGI}
 SCORES = {
     "svar": bt.signed_prediction_variance,
     "cross-entropy": bt.signed_cross_entropy,
@@ -36,7 +38,7 @@ class Threat:
 class MethodConfig:
     """The objective, and how BulletTrain spends the effort on it."""
 
-    objective: Literal["pgd-at", "trades", "mart", "augmix"] = "trades"
+    objective: Literal["pgd-at", "trades", "mart", "augmix", "gat", "nuat", "fgsm-pgi"] = "trades"
     """The loss that is minimised, and the attack that goes with it."""
     eps: float = 0.031
     """Radius of the perturbations that are trained against, for pixels in [0, 1]; 8/255 is a number too."""
@@ -45,15 +47,23 @@ class MethodConfig:
     beta: float | None = None
     """Weight of the robust term; null: the objective's own."""
     boundary: int = limited(10, 0, 10_000)
-    """Attack steps for boundary examples."""
+    """Attack steps for boundary examples; of other allocations the most."""
     robust: int = limited(2, 0, 10_000)
-    """Attack steps for robust examples."""
+    """Attack steps for robust examples; of gaussian and history the fewest."""
     outlier: int = limited(0, 0, 10_000)
-    """Attack steps for outliers."""
+    """Attack steps for outliers, also of gaussian."""
+    allocation: Literal["categories", "gaussian", "history", "early-stop", "radius", "second-step"] = "categories"
+    """What decides on steps: the class; a bell curve over the score; the last margin; whether the attack has succeeded;
+    radius: all get the same, in balls by the last margin; second-step: one, and more by the first step's gradient."""
+    allocation_value: float | None = limited(None, TINY, 1e30)
+    """gaussian: its width (0.5 of the largest score); early-stop: steps from success on (1); radius: the smallest (0.5
+    of eps); second-step: how many take more than one (0.25); null: these."""
+    shuffled: bool = False
+    """Control of an allocation: what it gives is dealt out to the examples by chance."""
     ordered: bool = True
     """Refuse step counts that the method does not want; studies say false."""
     step_size: float | None = None
-    """Step size of boundary examples; null: 0.007 at eps 0.031, else 2.25·eps/boundary."""
+    """Step size of boundary examples; null: 0.007 at eps 0.031, else 2.25·eps/boundary. Other allocations: null."""
     scale: float | None = None
     """Step size of boundary examples as scale·eps/boundary instead; null: step_size says it."""
     clean_warmup: float = limited(0.0, 0, 1)
@@ -103,11 +113,33 @@ class MethodConfig:
         steps = (self.boundary, self.robust, self.outlier)
         return StepBudget(*steps, ordered=self.ordered, step_size=self.step_size, scale=self.scale)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether steps look at what is remembered of the examples."""
+        return self.selection == "last" or self.allocation in ("history", "radius")
+
+    def allocator(self) -> Allocation:
+        """What deals out the steps.
+
+        Raises:
+            ConfigError: a setting would have no effect on it.
+        """
+        found: Allocation = self.budget()
+        if self.allocation != "categories":
+            for key in ("step_size", "scale"):
+                if getattr(self, key) is not None:
+                    raise ConfigError(f"method.{key} is of allocation=categories alone: --set {key}=null")
+            found = ALLOCATIONS[self.allocation](self)
+        if self.allocation_value is not None and self.allocation in ("categories", "history"):
+            raise ConfigError(f"method.allocation_value is nothing of {self.allocation}: --set allocation_value=null")
+        return ShuffledBudget(found, self.eps) if self.shuffled else found
+
     def falls_short(self) -> str | None:
         """What to say where all the steps of a boundary example do not take it across the ball; None where they do."""
         budget = self.budget()
         step, moves = budget.boundary_step(self.eps), budget.boundary * max(self.first_layer, 1)
-        if self.objective == "augmix" or not moves or moves * step > 0.999 * self.eps:
+        other = self.objective == "augmix" or self.allocation != "categories"
+        if other or not moves or moves * step > 0.999 * self.eps:
             return None
         return (
             f"{moves} steps of {step:g} move an example by {moves * step:g} at most, less than eps {self.eps:g}: "
@@ -116,7 +148,7 @@ class MethodConfig:
 
     @property
     def kind(self) -> str:
-        """What is built: the objective or, on pgd-at, one of the two baselines that are objectives of their own."""
+        """What is built: the objective or, on pgd-at, one of the two baselines that are settings of it."""
         return "free" if self.carry else "grad-align" if self.align else self.objective
 
     def build_objective(self) -> bt.Objective:
@@ -142,6 +174,8 @@ class MethodConfig:
             return Free(eps=self.eps, norm=self.norm)
         if self.kind == "grad-align":
             return GradAlign(weight=self.align, eps=self.eps, norm=self.norm)
+        if self.kind in GUIDED:
+            return GUIDED[self.kind](eps=self.eps, norm=self.norm, beta=self.beta)
         attack = Attack(start=self.start, radius=self.start_radius, project=self.project)
         if self.first_layer:
             attack = dataclasses.replace(attack, ascent=FirstLayer(self.first_layer))
@@ -165,20 +199,42 @@ class MethodConfig:
         oracle = bt.OracleSeparation(eps=self.eps, norm=self.norm) if self.separation == "oracle" else None
         return bt.BulletTrain(
             self.build_objective(),
-            budget=self.budget(),
+            budget=self.allocator(),
             gamma=self.gamma,
             momentum=self.momentum,
             score=SCORES[self.score],
             separation=oracle or bt.separate,
-            examples=examples if self.selection == "last" else 0,
+            examples=examples if self.remembers else 0,
         )
 
 
-ATTACK = frozenset(("start", "start_radius", "project", "first_layer", "selection", "clean_warmup", "eps_warmup"))
+def _value(method: MethodConfig, usual: float) -> float:
+    return usual if method.allocation_value is None else method.allocation_value
+
+
+def _whole(method: MethodConfig, usual: int) -> int:
+    value = _value(method, usual)
+    if value != int(value):
+        raise ConfigError(f"method.allocation_value is {value:g}; of {method.allocation} it has to be a whole number")
+    return int(value)
+
+
+ALLOCATIONS: dict[str, Callable[[MethodConfig], Allocation]] = {
+    "gaussian": lambda m: bt.GaussianBudget(m.boundary, width=_value(m, 0.5), least=m.robust, outlier=m.outlier),
+    "history": lambda m: bt.HistoryBudget(m.boundary, least=m.robust),
+    "early-stop": lambda m: bt.EarlyStopBudget(m.boundary, further=_whole(m, 1)),
+    "radius": lambda m: bt.RadiusBudget(m.boundary, eps=m.eps, low=_value(m, 0.5)),
+    "second-step": lambda m: bt.SecondStepBudget(m.boundary, share=_value(m, 0.25)),
+}
+OWN_ATTACK = frozenset(("beta", "allocation", "eps_warmup"))
+ATTACK = OWN_ATTACK - {"beta"} | {"start", "start_radius", "project", "first_layer", "selection", "clean_warmup"}
 SETTINGS: dict[str, frozenset[str]] = {
     "pgd-at": ATTACK,
     "trades": ATTACK | {"beta"},
     "mart": ATTACK | {"beta"},
+    "gat": OWN_ATTACK,
+    "nuat": OWN_ATTACK,
+    "fgsm-pgi": OWN_ATTACK - {"eps_warmup"},
     "augmix": frozenset(("beta", "selection", "jsd", "severity", "width", "depth", "all_ops")),
     "free": frozenset(("carry",)),
     "grad-align": frozenset(("align", "eps_warmup")),

@@ -14,6 +14,8 @@ from bullettrain.validation import instead
 
 ALIGN, REPLAYS = 0.2, 8
 """GradAlign's λ, as published for eps = 8/255, and Free's m."""
+AT_ONCE = {"clean_warmup": 0.0, "selection": None}
+"""What has an attack of its own is attacked from the first step on, and selects nobody."""
 
 
 def fast(config: Config, steps: int = 1) -> Config:
@@ -48,6 +50,21 @@ def free(config: Config, replays: int = REPLAYS) -> Config:
     return changed.replace_section("training", replays=replays, epochs=epochs)
 
 
+def gat(config: Config) -> Config:
+    """GAT: one step from ±eps/2 by chance, and a term that holds clean and attacked softmax together."""
+    return _with(config, baselines.gat_budget(), objective="gat", beta=None, **AT_ONCE)
+
+
+def nuat(config: Config) -> Config:
+    """NuAT: as GAT, with the nuclear norm of the mini-batch's change of logits."""
+    return _with(config, baselines.gat_budget(), objective="nuat", beta=None, **AT_ONCE)
+
+
+def fgsm_pgi(config: Config) -> Config:
+    """FGSM-PGI: one step from the perturbation of an epoch ago, and a term that holds both ends together."""
+    return _with(config, baselines.fgsm_pgi_budget(), objective="fgsm-pgi", beta=None, **AT_ONCE, eps_warmup=0.0)
+
+
 COUNT = r"([1-9]\d*)"
 METHODS: dict[str, tuple[str, Callable[..., Config]]] = {
     "fast": (rf"fast(?:-{COUNT})?", fast),
@@ -55,19 +72,24 @@ METHODS: dict[str, tuple[str, Callable[..., Config]]] = {
     "yopo": (rf"yopo(?:-{COUNT}-{COUNT})?", yopo),
     "grad-align": (r"grad-align", grad_align),
     "free": (rf"free(?:-{COUNT})?", free),
+    "gat": (r"gat", gat),
+    "nuat": (r"nuat", nuat),
+    "fgsm-pgi": (r"fgsm-pgi", fgsm_pgi),
 }
 """By name: how it is written with its numbers, and what it does to a config."""
 
 
 def with_method(config: Config, name: str) -> Config:
-    """The recipe trained by a baseline instead: ``fast``, ``fast-3``, ``n-fgsm``, ``yopo-2-5``, ``grad-align``,
-    ``free-8``. Network, data, optimiser and eps stay; FAST and YOPO also keep the objective."""
+    """The recipe trained by a baseline instead, e.g. ``fast``, ``fast-3``, ``n-fgsm``, ``yopo-2-5``, ``gat``.
+
+    Network, data, optimiser and eps stay; FAST and YOPO also keep the objective.
+    """
     if config.method.objective == "augmix":
         raise ConfigError(f"--method {name}: {config.recipe} is AugMix, which has no attack; choose another recipe")
     for pattern, function in METHODS.values():
         if found := re.fullmatch(pattern, name):
             return function(config, *(int(number) for number in found.groups() if number is not None))
-    there = "there are fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8"
+    there = "there are fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8, gat, nuat, fgsm-pgi"
     raise ConfigError(f"there is no method {name!r}{instead(name, METHODS, there)}")
 
 
@@ -80,8 +102,9 @@ def _with(config: Config, budget: StepBudget, **settings: Any) -> Config:
     """The recipe with a budget and with an attack's settings; others of the attack are as they were made."""
     steps = {key: getattr(budget, key) for key in ("boundary", "robust", "outlier", "step_size", "scale")}
     plain = {"start": None, "start_radius": 1.0, "project": True, "first_layer": 0, "align": 0.0, "carry": False}
-    changed = config.replace_section("method", **{**plain, **steps, "separation": "quantile", **settings})
-    if any(settings.get(key) for key in ("first_layer", "align", "carry")):  # which take mini-batches one by one
+    changed = config.baseline().replace_section("method", **{**plain, **steps, **settings})
+    alone = any(settings.get(key) for key in ("first_layer", "align", "carry")) or settings.get("objective") == "nuat"
+    if alone:  # which take mini-batches one by one
         changed = changed.replace_section("training", attack_group=1)
     return changed
 

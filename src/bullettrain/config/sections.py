@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from bullettrain.allocation import selects
 from bullettrain.attacks.norms import NORMS, USUAL_EPS
 from bullettrain.config.format1 import FORMER
 from bullettrain.config.method import MethodConfig
@@ -207,7 +208,8 @@ class Config:
     def baseline(self) -> Config:
         """The same recipe with the full number of steps for everyone."""
         full = self.method.boundary
-        return self.replace_section("method", robust=full, outlier=full, separation="quantile")
+        plain = {"separation": "quantile", "allocation": "categories", "allocation_value": None, "shuffled": False}
+        return self.replace_section("method", robust=full, outlier=full, **plain)
 
     def replace_section(self, section: str, **changes: Any) -> Config:
         """A copy with some keys of one section changed."""
@@ -265,7 +267,7 @@ class Config:
     def identity(self) -> str:
         """Changes with what is learnt and how it is evaluated; not with the seed, nor with settings left alone."""
         usual = flatten(Config().to_dict())
-        idle = NOT_LEARNT if self.method.budget().uniform_steps is None else NOT_LEARNT | MINED_ALONE
+        idle = NOT_LEARNT if selects(self.method.allocator()) else NOT_LEARNT | MINED_ALONE
         changed = {
             FORMER.get(key, key): value  # so that runs on record are found by the names they have
             for key, value in flatten(self.to_dict()).items()

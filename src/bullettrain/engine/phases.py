@@ -244,10 +244,10 @@ class Phases:
         return category if len(joint) == len(y) else torch.cat([category[a:b] for a, b in where])
 
     def target(self, x: Tensor, s: Tensor | None) -> Tensor:
-        """Clean probabilities (R, K) that the attack moves away from: those of ``s``, or of the frozen network."""
+        """Clean predictions (R, K) that the attack moves away from: those of ``s``, or of the frozen network."""
         if s is None:
             s = self.forwards.frozen_logits(x, self.objective.attack_mode)
-        p = at_least_float32(s).softmax(dim=1)
+        p = self.objective.target_of(at_least_float32(s))
         return torch.cat([p, p[:1]]) if self.spare else p
 
     def places(self, steps: Tensor, most: int, places: int) -> Tensor:
@@ -286,7 +286,7 @@ class Phases:
         objective, (x, y, start, _), steps = self.objective, batch, given.steps
         views = x_prime.ndim - x.ndim
         x_prime = objective.learns_from(x, x_prime)
-        clean = x if objective.has_clean_term and z is None else None
+        clean = (x if objective.z_of == "x" else start) if objective.has_clean_term and z is None else None
         touched = None if t is None else (steps == 0).long().argsort(stable=True)[:t]
         valid = None if touched is None or not self.forwards.pads else steps.index_select(0, touched) > 0
         corrupted = x_prime
@@ -318,7 +318,7 @@ class Phases:
         if self.backward is not None:
             self.backward(loss, accumulation)
             loss = loss.detach()
-        z = None if z is None else z.detach()
+        z = None if z is None or not objective.sees_clean else z.detach()
         score = margin = None
         if self.train.history.examples:
             score = None if z is None else check_score(self.train.score(at_least_float32(z), y), len(y))

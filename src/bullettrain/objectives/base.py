@@ -41,8 +41,10 @@ class Objective(ABC):
     bounds: Bounds = (0.0, 1.0)
     has_clean_term = True
     """Whether the loss looks at the clean logits z."""
+    z_of: Literal["x", "start"] = "x"
+    """What z is of: the clean examples, or what the corruption starts from (FGSM-PGI)."""
     needs_target = False
-    """Whether a step of the corruption looks at clean probabilities."""
+    """Whether a step of the corruption looks at clean predictions: :meth:`target_of`."""
     needs_network = True
     """Whether a step of the corruption looks at the network."""
     num_views = 1
@@ -84,6 +86,11 @@ class Objective(ABC):
         )
 
     @property
+    def sees_clean(self) -> bool:
+        """Whether a step has training-mode logits of the clean examples."""
+        return self.has_clean_term and self.z_of == "x"
+
+    @property
     def unit(self) -> float:
         """What step sizes are computed from: eps, or 1 where eps is a tensor and they are in units of it."""
         return 1.0 if isinstance(self.eps, Tensor) else self.eps
@@ -99,6 +106,16 @@ class Objective(ABC):
     def initial_perturbation(self, x: Tensor) -> Tensor | None:
         """What the corruption of ``x`` (m, …) starts from, drawn anew, as a step takes it by ``start``."""
         return None
+
+    def progress(self, done: float) -> None:  # noqa: B027
+        """Told before each mini-batch which part of the training, 0 to 1, is done: what changes over it moves here.
+
+        A captured graph sees what is a tensor, changed in place.
+        """
+
+    def target_of(self, logits: Tensor) -> Tensor:
+        """What the attack moves away from, (m, K), given the clean logits (m, K): their probabilities."""
+        return logits.softmax(dim=1)
 
     def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
         """x' (m, …), or (num_views, m, …), before the first step of those that have any."""

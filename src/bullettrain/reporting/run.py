@@ -39,13 +39,21 @@ class Run(RunLog):
 
     @property
     def budget(self) -> dict[str, int]:
-        """Attack steps by category, those that the configuration gives."""
+        """Attack steps by category, those that the configuration gives; none where something else decides on them."""
+        method, known = self.section("method"), SHARES if self.allocation == "categories" else ()
+        return {name: method[name] for name in known if isinstance(method.get(name), int)}
+
+    @property
+    def allocation(self) -> str:
+        """What decides on steps."""
         method = self.section("method")
-        return {name: method[name] for name in SHARES if isinstance(method.get(name), int)}
+        return str(method.get("allocation", "categories")) + (", shuffled" if method.get("shuffled") else "")
 
     @property
     def plain(self) -> bool:
-        """Whether every example gets the same steps: a baseline, where nothing is mined."""
+        """Whether no classes are told apart: a baseline, with the same steps for all, or steps by something else."""
+        if self.allocation not in ("categories", "gaussian"):
+            return True
         return len(self.budget) == len(SHARES) and len(set(self.budget.values())) == 1
 
     @property

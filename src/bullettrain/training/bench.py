@@ -165,10 +165,12 @@ def _figures(timed: Timed) -> dict[str, Any]:
     }
 
 
-def _speedups(mined: Mapping[str, Any], baseline: Mapping[str, Any], config: Config) -> dict[str, float]:
+def _speedups(mined: Mapping[str, Any], baseline: Mapping[str, Any], config: Config) -> dict[str, float | None]:
     share, views = {name: mined[name] for name in SHARES}, config.method.build_objective().num_views
     return {
-        "theoretical_speedup": theoretical_speedup(config.method.budget(), **share, views=views),
+        "theoretical_speedup": theoretical_speedup(config.method.budget(), **share, views=views)
+        if config.method.allocation == "categories"
+        else None,
         "work_speedup": baseline["work"] / mined["work"],
         "wall_clock_speedup": baseline["step_ms"] / mined["step_ms"],
     }

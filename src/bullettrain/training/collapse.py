@@ -33,8 +33,8 @@ class WrongStreak:
 
     def __init__(self, engine: BulletTrain) -> None:
         # Of last logits who is wrong now is known an epoch later.
-        by_class = engine.budget.uniform_steps is None and not engine.selects_by_last
-        self.key = "outlier" if by_class else "clean" if engine.objective.has_clean_term else "robust_hits"
+        by_class = engine.selects and not engine.selects_by_last
+        self.key = "outlier" if by_class else "clean" if engine.objective.sees_clean else "robust_hits"
         self.attacked = isinstance(engine.objective, AdversarialObjective) and self.key == "robust_hits"
         self.examples = 0.0
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bullettrain.allocation import StepBudget
+from bullettrain.config.method import MethodConfig
 from bullettrain.cost import theoretical_speedup
 from bullettrain.mining import Category
 from bullettrain.objectives import Objective
@@ -98,14 +98,20 @@ class Sums:
         return found
 
 
-def speedups(objective: Objective, budget: StepBudget, figures: Mapping[str, float]) -> dict[str, float | None]:
-    """Theoretical and counted, from a run's own shares and passes; wall-clock needs a second run beside it."""
+def speedups(objective: Objective, method: MethodConfig, figures: Mapping[str, float]) -> dict[str, float | None]:
+    """Theoretical and counted, from a run's own shares and passes; wall-clock needs a second run beside it.
+
+    The paper's formula, the theoretical one, is of steps by class; other allocations have none.
+    """
+    budget = method.budget()
     plain = objective.cost.work(steps=budget.boundary, touched=1, selects=False).total
     outlier, boundary, robust = (figures[name] for name in SHARES)
     return {
         "plain_work": plain,
         "theoretical_speedup": theoretical_speedup(
             budget, boundary=boundary, robust=robust, outlier=outlier, views=objective.num_views
-        ),
+        )
+        if method.allocation == "categories"
+        else None,
         "work_speedup": plain / figures["work"] if figures["work"] else None,
     }

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bullettrain.allocation import Allocated, Allocation
+from bullettrain.baselines.fgsm_pgi import FGSMPGI, RESET_EPOCHS
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
-from bullettrain.data import Augment, ImageSet, Loader, load, split_validation, to_unit
+from bullettrain.data import Augment, ImageSet, Loader, StoredPerturbations, load, split_validation, to_unit
+from bullettrain.data.augment import Draws
 from bullettrain.data.base import derive_seed
 from bullettrain.data.sets import check_alike, sample
 from bullettrain.history import Past
@@ -22,7 +27,7 @@ from bullettrain.models.external import is_external
 from bullettrain.objectives import AdversarialObjective, AugMix
 from bullettrain.processes import Place
 from bullettrain.run_folder import NetworkMetadata
-from bullettrain.step import BulletTrain
+from bullettrain.step import BulletTrain, StepOutput
 from bullettrain.validation import check_logits_shape
 
 
@@ -143,17 +148,24 @@ class WarmedUpBudget:
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Allocated:
         """Steps (m,) and, where attacks grow, their sizes and radii, for categories (m,) and their scores (m,)."""
         given = self.budget.allocate(category, score, past)
-        steps = given.steps if isinstance(given, Allocated) else given
+        given = given if isinstance(given, Allocated) else Allocated(given)
+        steps, sizes, radius = given.steps, given.step_sizes, given.eps
         if not self.begun:
             return Allocated(torch.zeros_like(steps))
         if self.eps is None:
-            return Allocated(steps)
-        radius = (self.part * self.eps).expand(len(steps))
-        return Allocated(steps, self.budget.step_sizes(category, steps, self.eps) * self.part, radius)
+            return given
+        sizes = self.budget.step_sizes(category, steps, self.eps) if sizes is None else sizes
+        radius = torch.full_like(sizes, self.eps) if radius is None else radius
+        return given._replace(step_sizes=sizes * self.part, eps=radius * self.part)
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
         """Step sizes (m,), floating, for categories (m,)."""
         return self.budget.step_sizes(category, steps, eps)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("revise", "selects"):  # what some budgets have, and others not
+            return getattr(self.budget, name)
+        raise AttributeError(name)
 
 
 class InitialPerturbation:
@@ -173,16 +185,26 @@ class InitialPerturbation:
             self.growing = WarmedUpBudget(engine.budget, method.eps if method.eps_warmup else None, place.device)
             engine.budget = self.growing
         self.chance = torch.Generator(place.device)
+        self.stored: StoredPerturbations | None = None
+        """The last perturbation of each image, where attacks start from it (FGSM-PGI)."""
+        if isinstance(engine.objective, FGSMPGI):
+            n, *shape = loader.data.images.shape
+            augment, unit = loader.augment or Augment(), method.eps / 127
+            self.stored = StoredPerturbations(n, shape, augment, device=place.device, dtype=torch.int8, unit=unit)
+        self._started: deque[tuple[Tensor, Tensor, Draws]] = deque()
 
     def __call__(self, x: Tensor, epoch: int, index: int) -> Tensor:
         """Of images x (m, …), mini-batch ``index`` of an epoch. The budget has the eps of that moment after it."""
         objective, loader = self.objective, self.loader
         self.chance.manual_seed(derive_seed(self.config.training.seed, epoch, index, "noise"))
+        objective.progress(min(1.0, (epoch * self.batches + index) / (self.batches * self.config.training.epochs)))
         if isinstance(objective, AugMix):
             draws = objective.draw(loader.joint_size(index), self.place.device, self.chance)
             assert draws is not None  # a config's views are made of draws
             return draws[loader.share(index)]
         assert isinstance(objective, AdversarialObjective)
+        if self.stored is not None:
+            return self._stored_start(self.stored, x, epoch, index)
         part = self.part_of_eps(epoch, index)
         if self.growing is not None:
             self.growing.begun = part > 0
@@ -191,9 +213,32 @@ class InitialPerturbation:
         if self.place.together:
             whole = x.new_empty((loader.joint_size(index), *x.shape[1:]))
         noise = objective.noise(whole, self.chance)
-        if part and objective.start in ("uniform", "clipped"):
+        if part and objective.start in ("uniform", "clipped", "bernoulli"):
             noise = noise * part if part < 1 else noise
         return objective.start_from(x, noise[loader.share(index)] if self.place.together else noise)
+
+    def _stored_start(self, stored: StoredPerturbations, x: Tensor, epoch: int, index: int) -> Tensor:
+        assert isinstance(self.objective, AdversarialObjective)
+        if index == 0 and epoch % RESET_EPOCHS == 0 and epoch < self.config.training.epochs:
+            stored.draw(self.config.method.eps, self.chance)
+        about = self.loader.indices(epoch, index), self.loader.draws(epoch, index)
+        self._started.append((x, *about))
+        return self.objective.norm.clip(stored.start(x, *about), self.objective.bounds)
+
+    def keep(self, out: StepOutput) -> None:
+        """Look at what the step of the next mini-batch has come to, as far as later ones start from it."""
+        if self.stored is not None:
+            x, which, draws = self._started.popleft()
+            self.stored.keep(x, out.x_prime, which, draws)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What later mini-batches start from."""
+        return {} if self.stored is None else {"stored": self.stored.delta.to("cpu", copy=True)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from :meth:`state_dict`."""
+        if self.stored is not None:
+            self.stored.delta.copy_(state["stored"])
 
     def part_of_eps(self, epoch: int, index: int = 0) -> float:
         """How much of its eps the attack has at a mini-batch; 0: there is none yet."""

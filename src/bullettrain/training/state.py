@@ -73,6 +73,7 @@ def checkpoint(trainer: Trainer) -> Checkpoint:
         "position": asdict(trainer.at),
         "optimizer": trainer.optimizer.state_dict(),
         "engine": trainer.engine.state_dict(),
+        "initial": trainer.initial.state_dict(),
         "average_updates": None if trainer.average is None else trainer.average.n_averaged,
         "first_layer_share": getattr(_ascent(trainer), "share", None),
         "metrics": trainer.metrics.peek().values,
@@ -100,6 +101,7 @@ def restore(trainer: Trainer, kept: Checkpoint) -> None:
         trainer.best = kept.weights.get("best")
         load_optimizer(trainer.optimizer, state["optimizer"])
         trainer.engine.load_state_dict(state["engine"])
+        trainer.initial.load_state_dict(state.get("initial", {}))
         if trainer.average is not None:
             trainer.average.module.load_state_dict(kept.weights["averaged"].tensors)
             trainer.average.n_averaged.copy_(state["average_updates"])

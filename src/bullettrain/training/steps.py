@@ -69,6 +69,8 @@ class Stepper:
             record=metrics.add,
         )
         self.fast.more_state = self._state
+        self.keep: Callable[[StepOutput], None] = lambda out: None
+        """Shown what each step gave."""
         self.optimizer = make_optimizer(network, config.optimizer, capturable=self.captured)
         if self.captured:
             materialize(self.optimizer)
@@ -114,14 +116,18 @@ class Stepper:
         """Train on up to ``unit`` mini-batches, the i-th at ``rate(i)``; returns the last one's output."""
         if self.config.training.accumulate == 1:
             for i, out in enumerate(self.fast.updates(batches)):
-                self.metrics.passes += out.work.total
+                self._count(out)
                 self._update(rate(i))
             return out
         for i, batch in enumerate(batches):  # one update of the weights from all of them
             (out,) = self.fast.updates([batch], (i > 0, 1 / len(batches)))
-            self.metrics.passes += out.work.total
+            self._count(out)
         self._update(rate(len(batches) - 1))
         return out
+
+    def _count(self, out: StepOutput) -> None:
+        self.metrics.passes += out.work.total
+        self.keep(out)
 
     def _update(self, rate: float) -> None:
         set_rate(self.optimizer, rate)

@@ -15,6 +15,7 @@ from bullettrain.config import Config, ConfigError
 from bullettrain.data import ImageSet
 from bullettrain.data.sets import fingerprint
 from bullettrain.engine.phases import Batch
+from bullettrain.formatting import method_name
 from bullettrain.processes import Place, StoppedError, StopRequest
 from bullettrain.run_folder import SHARES, CheckpointWriter, RunFolder, Weights
 from bullettrain.step import StepOutput
@@ -52,8 +53,9 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.place, self.keep_going = config, folder, place, keep_going
         self.train_set, self.validation_set, self.test_set = data
-        if config.method.kind == "free" and place.together:
-            raise ConfigError("Free is for one process: each would carry a perturbation of its own")
+        if config.method.kind in ("free", "fgsm-pgi") and place.together:
+            name = method_name(vars(config.method))
+            raise ConfigError(f"{name} is for one process: each would carry perturbations of its own")
         training = config.training
         set_threads(training.threads)
         torch.manual_seed(training.seed)
@@ -61,7 +63,7 @@ class Trainer:
         self.engine = config.method.build(examples=len(self.train_set))
         if keep_going:
             self.engine.check_every = 0  # what it would refuse is only to be warned of
-        self.selects = self.engine.budget.uniform_steps is None
+        self.selects = self.engine.selects
         self.average = MovingAverage(self.network, training.average) if training.average else None
         self.best: Weights | None = None
         self.loader = make_loader(config, self.train_set, place)
@@ -75,6 +77,7 @@ class Trainer:
         self.stepper = Stepper(
             self.engine, self.network, self.average, self.metrics, config, place, say=self.recorder.note
         )
+        self.stepper.keep = self.initial.keep
         self.optimizer = self.stepper.optimizer
         for doubt in config.doubts():
             self.recorder.note(doubt)
@@ -226,7 +229,7 @@ class Trainer:
     def figures(self, sums: Sums) -> dict[str, Any]:
         """Averages of the steps that were counted, the rate and F_R."""
         return {
-            **sums.averages(selects=self.selects, has_clean=self.engine.objective.has_clean_term),
+            **sums.averages(selects=self.selects, has_clean=self.engine.objective.sees_clean),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "robust_fraction": float(self.engine.robust_fraction.value),
         }
@@ -294,5 +297,5 @@ class Trainer:
         figures = self.figures(sums)
         totals = {"seconds": self.at.seconds, "capture_seconds": self.at.capture_seconds, "epochs": self.at.epoch}
         totals |= {"examples": sums.values["examples"], **{name: figures[name] for name in (*SHARES, "work")}}
-        faster = speedups(self.engine.objective, self.config.method.budget(), figures)
+        faster = speedups(self.engine.objective, self.config.method, figures)
         self.recorder.log({"kind": "end", "reason": reason, **totals, **faster})

@@ -1,0 +1,122 @@
+"""FGSM-PGI: one step from where the example's last attack ended, and a loss that holds both ends together."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bullettrain.allocation import Allocation, StepBudget
+from bullettrain.attacks import NORMS, Attack, Norm
+from bullettrain.attacks.norms import AUTO, Bounds
+from bullettrain.attacks.state import Mode
+from bullettrain.cost import Cost
+from bullettrain.objectives import PGDAT
+from bullettrain.objectives.base import mean_over
+from bullettrain.precision import at_least_float32
+from bullettrain.step import BulletTrain
+from bullettrain.validation import check_fraction
+
+RESET_EPOCHS = 40
+"""Epochs after which perturbations are drawn anew, in the authors' code."""
+
+
+class FGSMPGI(PGDAT):
+    """Jia et al. (2022): CE(z', y) + λ·‖z' − z₀‖²₂/K, z₀ the logits of x + start, the example's last perturbation.
+
+    Numbers and labels are those of the authors' code: λ = 10 over the K classes, a step of ε, a first start of ±ε by
+    chance, and smoothed labels, 0.6 for the true class, in the attack too. Theirs also attacks in training mode, does
+    not move perturbations with the crop and the flip, and can let a momentum over all epochs choose the next start
+    (FGSM-MEP), which is not here. ``start`` is the loop's to give:
+
+        stored = StoredPerturbations(len(dataset), (3, 32, 32), augment)
+        stored.draw(8 / 255)
+        for x, y, index, draws in batches:
+            out = train.step(model, x, y, start=stored.start(x, index, draws))
+            stored.keep(x, out.x_prime, index, draws)
+
+    Args:
+        beta: λ; others: see :class:`AdversarialObjective`.
+        smoothing: probability that is taken from the true class, for the others in equal parts.
+    """
+
+    usual_beta = 10.0
+    has_clean_term = True
+    z_of = "start"
+    attack_loss: SmoothedCE  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        *,
+        beta: float | None = None,
+        smoothing: float = 0.4,
+        eps: float = 8 / 255,
+        norm: str | Norm = "linf",
+        bounds: Bounds | Literal["auto"] | None = AUTO,
+        attack_mode: Mode = "eval",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(
+            beta=beta,
+            eps=eps,
+            norm=norm,
+            bounds=bounds,
+            attack_mode=attack_mode,
+            generator=generator,
+            attack=Attack(start="bernoulli"),
+        )
+        if self.norm is not NORMS["linf"]:
+            raise ValueError("FGSM-PGI keeps perturbations of L∞; give norm='linf'")
+        self.attack_loss = SmoothedCE(check_fraction(smoothing, "smoothing", high_open=True))
+
+    @property
+    def cost(self) -> Cost:
+        """8 with one step: the update has two training-mode forwards."""
+        return Cost()
+
+    def check_budget(self, budget: Allocation) -> None:
+        """The same steps for everyone, and at least one."""
+        if not budget.uniform_steps:
+            raise ValueError("FGSM-PGI was given other steps for other examples, or none; it wants the same for all")
+
+    def loss(
+        self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
+    ) -> Tensor:
+        """Smoothed CE(z', y) + λ·‖z' − z₀‖²₂/K; ``z`` is z₀, and not detached."""
+        assert z is not None
+        z, z_prime = at_least_float32(z), at_least_float32(z_prime)
+        apart = (z_prime - z).square().mean(dim=1)
+        return mean_over(self.attack_loss(z_prime, y, None) + self.beta * apart, len(y), weight)
+
+
+class SmoothedCE:
+    """Cross-entropy with labels that leave ``taken`` of their probability to the other classes, in equal parts."""
+
+    def __init__(self, taken: float) -> None:
+        self.taken = taken
+
+    def __call__(self, logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
+        """(n,)."""
+        return -(self._soft(logits, labels) * logits.log_softmax(dim=1)).sum(dim=1)
+
+    def gradient(self, logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
+        """Of the sum, (n, K)."""
+        return logits.softmax(dim=1) - self._soft(logits, labels)
+
+    def _soft(self, logits: Tensor, labels: Tensor) -> Tensor:
+        classes = torch.arange(logits.shape[1], device=logits.device)
+        rest = self.taken / (len(classes) - 1)
+        return rest + (1 - self.taken - rest) * (labels[:, None] == classes).to(logits.dtype)
+
+
+def fgsm_pgi_budget() -> StepBudget:
+    """One step of ε."""
+    return StepBudget.uniform(1, scale=1.0)
+
+
+def fgsm_pgi(objective: FGSMPGI) -> BulletTrain:
+    """FGSM-PGI with its one step of ε for everyone. What each attack starts from is up to the loop."""
+    if not isinstance(objective, FGSMPGI):
+        raise TypeError(f"the objective is {type(objective).__name__}; give FGSMPGI, e.g. FGSMPGI(eps=8/255)")
+    return BulletTrain(objective, budget=fgsm_pgi_budget())
