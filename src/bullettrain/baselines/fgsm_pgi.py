@@ -11,7 +11,6 @@ from bullettrain.allocation import Allocation, StepBudget
 from bullettrain.attacks import NORMS, Attack, Norm
 from bullettrain.attacks.norms import AUTO, Bounds
 from bullettrain.attacks.state import Mode
-from bullettrain.cost import Cost
 from bullettrain.objectives import PGDAT
 from bullettrain.objectives.base import mean_over
 from bullettrain.precision import at_least_float32
@@ -69,11 +68,6 @@ class FGSMPGI(PGDAT):
         if self.norm is not NORMS["linf"]:
             raise ValueError("FGSM-PGI keeps perturbations of L∞; give norm='linf'")
         self.attack_loss = SmoothedCE(check_fraction(smoothing, "smoothing", high_open=True))
-
-    @property
-    def cost(self) -> Cost:
-        """8 with one step: the update has two training-mode forwards."""
-        return Cost()
 
     def check_budget(self, budget: Allocation) -> None:
         """The same steps for everyone, and at least one."""

@@ -13,7 +13,6 @@ from bullettrain.attacks import Attack, AttackLoss, Norm
 from bullettrain.attacks.losses import ce, ce_gradient
 from bullettrain.attacks.norms import AUTO, Bounds
 from bullettrain.attacks.state import Mode
-from bullettrain.cost import Cost
 from bullettrain.objectives import AdversarialObjective
 from bullettrain.objectives.base import cross_entropy
 from bullettrain.precision import accumulation_dtype, at_least_float32
@@ -61,11 +60,6 @@ class GAT(AdversarialObjective):
         )
         self.weights = torch.tensor([self.beta, 1.0], dtype=torch.float64)
         """λ by now, and whether the attack of now has the term: changed in place, so that a captured graph sees it."""
-
-    @property
-    def cost(self) -> Cost:
-        """9 with one step, as TRADES has them."""
-        return Cost(selection=1, target=1, shared=self.attack_mode == "eval")
 
     # --------------------------------------------------------------------------------------- what differs in NuAT
 
