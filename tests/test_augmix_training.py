@@ -211,7 +211,7 @@ def test_what_a_run_says(both):
     said = "1.61× wall-clock\nCompiling and capturing, 1 min 44 s and without mining 26.0 s, are not in it: with them"
     assert f"{said} it is 1.03×.\n" in shown(print_comparison, plain, own)
     page = write_report(folder).read_text()
-    assert "What the corruption did" in page
+    assert "Images before and after the corruption" in page
     assert "two views each" in page
     assert "on AugMix views" in page
     assert "PGD" not in page
