@@ -36,7 +36,8 @@ def test_statistics_are_the_plain_mean_of_what_is_seen():
     torch.manual_seed(0)
     net = norm_net().double()
     batches = [torch.rand(m, 3, 8, 8, dtype=torch.float64) for m in (4, 9, 6)]
-    net(batches[0])
+    for _ in range(3):
+        net(batches[0])
     momenta, before = [norm.momentum for norm in norms(net)], buffers(net)
     seen, first = [], norms(net)[0]
     hook = first.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))

@@ -42,6 +42,10 @@ def test_rows_belong_together(caplog):
     table = markdown(result).splitlines()
     assert len(table) == 4
     assert all(line.count("|") == len(baseline) + 1 for line in table)
+    history = config.with_settings(["allocation=history", "robust=1"])
+    with pytest.raises(ConfigError, match="allocation=history knows of an example when it has been trained on"):
+        bench(history, CPU, data, engines=["eager"], train_steps=6, steps=3, repeats=1)
+    assert bench(history, CPU, data, engines=["eager"], train_steps=10, steps=3, repeats=1)["rows"][0]["work"] == 27
     with pytest.raises(ConfigError, match="eager, graphs, compile"):
         bench(config, CPU, data, engines=["eagre"], train_steps=1, steps=1, repeats=1)
 

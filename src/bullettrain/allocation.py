@@ -142,7 +142,8 @@ class GaussianBudget(_Graded):
 
     Args:
         most: N_B, steps at the boundary.
-        width: standard deviation, as a part of the largest score of the batch.
+        width: standard deviation, as a part of the largest score among the examples that are attacked together: this
+            process's, in all mini-batches of a group.
         least: the fewest steps of a correctly classified example.
         outlier: N_O.
     """

@@ -261,6 +261,9 @@ def _card(model: LoadedModel, figures: Figures) -> str:
 def _allocation(method: MethodConfig) -> str:
     """How many steps of the attack each kind of examples was given."""
     steps = "Steps, each two AugMix views" if method.objective == "augmix" else "Attack steps"
+    if method.allocation != "categories":
+        dealt = ", dealt out by chance" if method.shuffled else ""
+        return f"{steps}: up to {method.boundary} for each example, by allocation={method.allocation}{dealt}."
     if method.budget().uniform_steps is not None:
         return f"{steps}: {method.boundary} for every example."
     boundary, robust = f"N_B = {method.boundary} for boundary examples", f"N_R = {method.robust} for robust ones"

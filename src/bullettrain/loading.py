@@ -227,7 +227,7 @@ def with_shape(model: LoadedModel) -> LoadedModel:
     low, high = limits_of(DataConfig, "image_size")
     if not low <= shape.image_size <= high:
         raise ConfigError(f"--image-size is {shape.image_size}; it has to be at least {low} and at most {high}")
-    black = torch.zeros(()).expand(2, shape.channels, shape.image_size, shape.image_size)
+    black = torch.zeros(2, shape.channels, shape.image_size, shape.image_size)
     classes = try_network(model.network, black, "such images (--channels and --image-size change that)").shape[1]
     names = model.about.classes or tuple(map(str, range(classes)))
     return replace(model, about=replace(model.about, network=replace(shape, num_classes=classes), classes=names))

@@ -32,7 +32,7 @@ class FGSMPGI(PGDAT):
         stored = StoredPerturbations(len(dataset), (3, 32, 32), augment)
         stored.draw(8 / 255)
         for x, y, index, draws in batches:
-            out = train.step(model, x, y, start=stored.start(x, index, draws))
+            out = train.step(model, x, y, start=stored.start(x, index, draws).clamp(0, 1))
             stored.keep(x, out.x_prime, index, draws)
 
     Args:
@@ -85,10 +85,10 @@ class FGSMPGI(PGDAT):
 
 
 class SmoothedCE:
-    """Cross-entropy with labels that leave ``taken`` of their probability to the other classes, in equal parts."""
+    """Cross-entropy with labels that leave ``smoothing`` of their probability to the other classes, in equal parts."""
 
-    def __init__(self, taken: float) -> None:
-        self.taken = taken
+    def __init__(self, smoothing: float) -> None:
+        self.smoothing = smoothing
 
     def __call__(self, logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
         """(n,)."""
@@ -100,8 +100,8 @@ class SmoothedCE:
 
     def _soft(self, logits: Tensor, labels: Tensor) -> Tensor:
         classes = torch.arange(logits.shape[1], device=logits.device)
-        rest = self.taken / (len(classes) - 1)
-        return rest + (1 - self.taken - rest) * (labels[:, None] == classes).to(logits.dtype)
+        rest = self.smoothing / (len(classes) - 1)
+        return rest + (1 - self.smoothing - rest) * (labels[:, None] == classes).to(logits.dtype)
 
 
 def fgsm_pgi_budget() -> StepBudget:

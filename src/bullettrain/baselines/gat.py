@@ -67,13 +67,13 @@ class GAT(AdversarialObjective):
         """What λ is multiplied by when this part of the training is done."""
         return 4.0 if done >= 0.86 else 1.0
 
-    def apart(self, z_prime: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+    def distance(self, z_prime: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
         """How far predictions are from the clean ones' target, summed over the examples, each by its weight."""
         gap = (z_prime.softmax(dim=1) - target).square().sum(dim=1)
         return gap.sum() if weight is None else (weight * gap).sum()
 
-    def apart_gradient(self, z_prime: Tensor, target: Tensor) -> Tensor:
-        """The gradient (n, K) of :meth:`apart` at z'."""
+    def distance_gradient(self, z_prime: Tensor, target: Tensor) -> Tensor:
+        """The gradient (n, K) of :meth:`distance` at z'."""
         p = z_prime.softmax(dim=1)
         pull = 2 * p * (p - target)
         return pull - p * pull.sum(dim=1, keepdim=True)
@@ -89,7 +89,7 @@ class GAT(AdversarialObjective):
         clean = cross_entropy(z, y, weight)
         if touched is not None:
             z, z_prime, weight = z[touched], z_prime[touched], None if weight is None else weight[touched]
-        return clean + self.weights[0] * self.apart(z_prime, self.target_of(z), weight) / len(y)
+        return clean + self.weights[0].to(z.dtype) * self.distance(z_prime, self.target_of(z), weight) / len(y)
 
     def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
         """Where the attack starts. It has the term where that of the mini-batch before had none."""
@@ -119,7 +119,8 @@ class GAT(AdversarialObjective):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
-        self.weights.copy_(torch.tensor(state["weights"]))
+        if "weights" in state:
+            self.weights.copy_(torch.tensor(state["weights"], dtype=torch.float64))
 
 
 class _Guided:
@@ -132,14 +133,14 @@ class _Guided:
         """(n,): each example has an equal part of the term, which is the batch's."""
         assert target is not None
         weights = self.objective.weights
-        term = self.objective.apart(logits, target, None) / len(labels)
+        term = self.objective.distance(logits, target, None) / len(labels)
         return ce(logits, labels, None) + weights[0] * weights[1] * term
 
     def gradient(self, logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
         """Of the sum, (n, K)."""
         assert target is not None
         weights = self.objective.weights
-        term = self.objective.apart_gradient(logits, target)
+        term = self.objective.distance_gradient(logits, target)
         return ce_gradient(logits, labels, None) + weights[0] * weights[1] * term
 
 

@@ -34,13 +34,13 @@ class NuAT(GAT):
         """The logits themselves."""
         return logits
 
-    def apart(self, z_prime: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+    def distance(self, z_prime: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
         """The nuclear norm of the differences, its rows by their weights."""
         difference = z_prime - target if weight is None else weight[:, None] * (z_prime - target)
         # ‖D‖_* = ⟨D, U·Vᵀ⟩, and U·Vᵀ is its gradient.
         return (difference * polar_factor(difference.detach())).sum()
 
-    def apart_gradient(self, z_prime: Tensor, target: Tensor) -> Tensor:
+    def distance_gradient(self, z_prime: Tensor, target: Tensor) -> Tensor:
         """U·Vᵀ of the differences."""
         return polar_factor(z_prime - target)
 

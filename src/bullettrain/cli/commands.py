@@ -10,7 +10,7 @@ import typer
 
 Count = Annotated[int, typer.Option(min=1)]
 MaybeCount = Annotated[int | None, typer.Option(min=1)]
-ImageSize = Annotated[int | None, typer.Option(min=1, max=8192)]
+ImageSize = Annotated[int | None, typer.Option(min=1, max=4096)]
 Number = Annotated[str | None, typer.Option(metavar="NUMBER")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")]
 

@@ -17,17 +17,23 @@ GONE = {"training": ("fresh", "refresh_steps")}
 """Settings that are no more; a configuration that left them at 0 means what it meant."""
 
 
-def translate(values: Mapping[str, Any]) -> dict[str, Any]:
-    """An older configuration with the names of today, and with what is unknown as it is."""
-    translated = {
-        name: {
-            RENAMED.get(f"{name}.{key}", f"{name}.{key}").partition(".")[2]: value
-            for key, value in section.items()
-            if value or key not in GONE.get(name, ())
-        }
+def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without the settings that are no more, where it left them at 0."""
+    return {
+        name: {key: value for key, value in section.items() if value or key not in GONE.get(name, ())}
         if isinstance(section, Mapping)
         else section
         for name, section in values.items()
+    }
+
+
+def translate(values: Mapping[str, Any]) -> dict[str, Any]:
+    """An older configuration with the names of today, and with what is unknown as it is."""
+    translated = {
+        name: {RENAMED.get(f"{name}.{key}", f"{name}.{key}").partition(".")[2]: value for key, value in section.items()}
+        if isinstance(section, Mapping)
+        else section
+        for name, section in without_gone(values).items()
     }
     training = translated.get("training")
     if isinstance(training, dict) and training.get("engine") == "plain":

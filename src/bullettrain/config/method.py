@@ -111,7 +111,8 @@ class MethodConfig:
     def budget(self) -> StepBudget:
         """Steps for each class."""
         steps = (self.boundary, self.robust, self.outlier)
-        return StepBudget(*steps, ordered=self.ordered, step_size=self.step_size, scale=self.scale)
+        ordered = self.ordered and self.allocation == "categories"  # others know no classes
+        return StepBudget(*steps, ordered=ordered, step_size=self.step_size, scale=self.scale)
 
     @property
     def remembers(self) -> bool:

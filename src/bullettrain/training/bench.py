@@ -63,7 +63,7 @@ def bench(
     for engine in engines:
         if engine not in ENGINES:
             raise ConfigError(f"there is no engine {engine!r}{instead(engine, ENGINES)}")
-    if shares is None and config.method.selection == "last":
+    if shares is None and config.method.remembers:
         _check_seen(config, len(data[0]), train_steps, checkpoint)
     if checkpoint is not None:
         train_steps = min(train_steps, 30)  # F_R still has to find its level
@@ -80,7 +80,8 @@ def bench(
                 trainer = make_trainer(config, place, data, Path(folder), engine, method)
                 trainer.network.load_state_dict(state["weights"])
                 trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
-                trainer.engine.history.load_state_dict(state["history"])
+                if trainer.engine.history.examples:
+                    trainer.engine.history.load_state_dict(state["history"])
                 cases.append(Timed(trainer, shares, steps))
                 cases[-1].memory = _memory(peak=True) - before
             for _ in range(repeats):
@@ -116,9 +117,11 @@ def make_trainer(config: Config, place: Place, data: Data, folder: Path, engine:
 
 
 def _check_seen(config: Config, examples: int, train_steps: int, checkpoint: Path | None) -> None:
-    """ConfigError where last logits are to select, and hardly anybody would have any."""
+    """ConfigError where steps follow from what is remembered of examples, and hardly anything would be."""
     epochs = 2 * (examples // config.training.batch_size * config.training.replays)  # each leaves a few images out
-    why = "selection=last knows of an example when it has been trained on"
+    method = config.method
+    which = "selection=last" if method.selection == "last" else f"allocation={method.allocation}"
+    why = f"{which} knows of an example when it has been trained on"
     if checkpoint is not None:
         raise ConfigError(f"{why}, and weights alone do not say that: give --shares, or leave --checkpoint out")
     if train_steps < epochs:

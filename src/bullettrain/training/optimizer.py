@@ -134,7 +134,7 @@ def statistics_anew(network: nn.Module, first: Tensor) -> Iterator[None]:
     Until they have seen one they have those of ``first``, images (n, …). Counts are put back.
     """
     learning = norms(network)
-    before = [(norm.momentum, norm.num_batches_tracked) for norm in learning]
+    before = [(norm.momentum, norm.num_batches_tracked.clone()) for norm in learning]  # type: ignore[union-attr]
     for norm in learning:
         norm.reset_running_stats()
         norm.momentum = None

@@ -9,6 +9,7 @@ from typing import Any
 
 from bullettrain.brief import first_line
 from bullettrain.checkpoint_paths import check_run, rather
+from bullettrain.config.format1 import without_gone
 from bullettrain.config.recipes import RECIPES, recipe
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
@@ -51,6 +52,7 @@ def read_recipe(name: str) -> Config:
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         give = rather(path, "give a recipe, a YAML file or a run's folder")
         raise ConfigError(f"{name} cannot be read as YAML ({first_line(error)}); {give}") from None
+    values = without_gone(values) if isinstance(values, Mapping) else values
     base = values.get("recipe") if isinstance(values, Mapping) else None
     try:
         if isinstance(base, str) and base in RECIPES:

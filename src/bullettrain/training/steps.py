@@ -51,6 +51,10 @@ class Stepper:
             say("CUDA graphs are off, steps run one by one: there is no CUDA device")
         alone = "gradients are accumulated" if training.accumulate > 1 else None
         alone = alone or ("its corruption and its update are one piece" if engine.objective.whole_step else None)
+        method = config.method
+        if place.together and (method.allocation == "gaussian" or method.objective == "nuat"):
+            what = "allocation=gaussian" if method.allocation == "gaussian" else "nuat"
+            say(f"{what} looks at each process's part of a mini-batch by itself: another method than in one process")
         if training.attack_group > 1 and alone:
             say(f"mini-batches are attacked one by one: {alone}")
         self.unit = training.accumulate if alone else training.attack_group

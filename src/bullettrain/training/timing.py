@@ -53,7 +53,8 @@ def units(trainer: Trainer) -> Iterator[list[Batch]]:
     full = len(trainer.train_set) // trainer.config.training.batch_size
     size = trainer.stepper.unit
     if full < size:
-        raise ConfigError(f"an epoch has {full} full mini-batches, fewer than attack_group={size}; give a smaller one")
+        wrong = f"an epoch has {full} full mini-batches, fewer than the {size} that belong together"
+        raise ConfigError(f"{wrong}; give a smaller batch_size or attack_group")
     for epoch in itertools.count():
         yield from itertools.islice(trainer.units(epoch), full // size)
 
