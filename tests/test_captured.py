@@ -572,3 +572,12 @@ def test_what_is_refused():
         Captured(train, net, size_multiple=0)
     with pytest.raises(ValueError, match="several devices"):
         Captured(train, nn.DataParallel(net))
+
+
+def test_what_a_plain_step_refuses_is_refused_here_too():
+    train, net = bt.BulletTrain(bt.PGDAT(eps=0.1), budget=StepBudget.uniform(1)), norm_net()
+    x, y = torch.rand(6, 3, 8, 8), torch.arange(6) % 4
+    with pytest.raises(ValueError, match="probabilities"):
+        Captured(train, nn.Sequential(net, nn.Softmax(dim=1)), capture=False).step(x, y)
+    with pytest.raises(ValueError, match=r"labels range over \[1, 4\]"):
+        Captured(train, net, capture=False).step(x, y + 1)

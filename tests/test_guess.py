@@ -17,10 +17,19 @@ GUESSES = [
     (Precision.__args__, {"fp32": "float32", "FP32": "float32", "bfloat16": "bf16", "tf-32": "tf32", "bf15": ""}),
     (Precision.__args__, dict.fromkeys(("fp16", "float16", "half", "double", "32"), "")),
     (KEYS, {"epoch": "epochs", "n_epochs": "epochs", "batch": "batch_size", "batch-size": "batch_size"}),
-    (KEYS, {"learning_rate": "lr", "learning-rate": "lr", "epsilon": "eps", "alpha": "step_size", "val": "validation"}),
+    (
+        KEYS,
+        {
+            "learning_rate": "lr",
+            "learning-rate": "lr",
+            "epsilon": "eps",
+            "alpha": "step_size",
+            "val": "validation allocation_value",
+        },
+    ),
     (KEYS, {"gama": "gamma", "momentm": "momentum", "group": "attack_group", "ema": "average"}),
     (KEYS, dict.fromkeys(("schedule", "sched", "arch", "dropout", "nr", "val_size", "x", ""), "")),
-    (RECIPES, {"digit": "digits", "mnist": "mnist-pgd", "cifar10_trades": "cifar10-trades"}),
+    (RECIPES, {"digit": "digits", "digist": "digits", "mnist": "mnist-pgd", "cifar10_trades": "cifar10-trades"}),
     (
         RECIPES,
         {

@@ -207,7 +207,7 @@ def test_a_card_says_that_autoattack_was_not_run(here):
     invoke("export", "run", "--format", "hub")
     card = Path("run/hub/README.md").read_text()
     assert "AutoAttack has not been run on these weights" in card
-    assert "`bullettrain evaluate run --attack autoattack`" in card
+    assert "`bullettrain evaluate RUN --attack autoattack`" in card
     assert "| PGD-5 (L∞ 0.15) |" in card
     assert json.loads(Path("run/hub/model_info.json").read_text())["autoattack_acc"] == ""
 

@@ -57,13 +57,14 @@ def read_settings_text(path: Path) -> str:
 def guesses(name: str, names: Sequence[str]) -> list[str]:
     """Those of ``names``, all in lower case, that ``name`` may stand for; none rather than far-fetched or many.
 
-    The first of these that holds for any: the same letters, the same meaning, nearly the same letters, the beginning of
-    a word.
+    The first of these that holds for any: the same letters, the same meaning, the same letters in another order, nearly
+    the same letters, the beginning of a word.
     """
     given, letters = _letters(name.lower()), {there: _letters(there) for there in names}
     meant = {_letters(word) for words in SAME if given in map(_letters, words) for word in words}
     ways = [[there for there in names if letters[there] in wanted] for wanted in ({given}, meant)]
     if len(given) > 2:
+        ways.append([there for there in names if sorted(letters[there]) == sorted(given)])
         alike = {there: difflib.SequenceMatcher(None, letters[there], given).ratio() for there in names}
         best = max(alike.values(), default=0.0)
         ways.append([there for there in names if alike[there] == best >= CUTOFF])

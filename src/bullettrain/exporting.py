@@ -233,9 +233,8 @@ def _card(model: LoadedModel, figures: Figures) -> str:
         rows = [f"| {figure.name} | {figure.percent} % | {figure.examples:,} |" for figure in figures.values()]
         lines.append("\n".join(["| Attack | Accuracy | Test images |", "|---|---:|---:|", *rows]))
     if threat and not any(attack == "autoattack" for attack, _ in figures):
-        command = shlex.join(["bullettrain", "evaluate", model.name, "--attack", "autoattack"])
         warning = "AutoAttack has not been run on these weights. PGD alone overestimates robustness"
-        lines.append(f"{warning}: run `{command}`, then export again.")
+        lines.append(f"{warning}: run `bullettrain evaluate RUN --attack autoattack` on the run, then export again.")
     elif not figures:
         lines.append("These weights have not been evaluated.")
     who = "None: the network was trained without an adversary."

@@ -48,7 +48,7 @@ def algorithm(
     svar, s = run(phases.select, group, m) if train.selects else (None, None)  # line 4: SVar of h(x)
     joint = workers.gather(svar), *workers.shares  # the quantile is over the examples of all processes
     given, state = run(phases.allocate, group, svar, s, *joint)  # line 5: f(SVar, F_R), and steps for each category
-    counts = train.on_host(s, given)  # the one thing that the host has to know: how the batch shrinks
+    counts = train.on_host(s, group.y, given)  # the one thing that the host has to know: how the batch shrinks
     if train.objective.needs_target and any(counts):
         state = state._replace(target=run(phases.target, group.x, train.shared(s)))
     steps, taken = attack(phases, run, state, given.steps, counts, len(m))  # line 6: x' = G(x)
@@ -191,7 +191,7 @@ class BulletTrain:
         """
         batch = Batch(x, y, start, index)
         validation.check_module(model)
-        with self.validated(model, [batch]), self._forwards_watched(model, y):
+        with self.validated(model, [batch]), self.forwards_watched(model, y):
             (out,) = algorithm(self, Phases(self, Forwards(model)), [batch])
         return out
 
@@ -224,10 +224,12 @@ class BulletTrain:
         """The logits that select, where they are also what the attack moves away from."""
         return s if self.objective.selection == self.objective.attack_mode == "eval" else None
 
-    def on_host(self, s: Tensor | None, given: Given) -> list[int]:
+    def on_host(self, s: Tensor | None, y: Tensor, given: Given) -> list[int]:
         """Steps of each example on the host: waits for the device, unless everybody gets the same number anyway."""
         if self.looking and s is not None:
             validation.check_logits(s.detach(), self.steps_taken + 1)
+            validation.check_labels(y, s.shape[1])
+            validation.check_unnormalised(s.detach())
         if self.looking and given.svar is not None:
             validation.check_selection(given.svar, given.category, list(Category))
         same = self.budget.uniform_steps
@@ -300,7 +302,7 @@ class BulletTrain:
             self.looking = False
 
     @contextmanager
-    def _forwards_watched(self, model: nn.Module, y: Tensor) -> Iterator[None]:
+    def forwards_watched(self, model: nn.Module, y: Tensor) -> Iterator[None]:
         """On a step that is due: look at the logits of every forward, and undo what it did to buffers on an error."""
         if not self.looking:
             yield

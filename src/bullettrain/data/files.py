@@ -92,7 +92,7 @@ def read_image(path: Path) -> Any:
         from PIL import Image
     with reading(path, "an image that Pillow can read", "replace it or remove it", missing="give image files"):
         if path.is_dir():
-            raise DataError(f"{path} is a folder where an image belongs: replace it or remove it.")
+            raise DataError(f"{path} is a folder where an image belongs: give image files, or take it out.")
         Image.init()
         content = io.BytesIO(path.read_bytes())  # from which a length in a damaged file reads no more than there is
         with Image.open(content, formats=[name for name in FORMATS if name in Image.OPEN]) as image:

@@ -7,6 +7,7 @@ import gc
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -186,7 +187,9 @@ class Captured:
                 outs: Iterator[StepOutput] = (self._whole(phases, batch) for batch in batches)
             else:
                 outs = train.updates(phases, batches, self.runner)
-            for batch, out in zip(batches, outs, strict=True):
+            for batch in batches:
+                with nullcontext() if self.reason is None else train.forwards_watched(self._plain, batch.y):
+                    out = next(outs)
                 if train.looking:
                     check_logits(out.z_prime, train.steps_taken)
                     check_labels(batch.y, out.z_prime.shape[-1])
