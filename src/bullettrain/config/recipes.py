@@ -167,12 +167,26 @@ def cifar100_augmix_fast() -> Config:
     return _large_batches(cifar100_augmix(), 0.5, 500, gamma=0.4, selection="eval")
 
 
-RECIPES: dict[str, Callable[[], Config]] = {
-    name.replace("_", "-"): function
-    for name, function in list(globals().items())
-    if getattr(function, "__module__", "") == __name__ and not name.startswith("_")
-}
-"""By name; what is above."""
+_ALL = (
+    digits,
+    digits_augmix,
+    own_images,
+    mnist_pgd,
+    cifar10_trades,
+    cifar10_mart,
+    cifar10_pgd,
+    cifar10_trades_short,
+    cifar10_pgd_short,
+    cifar10_mart_short,
+    cifar10_augmix,
+    cifar100_augmix,
+    cifar10_augmix_short,
+    cifar100_augmix_short,
+    cifar10_augmix_fast,
+    cifar100_augmix_fast,
+)
+RECIPES: dict[str, Callable[[], Config]] = {function.__name__.replace("_", "-"): function for function in _ALL}
+"""By name."""
 
 
 def recipe(name: str) -> Config:
