@@ -326,6 +326,14 @@ def test_negative_steps_of_a_scheme_are_refused():
         refused(BulletTrain(objective, budget=Negative()), norm_net(), X, Y, "cannot be negative")
 
 
+def test_step_sizes_are_a_tensor_of_numbers():
+    class OneNumber(StepBudget):
+        def step_sizes(self, category, steps, eps):
+            return eps
+
+    refused(BulletTrain(bt.PGDAT(), budget=OneNumber(2, 1)), norm_net(), X, Y, r"step sizes are float; they have to be")
+
+
 def test_parts_that_cannot_be_called_are_refused_when_they_are_given():
     class Early:
         uniform_steps = None

@@ -210,7 +210,7 @@ def test_every_setting_can_be_set_as_it_is_shown(name):
         ("momentum=0.5", "could be method.momentum or optimizer.momentum; say which"),
         ("epochs", "write key=value"),
         ("epochs=2.5", "whole number"),
-        ("epochs=many", "no number"),
+        ("epochs=many", "whole number"),
         ("epochs=0", "at least 1"),
         ("epochs=inf", "whole number"),
         ("epochs=nan", "whole number"),

@@ -80,6 +80,15 @@ def check_steps(steps: Tensor, m: int) -> Tensor:
     return steps
 
 
+def check_step_sizes(sizes: Tensor, m: int) -> Tensor:
+    """Step sizes as (m,) numbers."""
+    if not torch.is_tensor(sizes) or not sizes.is_floating_point() or sizes.shape != (m,):
+        raise TypeError(
+            f"the budget's step sizes are {described(sizes)}; they have to be ({m},) floating-point numbers"
+        )
+    return sizes
+
+
 def check_score(svar: Tensor, m: int) -> Tensor:
     """What a score returned, as (m,) numbers."""
     if not torch.is_tensor(svar) or not svar.is_floating_point() or svar.shape != (m,):
@@ -100,8 +109,8 @@ def check_index(index: Tensor | None, y: Tensor, examples: int, *, look: bool) -
     if not torch.is_tensor(index) or index.dtype != torch.int64 or index.shape != y.shape:
         given = "missing" if index is None else described(index)
         raise ValueError(
-            f"selection is 'last', and index is {given}; give ({len(y)},) int64, which of the {examples} examples"
-            " these are"
+            f"steps look at what is remembered of examples, and index is {given}; give ({len(y)},) int64, which of the "
+            f"{examples} examples these are"
         )
     if index.device != y.device:
         raise ValueError(f"index is on {index.device}, but the labels are on {y.device}")

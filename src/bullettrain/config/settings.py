@@ -110,6 +110,8 @@ def parse(text: str, hint: Any, name: str) -> Any:
     try:
         value = number(text)
     except ConfigError as error:
+        if kind is int:
+            raise ConfigError(f"{name} is {text!r}; it has to be a whole number") from None
         raise ConfigError(f"{name}: {error}") from None
     if kind is int:
         if not math.isfinite(value) or value != int(value):

@@ -22,7 +22,7 @@ from bullettrain.history import margin_of, unseen_on_boundary
 from bullettrain.mining import Category, SeparationWithModel, separate
 from bullettrain.objectives import Objective
 from bullettrain.precision import at_least_float32
-from bullettrain.validation import check_category, check_loss, check_score, check_steps
+from bullettrain.validation import check_category, check_loss, check_score, check_step_sizes, check_steps
 
 if TYPE_CHECKING:
     from bullettrain.step import BulletTrain
@@ -209,6 +209,7 @@ class Phases:
         sizes = given.step_sizes
         if sizes is None:
             sizes = train.budget.step_sizes(category, steps, objective.unit)
+        sizes = check_step_sizes(sizes, len(y))
         x_prime = objective.begin(x, start)
         x_prime = x.clone() if x_prime is x else torch.where(per_example(steps > 0, x, torch.bool), x_prime, x)
         size, eps = per_example(sizes, x), None if given.eps is None else per_example(given.eps, x)
