@@ -437,7 +437,7 @@ def test_the_printed_command_goes_on_with_a_file(invoke, tmp_path, monkeypatch, 
     ("text", "said"),
     [
         (None, "my.yaml is missing; give a recipe, a YAML file or a run's folder"),
-        ("training: {epochs: many}", "my.yaml: training.epochs: 'many' is no number"),
+        ("training: {epochs: many}", "my.yaml: training.epochs is 'many'; it has to be a whole number"),
         ("training: {epoch: 3}", "my.yaml: there is no setting 'training.epoch'; .*did you mean 'epochs'"),
         ("- 3", "my.yaml: it is .3.; it has to be a section of keys"),
         ("{a: [", "my.yaml cannot be read as YAML .*; give a recipe, a YAML file or a run's folder"),

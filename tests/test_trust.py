@@ -228,7 +228,7 @@ def test_sizes_that_are_not_those_of_the_tensors_allocate_nothing(evil, changes)
     [
         ("- a list", "it has to be a section of keys"),
         ("training: 3", "training is 3; it has to be a section of keys"),
-        ("training: {epochs: many}", "training.epochs: 'many' is no number"),
+        ("training: {epochs: many}", "training.epochs is 'many'; it has to be a whole number"),
         ("training: {epochs: [3]}", r"training.epochs is \[3\]; it has to be a whole number"),
         ("training: {compile: 3}", "training.compile is 3; it has to be true or false"),
         ("method: {objective: mine}", "method.objective is 'mine'"),
