@@ -197,7 +197,21 @@ class HistoryBudget(_Graded):
 
 
 @dataclass(frozen=True)
-class EarlyStopBudget(_Graded):
+class _Shortened(_Graded):
+    """A scheme in which everybody begins with the most steps, and ``revise`` shortens attacks."""
+
+    @property
+    def uniform_steps(self) -> int:
+        """What everybody begins with."""
+        return self.most
+
+    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
+        """The most for all."""
+        return torch.full_like(category, self.most)
+
+
+@dataclass(frozen=True)
+class EarlyStopBudget(_Shortened):
     """Everybody's attack stops soon after it has succeeded, as in friendly adversarial training (Zhang et al., 2020).
 
     Whether it has is seen from the logits that an iteration forwards anyway, so that nothing is selected beforehand.
@@ -214,15 +228,6 @@ class EarlyStopBudget(_Graded):
         if check_count(self.further, "further") == 0:
             raise ValueError("further is 0; the step in which a success is seen is taken already, so give 1 or more")
 
-    @property
-    def uniform_steps(self) -> int:
-        """What everybody begins with."""
-        return self.most
-
-    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
-        """The most for all."""
-        return torch.full_like(category, self.most)
-
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
         """Those of a uniform budget."""
         return StepBudget.uniform(self.most).step_sizes(category, steps, eps)
@@ -233,7 +238,7 @@ class EarlyStopBudget(_Graded):
 
 
 @dataclass(frozen=True)
-class SecondStepBudget(_Graded):
+class SecondStepBudget(_Shortened):
     """One step of 1.25·ε for everybody, and more of them for those whose first gradient stands out.
 
     That is seen from the logits that the first step forwards anyway: the gradient of the cross-entropy there is the
@@ -251,15 +256,6 @@ class SecondStepBudget(_Graded):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fraction(self.share, "share")
-
-    @property
-    def uniform_steps(self) -> int:
-        """What everybody begins with."""
-        return self.most
-
-    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
-        """The most for all."""
-        return torch.full_like(category, self.most)
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
         """That of a single step, also for those that go on."""
