@@ -1,11 +1,14 @@
 """The runner that captures: what it does around a capture, which needs no GPU to be seen."""
 
+import gc
+from contextlib import nullcontext
 from typing import NamedTuple
 from unittest.mock import PropertyMock
 
 import pytest
 import torch
 
+from bullettrain.engine.cuda_graphs import CudaGraphRunner
 from emulated import EmulatedRunner
 
 
@@ -251,3 +254,31 @@ def test_what_cannot_be_tuned_is_captured_by_guess_again():
     assert run.reason is None
     assert not said
     assert torch.backends.cudnn.benchmark is False
+
+
+def test_no_garbage_is_collected_during_a_capture(monkeypatch):
+    collected, seen = [], []
+
+    class Former:  # a graph that is let go of, in a circle
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            collected.append(True)
+
+    def phase():
+        Former()
+        circles = [[] for _ in range(10_000)]  # enough to have the collector run, were it on
+        for circle in circles:
+            circle.append(circle)
+        seen.append((gc.isenabled(), list(collected)))
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: nullcontext())
+    runner = CudaGraphRunner.__new__(CudaGraphRunner)
+    runner.pool = None
+    runner._capture(phase)
+    assert seen == [(False, [])]
+    assert gc.isenabled()
+    gc.collect()
+    assert collected == [True]

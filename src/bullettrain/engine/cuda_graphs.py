@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -239,7 +240,7 @@ class CudaGraphRunner:
     def _capture(self, function: Callable[[], None]) -> Any:
         graph = torch.cuda.CUDAGraph()
         # Of this thread alone: others may pin memory meanwhile, as a loader's does.
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        with _no_collection(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             function()
         return graph
 
@@ -248,6 +249,18 @@ class CudaGraphRunner:
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed())
         generator.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is collected meanwhile: destroying a former graph, which lies in a circle, breaks a capture off."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _CaptureError(Exception):
