@@ -20,39 +20,43 @@ from plane import ROOT, Result, description, read
 
 from bullettrain.evaluation.comparison import difference
 from bullettrain.evaluation.results import Store
-from bullettrain.reporting.plotting import COLOURS, panels, printed
+from bullettrain.reporting.plotting import COLOURS, printed
 from bullettrain.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 RESULTS = ROOT / "results"
 PAGE, PICTURE = RESULTS / "README.md", RESULTS / "fig-steps.png"
+OBJECTIVES = ("PGD-AT", "TRADES")
 FIRST = "3/3/3"
-"""What the others are compared with."""
+"""What the other settings of the same objective are compared with."""
 IMAGES = "4000"
-LIMITS = {"apgd": (-5.9, 1.2), "clean": (-1.2, 6.2)}
+LIMITS = {"apgd": (-6.3, 1.6), "clean": (-1.7, 6.4)}
 """Points that the panels show."""
 HEAD = ["steps", "chosen by", "seeds", "passes", "clean %", "PGD-20 %", "APGD %", "APGD, points", "clean, points"]
-MARK = re.compile(r"(<!-- steps -->\n).*?(<!-- /steps -->)", re.DOTALL)
+CHOSEN_BY = {"": "all alike", "svar": "SVar", "chance": "chance", "oracle": "oracle"}
+COLOUR_OF = {"": "soft", "svar": "accent", "chance": "boundary", "oracle": "robust"}
+MARK = re.compile(r"(<!-- steps: (.*?) -->\n).*?(<!-- /steps -->)", re.DOTALL)
 
 
-def study() -> dict[str, Result]:
-    """The settings by name, such as "3/1/1 by chance", the most robust first."""
-    found = [result for result in read() if all(run["apgd_images"] == IMAGES for run in result.runs)]
-    found.sort(key=lambda result: -(result.mean("apgd") or 0.0))
-    return {result.setting["steps"] + (" by chance" if by(result) == "chance" else ""): result for result in found}
-
-
-def by(result: Result) -> str:
-    """Who decides which examples get which steps."""
-    return {"": "all alike", "svar": "SVar", "chance": "chance"}[result.setting["score"]]
+def study(objective: str = "PGD-AT") -> dict[str, Result]:
+    """The settings of an objective by name, such as "3/1/1 by chance", the most robust first."""
+    results = [result for result in read() if all(run["apgd_images"] == IMAGES for run in result.runs)]
+    results = [result for result in results if result.setting["objective"] == objective]
+    results.sort(key=lambda result: -(result.mean("apgd") or 0.0))
+    controls = {"chance": " by chance", "oracle": " by oracle"}
+    return {r.setting["steps"] + controls.get(r.setting["score"], ""): r for r in results}
 
 
 def folder(run: dict[str, str]) -> str:
-    """Where a run's survivors are: 3-1-1, 3-1-1-chance, 3-1-1-seed-1 and so on."""
-    chance = "-chance" if run["score"] == "chance" else ""
-    return run["steps"].replace("/", "-") + chance + (f"-seed-{run['seed']}" if run["seed"] != "0" else "")
+    """Where a run's survivors are: 3-1-1, 3-1-1-chance, 3-1-1-seed-1, trades-3-3-3 and so on."""
+    parts = ["trades"] if run["objective"] == "TRADES" else []
+    parts += [run["steps"].replace("/", "-")]
+    parts += [run["score"]] if run["score"] in ("chance", "oracle") else []
+    parts += ["seed", run["seed"]] if run["seed"] != "0" else []
+    return "-".join(parts)
 
 
 @functools.cache
@@ -72,9 +76,10 @@ def accuracies(result: Result, attack: str) -> list[float]:
     return [100 * judged(folder(run), attack)["accuracy"] for run in result.runs]
 
 
-def spread(found: dict[str, Result], attack: str) -> float:
+def spread(attack: str) -> float:
     """Standard deviation from seed to seed, one for all settings: two or three seeds alone tell too little."""
-    seeds = [accuracies(result, attack) for result in found.values() if len(result.runs) > 1]
+    results = [result for objective in OBJECTIVES for result in study(objective).values()]
+    seeds = [accuracies(result, attack) for result in results if len(result.runs) > 1]
     return math.sqrt(sum(statistics.variance(s) * (len(s) - 1) for s in seeds) / sum(len(s) - 1 for s in seeds))
 
 
@@ -85,7 +90,7 @@ def compared(found: dict[str, Result], one: str, other: str, attack: str) -> tup
     assert images.paired
     error = 100 * images.error
     if all(len(side.runs) > 1 for side in sides):
-        error = spread(found, attack) * math.sqrt(sum(1 / len(side.runs) for side in sides))
+        error = spread(attack) * math.sqrt(sum(1 / len(side.runs) for side in sides))
     return 100 * images.value, error
 
 
@@ -102,40 +107,35 @@ def table(found: dict[str, Result]) -> str:
         apart = [compared(found, name, FIRST, attack) for attack in ("apgd", "clean")] if name != FIRST else []
         points = [f"{rounded(value, '+')} ± {rounded(error)}" for value, error in apart] or ["", ""]
         passes = f"{result.mean('passes'):.2f}"
-        lines.append([result.setting["steps"], by(result), str(len(result.runs)), passes, *means, *points])
+        chosen_by = CHOSEN_BY[result.setting["score"]]
+        lines.append([result.setting["steps"], chosen_by, str(len(result.runs)), passes, *means, *points])
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
 
-def drawn(found: dict[str, Result]) -> Figure:
-    """Differences from three steps for all: under APGD, and clean."""
-    figure, both = panels(columns=2, width=2.3, height=2.3)
-    places = range(len(found))[::-1]
-    for place, (name, result) in zip(places, found.items(), strict=True):
-        colour = COLOURS[{"all alike": "soft", "SVar": "accent", "chance": "boundary"}[by(result)]]
-        for axes, attack in zip(both, LIMITS, strict=True):
-            value, error = compared(found, name, FIRST, attack) if name != FIRST else (0.0, 0.0)
-            low, high = LIMITS[attack]
-            shown = min(max(value, low + 0.25), high - 0.25)  # far off: an arrow at the edge
-            look: dict[str, Any] = {"color": colour, "markersize": 7, "capsize": 4, "elinewidth": 1.8, "mew": 1.8}
-            look |= {"markerfacecolor": colour if len(result.runs) > 1 else "white"}
-            far = shown != value
-            axes.errorbar(shown, place, xerr=None if far else 2 * error, fmt="<" if far else "o", **look)
-            text = f"{statistics.fmean(accuracies(result, attack)):.1f} %"
-            where: dict[str, Any] = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
-            axes.annotate(text, (shown, place), fontsize=9.5, color=COLOURS["ink"], **where)
-    labels = []
-    for result in found.values():
-        who = {"all alike": "for all", "SVar": "by SVar", "chance": "by chance"}[by(result)]
-        labels.append(f"{result.setting['steps'].replace('/', ' / ')}  {who}\n{result.mean('passes'):.1f} passes")
-    both[0].set_yticks(list(places), labels)
-    both[1].set_yticks(list(places), [])
-    both[0].set_xlabel("points under APGD, L∞ 8/255")
-    both[1].set_xlabel("points of clean accuracy")
-    for axes, attack in zip(both, LIMITS, strict=True):
-        axes.set(xlim=LIMITS[attack], ylim=(-0.6, len(found) - 0.3))
-        axes.axvline(0, color=COLOURS["soft"], linewidth=0.9, zorder=0)
-        axes.grid(visible=False, axis="y")
-        axes.grid(visible=True, axis="x")
+def drawn() -> Figure:
+    """Differences from three steps for all, under APGD and clean: a row of panels for each objective."""
+    studies = [study(objective) for objective in OBJECTIVES]
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11.2, 11.3), layout="constrained")
+    heights = [len(found) + 0.6 for found in studies]
+    axes = list(figure.subplots(len(studies), 2, sharex="col", height_ratios=heights).flat)
+    for row, (objective, found) in enumerate(zip(OBJECTIVES, studies, strict=True)):
+        left, right = axes[2 * row : 2 * row + 2]
+        places = range(len(found))[::-1]
+        for place, name in zip(places, found, strict=True):
+            for panel, attack in ((left, "apgd"), (right, "clean")):
+                _mark(panel, found, name, attack, place)
+        left.set_yticks(list(places), [_label(result) for result in found.values()])
+        right.set_yticks(list(places), [])
+        left.set_title(objective, loc="left", fontsize=11.5, fontweight="bold", color=COLOURS["ink"])
+        for panel, attack in ((left, "apgd"), (right, "clean")):
+            panel.set(xlim=LIMITS[attack], ylim=(-0.6, len(found) - 0.3))
+            panel.axvline(0, color=COLOURS["soft"], linewidth=0.9, zorder=0)
+            panel.grid(visible=False, axis="y")
+            panel.grid(visible=True, axis="x")
+    axes[-2].set_xlabel("points under APGD, L∞ 8/255")
+    axes[-1].set_xlabel("points of clean accuracy")
     figure.suptitle(
         "$N_B$ / $N_R$ / $N_O$ steps against three for all; bars: two standard errors\n"
         "filled: two or three seeds, error of the seeds; hollow: one seed, paired error over images",
@@ -144,19 +144,41 @@ def drawn(found: dict[str, Result]) -> Figure:
     return figure
 
 
+def _mark(axes: Axes, found: dict[str, Result], name: str, attack: str, place: int) -> None:
+    """One difference with its error bar; an arrow at the edge where it is out of sight."""
+    result = found[name]
+    value, error = compared(found, name, FIRST, attack) if name != FIRST else (0.0, 0.0)
+    low, high = LIMITS[attack]
+    shown = min(max(value, low + 0.25), high - 0.25)
+    marker = "o" if shown == value else "<" if value < shown else ">"
+    colour = COLOURS[COLOUR_OF[result.setting["score"]]]
+    look: dict[str, Any] = {"color": colour, "markersize": 7, "capsize": 4, "elinewidth": 1.8, "mew": 1.8}
+    look |= {"markerfacecolor": colour if len(result.runs) > 1 else "white"}
+    axes.errorbar(shown, place, xerr=2 * error if marker == "o" else None, fmt=marker, **look)
+    text = f"{statistics.fmean(accuracies(result, attack)):.1f} %"
+    where: dict[str, Any] = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
+    axes.annotate(text, (shown, place), fontsize=9.5, color=COLOURS["ink"], **where)
+
+
+def _label(result: Result) -> str:
+    """The steps, who chooses, and the passes."""
+    who = {"": "for all"}.get(result.setting["score"], f"by {CHOSEN_BY[result.setting['score']]}")
+    return f"{result.setting['steps'].replace('/', ' / ')}  {who}\n{result.mean('passes'):.1f} passes"
+
+
 def main() -> None:
     """Write the table and the picture, or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether they are up to date")
     check = parser.parse_args().check
-    found = study()
-    lines, old = table(found), PAGE.read_text(encoding="utf-8")
-    new = MARK.sub(lambda mark: mark[1] + lines + mark[2], old)
-    about = description(lines)
+    old = PAGE.read_text(encoding="utf-8")
+    tables = {objective: table(study(objective)) for objective in OBJECTIVES}
+    new = MARK.sub(lambda mark: mark[1] + tables[mark[2]] + mark[3], old)
+    about = description(list(tables.values()))
     if not check:
         PAGE.write_text(new, encoding="utf-8")
         with printed():
-            drawn(found).savefig(PICTURE, dpi=200, facecolor="white", metadata={"Software": None, "Description": about})
+            drawn().savefig(PICTURE, dpi=200, facecolor="white", metadata={"Software": None, "Description": about})
     elif old != new or about.encode() not in PICTURE.read_bytes():
         sys.exit(f"results/{PAGE.name} or {PICTURE.name} is not what was recorded; run this without --check")
 
