@@ -183,7 +183,13 @@ def test_a_scheme_that_allocates_nonsense_is_named():
         def step_sizes(self, category, steps, eps):
             return steps
 
-    refused(BulletTrain(bt.PGDAT(), budget=Fractions()), norm_net(), X, Y, r"allocated .*whole numbers")
+    refused(
+        BulletTrain(bt.PGDAT(), budget=Fractions()),
+        norm_net(),
+        X,
+        Y,
+        r"allocate returned float32 .*integer tensor of shape \(16,\)",
+    )
 
 
 def test_the_first_step_after_a_resume_is_checked():
@@ -213,7 +219,10 @@ def test_networks_that_wait_for_other_workers_are_refused(check_every):
 @pytest.mark.parametrize(
     ("score", "message"),
     [
-        (lambda z, y: z, r"the score returned float32 of shape \(16, 4\); it has to return \(16,\)"),
+        (
+            lambda z, y: z,
+            r"the score returned float32 of shape \(16, 4\); it has to return: floating-point tensor of shape \(16,\)",
+        ),
         (lambda z, y: z.mean(), r"the score returned float32 of shape \(\)"),
         (lambda z, y: y, "the score returned int64"),
         (lambda z, y: None, "the score returned NoneType"),
@@ -263,7 +272,7 @@ def test_an_objective_of_ones_own_that_is_not_set_up_or_returns_no_loss_is_named
 
     with pytest.raises(TypeError, match=r"Bare was not set up; call super\(\)\.__init__\(\)"):
         BulletTrain(Bare(), budget=StepBudget(2, 1))
-    message = r"Several\.loss returned float32 of shape \(16,\); it has to return a 0-d tensor"
+    message = r"Several\.loss returned float32 of shape \(16,\); it has to return: 0-d floating-point tensor"
     refused(BulletTrain(Several(), budget=StepBudget(2, 1)), norm_net(), X, Y, message)
 
 
@@ -331,7 +340,9 @@ def test_step_sizes_are_a_tensor_of_numbers():
         def step_sizes(self, category, steps, eps):
             return eps
 
-    refused(BulletTrain(bt.PGDAT(), budget=OneNumber(2, 1)), norm_net(), X, Y, r"step sizes are float; they have to be")
+    refused(
+        BulletTrain(bt.PGDAT(), budget=OneNumber(2, 1)), norm_net(), X, Y, "step_sizes returned float; it has to return"
+    )
 
 
 def test_parts_that_cannot_be_called_are_refused_when_they_are_given():

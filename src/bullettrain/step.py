@@ -17,10 +17,10 @@ from bullettrain.allocation import Allocation, selects
 from bullettrain.attacks.state import bare
 from bullettrain.brief import brief
 from bullettrain.cost import Work
-from bullettrain.engine.attack import attack
+from bullettrain.engine.attack import run_attack
 from bullettrain.engine.distributed import Workers, find_group
 from bullettrain.engine.forwards import Forwards
-from bullettrain.engine.phases import EAGER, Batch, Given, Learnt, Phases, Runner, joined, part_of, slices
+from bullettrain.engine.phases import EAGER, Assignment, Batch, Learned, Phases, Runner, join, rows_of, slices
 from bullettrain.history import History
 from bullettrain.mining import (
     Category,
@@ -38,49 +38,50 @@ from bullettrain.objectives import Objective
 def algorithm(
     train: BulletTrain, phases: Phases, batches: Sequence[Batch], run: Runner = EAGER
 ) -> Iterator[StepOutput]:
-    """Algorithm 2 for k mini-batches that are selected and attacked with the same weights; k = 1 is the paper.
+    """Algorithm 2 of the paper for k mini-batches that are selected and attacked with the same weights.
 
-    Yields what each mini-batch gave; the caller moves the weights before the next one's turn. Comments name the lines
-    of the paper's listing; `tests/reference.py` has it once more, literally, one example at a time.
+    k = 1 is the paper. Yields the output of each mini-batch; the caller updates the weights before it asks for the
+    next. Comments name the lines of the paper's listing. `tests/reference.py` has the algorithm once more, one example
+    at a time.
     """
-    group, m = joined(train.objective, batches, run)  # line 3: x, y
-    workers = Workers(train.process_group(), m, group.x.device)  # several processes may share each mini-batch
-    svar, s = run(phases.select, group, m) if train.selects else (None, None)  # line 4: SVar of h(x)
+    group, sizes = join(train.objective, batches, run)  # line 3: x, y
+    workers = Workers(train.process_group(), sizes, group.x.device)  # processes that share each mini-batch
+    svar, logits = run(phases.select, group, sizes) if train.selects else (None, None)  # line 4: SVar of h(x)
     joint = workers.gather(svar), *workers.shares  # the quantile is over the examples of all processes
-    given, state = run(phases.allocate, group, svar, s, *joint)  # line 5: f(SVar, F_R), and steps for each category
-    counts = train.on_host(s, group.y, given)  # the one thing that the host has to know: how the batch shrinks
-    if train.objective.needs_target and any(counts):
-        state = state._replace(target=run(phases.target, group.x, train.shared(s)))
-    steps, taken = attack(phases, run, state, given.steps, counts, len(m))  # line 6: x' = G(x)
-    given = given._replace(steps=steps)
-    z = s if phases.keeps_logits(len(m)) else None  # the loss's own logits selected: they are there already
-    for i, rows in enumerate(slices(m)):
-        batch, own, x_prime = part_of(group, rows), part_of(given, rows), state.x_prime_of(rows)
-        train.look_at_attack(batch.x, x_prime, None if state.eps is None else state.eps[rows])
-        t, share = phases.touched(counts[rows]), workers.loss_weight(i)
-        learnt = run(phases.learn, batch, x_prime, own, z, t, share, phases.accumulation)  # lines 7 and 9: z', ∇L
-        workers.sum_(learnt.counts)
-        remembered = train.remembered(workers, i, batch.indices, learnt, own.steps)
-        run(phases.update, learnt, batch.y, own, remembered, share)  # line 8: F_R
+    assigned, attack = run(phases.allocate, group, svar, logits, *joint)  # line 5: f(SVar, F_R), and steps
+    steps = train.read_steps(logits, group.y, assigned)  # the only read from the device
+    if train.objective.needs_target and any(steps):
+        attack = attack._replace(target=run(phases.target, group.x, train.target_logits(logits)))
+    taken, total = run_attack(phases, run, attack, assigned.steps, steps, len(sizes))  # line 6: x' = G(x)
+    assigned = assigned._replace(steps=taken)
+    z = logits if phases.reuses_logits(len(sizes)) else None
+    for i, rows in enumerate(slices(sizes)):
+        batch, own, x_prime = rows_of(group, rows), rows_of(assigned, rows), attack.x_prime_of(rows)
+        train.check_attack(batch.x, x_prime, None if attack.eps is None else attack.eps[rows])
+        touched, share = phases.touched(steps[rows]), workers.loss_weight(i)
+        learned = run(phases.learn, batch, x_prime, own, z, touched, share, phases.accumulation)  # lines 7, 9: z', ∇L
+        workers.sum_(learned.counts)
+        remembered = train.remembered(workers, i, batch.indices, learned, own.steps)
+        run(phases.update, learned, batch.y, own, remembered, share)  # line 8: F_R
         train.steps_taken += 1
-        work = train.work(counts[rows], t, taken * m[i] / len(counts), phases, len(m))
-        yield StepOutput(learnt.loss, own.category, own.steps, own.svar, work, x_prime, learnt.z, learnt.z_prime)
+        work = train.work(steps[rows], touched, total * sizes[i] / len(steps), phases, len(sizes))
+        yield StepOutput(learned.loss, own.category, own.steps, own.svar, work, x_prime, learned.z, learned.z_prime)
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What one step computed. Only ``loss`` carries a graph."""
+    """The result of one training step. Only ``loss`` carries a graph."""
 
     loss: Tensor
-    """0-d: call ``.backward()`` on it. With several workers it is weighted by this one's share of the batch."""
+    """0-d; call ``.backward()`` on it. With several processes it is weighted by this one's share of the batch."""
     category: Tensor
-    """(m,) of :class:`Category`. With equal steps for everyone nothing is selected, and all are BOUNDARY."""
+    """(m,) of :class:`Category`. With a uniform budget nothing is selected, and all examples are BOUNDARY."""
     steps: Tensor
-    """(m,) steps that each example got."""
+    """(m,) attack steps of each example."""
     svar: Tensor | None
-    """(m,) scores; None where nothing was selected."""
+    """(m,) scores; None with a uniform budget."""
     work: Work
-    """Passes that were made."""
+    """Counted forward and backward passes."""
     x_prime: Tensor
     """(m, …) corrupted examples; AugMix: (2, m, …)."""
     z: Tensor | None
@@ -90,12 +91,12 @@ class StepOutput:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The shares of "outlier", "boundary" and "robust" examples, which add up to 1; waits for the device."""
+        """Shares of "outlier", "boundary" and "robust" examples, which sum to 1; synchronises with the device."""
         counts = self.category.bincount(minlength=len(Category)).tolist()
         return {category.name.lower(): counts[category] / len(self.category) for category in Category}
 
     def clone(self) -> StepOutput:
-        """A copy with tensors of its own; the loss without its graph."""
+        """Return a copy of all tensors; the loss is detached."""
         copies = {name: value.detach().clone() for name, value in vars(self).items() if torch.is_tensor(value)}
         return StepOutput(**{**vars(self), **copies})
 
@@ -107,7 +108,7 @@ class StepOutput:
 
 
 class BulletTrain:
-    """Robust training that spends the effort on boundary examples. Attach it to your own loop:
+    """Robust training that spends the attack steps on boundary examples. Use it in your own training loop:
 
         train = BulletTrain(TRADES(beta=6.0, eps=8/255), budget=StepBudget(boundary=10, robust=2), gamma=0.8)
         for x, y in loader:
@@ -115,18 +116,18 @@ class BulletTrain:
             out.loss.backward(); optimizer.step(); optimizer.zero_grad()
 
     Args:
-        objective: PGDAT, TRADES, MART or AugMix.
-        budget: steps for each class; ``StepBudget.uniform(n)`` is the plain algorithm.
-        gamma: γ in (0, 1], how far F_R is trusted; smaller is more careful.
-        momentum: p in [0, 1) of F_R's moving average.
-        score: (logits, labels) → (m,), negative where misclassified, larger where safer.
-        separation: (score, F_R) → categories (m,), or an oracle that sees the network.
-        examples: how many the dataset has, for what is remembered of each: ``selection="last"``, allocations that ask
-            for it. Steps are then told which ones they see.
-        check_every: steps between the checks of values that wait for the device (input range, label range,
-            NaN or infinite logits, x' in its ball); the first step is always checked. 0: never.
-        group: the processes whose mini-batches are one; None: all, where a process group is initialised.
-        joint: False: each process by itself, whatever is initialised.
+        objective: PGDAT, TRADES, MART, AugMix, or an objective of your own.
+        budget: attack steps for each category; ``StepBudget.uniform(n)`` is the plain algorithm.
+        gamma: γ in (0, 1], scales the estimate F_R of the robust share. A smaller γ attacks more examples fully.
+        momentum: p in [0, 1), momentum of F_R's moving average.
+        score: function (logits, labels) → (m,); negative for misclassified examples, larger for safer ones.
+        separation: function (score, F_R) → categories (m,), or a separation that sees the network (an oracle).
+        examples: size of the dataset, if the history of examples is used (``selection="last"``, some allocations).
+            Steps then need ``index``.
+        check_every: number of steps between checks of values, which synchronise with the device: input range, labels,
+            NaN or infinite logits, and x' inside its ball. The first step is always checked. 0 disables the checks.
+        group: process group whose mini-batches form one joint batch; None: the default group, if initialised.
+        joint: False: each process computes its own quantile and F_R, even if a process group is initialised.
     """
 
     def __init__(
@@ -154,10 +155,10 @@ class BulletTrain:
         self.group, self.joint = group, joint
         self.check_every = validation.check_count(check_every, "check_every")
         self.steps_taken = 0
-        self.looking = False
-        """Whether this step's values are looked at."""
-        self._checked = False  # any step in this process
-        self._seen = False  # a network whose parts all go with the method
+        self.checking = False
+        """Whether the values of the current step are checked."""
+        self._checked = False  # whether any step of this process was
+        self._network_checked = False
 
     def __repr__(self) -> str:
         fraction = self.robust_fraction
@@ -176,113 +177,124 @@ class BulletTrain:
         start: Tensor | None = None,
         index: Tensor | None = None,
     ) -> StepOutput:
-        """Loss of one mini-batch; F_R moves on. The caller takes the gradient and the optimiser's step.
+        """Compute the loss of one mini-batch and update F_R.
+
+        The caller runs ``backward()`` and the optimiser.
 
         Args:
-            model: returns logits (n, K); may be compiled, or wrapped in DistributedDataParallel.
-            x: (m, …) clean examples in the objective's bounds.
+            model: returns logits (n, K). It may be compiled, or wrapped in DistributedDataParallel (compile first, then
+                wrap). Compile it in the default mode: "reduce-overhead" keeps outputs in buffers that the attack's
+                forwards overwrite.
+            x: (m, …) clean examples within the objective's bounds.
             y: (m,) int64 labels.
-            start: (m, …) points that the attack starts from, to fix its noise; for AugMix (2, m, …), the
-                views themselves, or what its ``draw`` gave.
-            index: (m,) int64, which examples of the dataset these are; wanted where the last logits select.
-
-        A compiled model is best compiled in the default mode: "reduce-overhead" keeps outputs in buffers that
-        the attack's forwards overwrite. With several workers compile first, then wrap.
+            start: (m, …) starting points of the attack, to fix its noise; for AugMix the views (2, m, …), or the
+                result of its ``draw``.
+            index: (m,) int64 dataset indices, needed if the history is used.
         """
         batch = Batch(x, y, start, index)
         validation.check_module(model)
-        with self.validated(model, [batch]), self.forwards_watched(model, y):
+        with self.validated(model, [batch]), self.checked_forwards(model, y):
             (out,) = algorithm(self, Phases(self, Forwards(model)), [batch])
         return out
 
     def updates(self, phases: Phases, batches: Sequence[Batch], run: Runner = EAGER) -> Iterator[StepOutput]:
-        """Algorithm 2 on some mini-batches, by phases and a runner of one's own; `Captured` is made of this."""
+        """Run Algorithm 2 with other phases and another runner, as `Captured` does."""
         return algorithm(self, phases, batches, run)
 
-    # ------------------------------------------------------------------------------- what Algorithm 2 asks for
+    # ---------------------------------------------------------------------------- called by Algorithm 2
 
     @property
     def selects(self) -> bool:
-        """Whether anything has to be selected: not where everybody gets the same steps."""
+        """Whether the step has to select. A uniform budget does not."""
         return selects(self.budget)
 
     @property
     def selects_by_last(self) -> bool:
-        """Whether examples are selected by the logits that they had last."""
+        """Whether examples are selected by their logits of the last epoch."""
         return self.objective.selection == "last" and self.selects
 
     def process_group(self) -> dist.ProcessGroup | None:
-        """The processes that share a mini-batch; None: this one alone."""
+        """Return the processes that share a mini-batch; None: only this one."""
         return find_group(self.group, self.joint)
 
     def separation_for_objective(self) -> Separation | SeparationWithModel:
-        """The separation, with the objective's settings where it takes any."""
+        """Return the separation, adapted to the objective if it supports that."""
         separation = self.separation
         return separation.suited_to(self.objective) if isinstance(separation, SeparationForObjective) else separation
 
-    def shared(self, s: Tensor | None) -> Tensor | None:
-        """The logits that select, where they are also what the attack moves away from."""
-        return s if self.objective.selection == self.objective.attack_mode == "eval" else None
+    def target_logits(self, logits: Tensor | None) -> Tensor | None:
+        """Return the logits that selected, if the attack can use them as its target too."""
+        return logits if self.objective.selection == self.objective.attack_mode == "eval" else None
 
-    def on_host(self, s: Tensor | None, y: Tensor, given: Given) -> list[int]:
-        """Steps of each example on the host: waits for the device, unless everybody gets the same number anyway."""
-        if self.looking and s is not None:
-            validation.check_logits(s.detach(), self.steps_taken + 1)
-            validation.check_labels(y, s.shape[1])
-            validation.check_unnormalised(s.detach())
-        if self.looking and given.svar is not None:
-            validation.check_selection(given.svar, given.category, list(Category))
+    def read_steps(self, logits: Tensor | None, y: Tensor, assigned: Assignment) -> list[int]:
+        """Return the steps of each example on the host; synchronises with the device unless the budget is uniform."""
+        if self.checking and logits is not None:
+            validation.check_logits(logits.detach(), self.steps_taken + 1)
+            validation.check_labels(y, logits.shape[1])
+            validation.check_unnormalised(logits.detach())
+        if self.checking and assigned.svar is not None:
+            validation.check_selection(assigned.svar, assigned.category, list(Category))
         same = self.budget.uniform_steps
-        counts: list[int] = given.steps.tolist() if same is None else [same] * len(given.steps)
-        validation.check_count(min(counts), "steps")
+        steps: list[int] = assigned.steps.tolist() if same is None else [same] * len(assigned.steps)
+        validation.check_count(min(steps), "steps")
         most = self.objective.max_steps
-        if most is not None and max(counts) > most:
-            raise ValueError(f"the budget allocated {max(counts)} steps; {type(self.objective).__name__} has {most}")
-        return counts
+        if most is not None and max(steps) > most:
+            raise ValueError(f"the budget allocated {max(steps)} steps; {type(self.objective).__name__} has {most}")
+        return steps
 
-    def look_at_attack(self, x: Tensor, x_prime: Tensor, eps: Tensor | None) -> None:
-        """On a step that is checked: is x' where it may be?"""
-        if self.looking:
+    def check_attack(self, x: Tensor, x_prime: Tensor, eps: Tensor | None) -> None:
+        """On a checked step, check that x' is inside its ball."""
+        if self.checking:
             self.objective.check_perturbed(x, x_prime, eps)
 
     def remembered(
-        self, workers: Workers, batch: int, index: Tensor | None, learnt: Learnt, steps: Tensor
+        self, workers: Workers, batch: int, index: Tensor | None, learned: Learned, steps: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Index, score, margin and steps of the examples of all processes, as far as they are remembered."""
+        """Return index, score, margin and steps of the examples of all processes; empty without a history."""
         if index is None or not self.history.examples:
             return ()
-        if self.looking and learnt.score is not None:
-            validation.check_no_nan(learnt.score)
-        return tuple(workers.gather_batch(known, batch) for known in (index, learnt.score, learnt.margin, steps))
+        if self.checking and learned.score is not None:
+            validation.check_no_nan(learned.score)
+        return tuple(workers.gather_batch(values, batch) for values in (index, learned.score, learned.margin, steps))
 
-    def work(self, counts: Sequence[int], t: int | None, steps: float, phases: Phases, batches: int) -> Work:
-        """Passes of one mini-batch: its update, with ``t`` rows forwarded corrupted, and its share of the attack."""
-        m, touched = len(counts), sum(n > 0 for n in counts) if t is None else t
-        work = self.objective.cost.work(examples=m, steps=steps, touched=touched, selects=self.selects)
+    def work(
+        self, steps: Sequence[int], touched: int | None, attack_steps: float, phases: Phases, batches: int
+    ) -> Work:
+        """Count the passes of one mini-batch.
+
+        Args:
+            steps: of its examples.
+            touched: rows that were forwarded corrupted; None: those with steps.
+            attack_steps: its share of the attack steps of the group.
+            phases: what was run.
+            batches: k, mini-batches of the group.
+        """
+        m, touched = len(steps), sum(n > 0 for n in steps) if touched is None else touched
+        work = self.objective.cost.work(examples=m, steps=attack_steps, touched=touched, selects=self.selects)
         selection = work.selection
         if self.selects and isinstance(self.separation, SeparationWithModel):
             selection += m * self.separation.passes_per_example
-        if self.selects and phases.selects_by_loss_logits and not phases.keeps_logits(batches):
-            selection += m  # once more, for the update
+        if self.selects and phases.selects_by_loss_logits and not phases.reuses_logits(batches):
+            selection += m  # forwarded again for the update
         return Work(m, selection, work.attack, work.update)
 
-    # ------------------------------------------------------------------------- validation: once a step, here alone
+    # ------------------------------------------------------------------------------------------ validation
 
     def check_settings(self) -> None:
-        """ValueError where its parts do not go together."""
+        """Check that the parts go together."""
         self.objective.check_budget(self.budget)
         validation.check_last(self.objective, self.budget, self.separation, self.history.examples)
-        self.separation_for_objective()  # refuses one that does not go with the objective
+        self.separation_for_objective()  # raises if the two do not go together
 
-    def is_due(self, steps: int = 1) -> bool:
-        """Whether one of the next ``steps`` is one whose values are looked at, which waits for the device."""
+    def is_check_due(self, steps: int = 1) -> bool:
+        """Return whether one of the next ``steps`` is checked."""
         every = self.check_every
         return bool(every) and (not self._checked or -self.steps_taken % every < steps)
 
     @contextmanager
     def validated(self, network: nn.Module, batches: Sequence[Batch]) -> Iterator[None]:
-        """Check settings and shapes; on a step that is due, values too, here and (:attr:`looking`) in the block."""
-        due = self.is_due(len(batches))
+        """Check settings and shapes, and on a checked step also values, here and (:attr:`checking`) in the block."""
+        due = self.is_check_due(len(batches))
         self.check_settings()
         for batch in batches:
             validation.check_batch(batch.x, batch.y)
@@ -291,42 +303,41 @@ class BulletTrain:
                 self.history.to(batch.y.device)
             if due:
                 self.objective.check_inputs(batch.x)
-        if due or not self._seen:
+        if due or not self._network_checked:
             validation.check_network(network)
-            self._seen = True
-        self.looking = due
+            self._network_checked = True
+        self.checking = due
         try:
             yield
             self._checked = self._checked or due
         finally:
-            self.looking = False
+            self.checking = False
 
     @contextmanager
-    def forwards_watched(self, model: nn.Module, y: Tensor) -> Iterator[None]:
-        """On a step that is due: look at the logits of every forward, and undo what it did to buffers on an error."""
-        if not self.looking:
+    def checked_forwards(self, model: nn.Module, y: Tensor) -> Iterator[None]:
+        """On a checked step, check the logits of every forward, and restore the buffers if the block raises."""
+        if not self.checking:
             yield
             return
 
-        def look(module: nn.Module, args: tuple[Any, ...], logits: Tensor) -> None:
+        def check(module: nn.Module, args: tuple[Any, ...], logits: Tensor) -> None:
             validation.check_logits_shape(logits, len(args[0]))
             validation.check_labels(y, logits.shape[1])
             validation.check_logits(logits, self.steps_taken + 1)
             validation.check_unnormalised(logits)
 
-        # Not traced where net.compile() has hooks compiled too: it waits for the device, and a graph breaks there.
-        hook = bare(model).register_forward_hook(torch.compiler.disable(look))  # type: ignore[no-untyped-call]
+        # Not compiled: it synchronises with the device, which would break the graph of net.compile().
+        hook = bare(model).register_forward_hook(torch.compiler.disable(check))  # type: ignore[no-untyped-call]
         try:
             with validation.buffers_restored_on_error(bare(model)):
                 yield
         finally:
             hook.remove()
 
-    # ----------------------------------------------------------------------------------------------- its state
+    # ----------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """F_R and the number of steps taken, as plain numbers, what the objective keeps, where generators are, and the
-        history, where there is one."""
+        """Return F_R, the number of steps, and the states of the objective, the history and the generators."""
         return {
             "robust_fraction": self.robust_fraction.state_dict(),
             "steps_taken": self.steps_taken,
@@ -336,9 +347,9 @@ class BulletTrain:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`, with the γ and the momentum that it was made with.
+        """Load the result of :meth:`state_dict`, with its γ and momentum.
 
-        Noise goes on where it was if objective and separation have generators of their own; torch's is the caller's.
+        Generators of the objective and the separation are restored; torch's global generator is up to the caller.
         """
         if missing := {"robust_fraction", "steps_taken"} - state.keys():
             raise ValueError(f"{' and '.join(sorted(missing))} missing; give what state_dict() of BulletTrain returned")
@@ -375,7 +386,7 @@ class BulletTrain:
                 raise ValueError(f"the {name}'s generator is on {where}, that of the state was elsewhere") from None
 
     def _generators(self) -> dict[str, torch.Generator]:
-        """Sources of noise that are not torch's own."""
+        """Return the generators of the parts, by part."""
         parts = {"objective": self.objective, "separation": self.separation}
         found = {name: getattr(part, "generator", None) for name, part in parts.items()}
         return {name: generator for name, generator in found.items() if isinstance(generator, torch.Generator)}

@@ -1,4 +1,4 @@
-"""Input validation: one sentence that says what is wrong and what to do, before anything is changed."""
+"""Input validation. Every error is one sentence that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bullettrain.errors import guesses
 
 ROUNDING = 1e-4
-"""How far outside its bounds an image may be: interpolation and half precision round, nothing else does."""
+"""Tolerance at the bounds of the input range, for the rounding of interpolation and half precision."""
 
 
 class DivergedError(ValueError):
@@ -23,7 +23,10 @@ class DivergedError(ValueError):
 
 
 class MendableError(ValueError):
-    """What is wrong, and the arguments that would mend it; a layer that writes arguments otherwise says both anew."""
+    """An invalid combination of arguments, with the arguments that would fix it.
+
+    The command line replaces the Python arguments in the message by its own options.
+    """
 
     def __init__(self, wrong: str, **mend: object) -> None:
         super().__init__(f"{wrong} {', '.join(f'{key}={value!r}' for key, value in mend.items())}")
@@ -31,9 +34,12 @@ class MendableError(ValueError):
 
 
 def instead(name: str, names: Iterable[str], listed: str = "") -> str:
-    """The end of a sentence about a ``name`` that is not there: what there is, and what may have been meant.
+    """Return the end of an error message about an unknown ``name``: the known names, and the nearest of them.
 
-    ``listed`` says where all ``names`` are shown, if they are too many for the sentence. They are in lower case.
+    Args:
+        name: what was given.
+        names: known names, in lower case.
+        listed: where the known names are listed, if there are too many for the message.
     """
     names = list(dict.fromkeys(names))
     near = " or ".join(map(repr, guesses(name, names)))
@@ -42,7 +48,7 @@ def instead(name: str, names: Iterable[str], listed: str = "") -> str:
 
 
 def check_fraction(value: float, name: str, *, low_open: bool = False, high_open: bool = False) -> float:
-    """``value`` as a float in [0, 1], or the half-open interval that is asked for."""
+    """Return ``value`` as a float in [0, 1]; ``low_open`` and ``high_open`` exclude 0 and 1."""
     _check_number(value, name)
     low, high = "(" if low_open else "[", ")" if high_open else "]"
     above, below = value > 0 if low_open else value >= 0, value < 1 if high_open else value <= 1
@@ -52,7 +58,7 @@ def check_fraction(value: float, name: str, *, low_open: bool = False, high_open
 
 
 def check_positive(value: float, name: str) -> float:
-    """``value`` as a finite float above 0."""
+    """Return ``value`` as a finite float above 0."""
     _check_number(value, name)
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name} is {value}; it has to be a number above 0")
@@ -60,7 +66,7 @@ def check_positive(value: float, name: str) -> float:
 
 
 def check_count(value: int, name: str) -> int:
-    """``value`` as an integer of at least 0; 3.0 is refused like 2.5, since it hides a mistake."""
+    """Return ``value`` as a non-negative int. A float is refused, even 3.0."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} is {shown(value)}; it has to be a whole number (an int)")
     value = value.__index__()
@@ -69,43 +75,27 @@ def check_count(value: int, name: str) -> int:
     return value
 
 
-def check_steps(steps: Tensor, m: int) -> Tensor:
-    """Allocated steps as (m,) integers; their sign is checked where the host reads them."""
-    if not torch.is_tensor(steps):
-        raise TypeError(f"the budget allocated {type(steps).__name__}; it has to return a tensor of whole numbers")
-    if steps.is_floating_point() or steps.dtype == torch.bool or steps.shape != (m,):
-        raise TypeError(
-            f"the budget allocated {_dtype(steps)} of shape {tuple(steps.shape)}; steps are whole numbers, ({m},)"
-        )
-    return steps
+def check_returned(value: Any, what: str, shape: tuple[int, ...], kind: Literal["floating-point", "integer"]) -> Tensor:
+    """Return the tensor that ``what``, a part of a training step, returned.
 
+    Args:
+        value: the returned value.
+        what: the part, for the message: "the score".
+        shape: expected shape.
+        kind: expected kind of dtype.
 
-def check_step_sizes(sizes: Tensor, m: int) -> Tensor:
-    """Step sizes as (m,) numbers."""
-    if not torch.is_tensor(sizes) or not sizes.is_floating_point() or sizes.shape != (m,):
-        raise TypeError(
-            f"the budget's step sizes are {described(sizes)}; they have to be ({m},) floating-point numbers"
-        )
-    return sizes
-
-
-def check_score(svar: Tensor, m: int) -> Tensor:
-    """What a score returned, as (m,) numbers."""
-    if not torch.is_tensor(svar) or not svar.is_floating_point() or svar.shape != (m,):
-        raise TypeError(f"the score returned {described(svar)}; it has to return ({m},) floating-point numbers")
-    return svar
-
-
-def check_category(category: Tensor, m: int) -> Tensor:
-    """What a separation returned, as (m,) integers."""
-    whole = torch.is_tensor(category) and not category.is_floating_point() and category.dtype != torch.bool
-    if not whole or category.shape != (m,):
-        raise TypeError(f"the separation returned {described(category)}; it has to return ({m},) integers of Category")
-    return category
+    Raises:
+        TypeError: the value is no tensor, or has another shape or kind of dtype.
+    """
+    if torch.is_tensor(value) and value.shape == shape and value.dtype != torch.bool:
+        if value.is_floating_point() == (kind == "floating-point"):
+            return value
+    wanted = f"{kind} tensor of shape {shape}" if shape else f"0-d {kind} tensor"
+    raise TypeError(f"{what} returned {described(value)}; it has to return: {wanted}")
 
 
 def check_index(index: Tensor | None, y: Tensor, examples: int, *, look: bool) -> Tensor:
-    """Which examples a batch is of, (m,); ``look``: also whether there are such, which waits for the device."""
+    """Check the dataset indices (m,) of a batch; ``look``: also their range, which synchronises with the device."""
     if not torch.is_tensor(index) or index.dtype != torch.int64 or index.shape != y.shape:
         given = "missing" if index is None else described(index)
         raise ValueError(
@@ -122,13 +112,13 @@ def check_index(index: Tensor | None, y: Tensor, examples: int, *, look: bool) -
 
 
 def check_no_nan(score: Tensor) -> None:
-    """No NaN among scores; waits for the device."""
+    """Check scores for NaN; synchronises with the device."""
     if torch.isnan(score).any():
         raise ValueError("the score returned NaN, which says nothing about an example; look at the score")
 
 
 def check_selection(svar: Tensor, category: Tensor, known: Sequence[int]) -> None:
-    """No NaN among scores, and no category but the ``known`` ones; waits for the device."""
+    """Check scores for NaN and categories for values that are not ``known``; synchronises with the device."""
     check_no_nan(svar)
     low, high = (int(v) for v in torch.aminmax(category))
     if low < min(known) or high > max(known):
@@ -138,7 +128,7 @@ def check_selection(svar: Tensor, category: Tensor, known: Sequence[int]) -> Non
 
 
 def check_parts(objective: Any, budget: Any, score: object, separation: object) -> None:
-    """TypeError, with what to give instead, where a part of a step is no such thing."""
+    """Check that the parts of a training step have the methods and signatures that the step calls."""
     if isinstance(objective, type) or not hasattr(objective, "corrupt"):
         name = getattr(objective, "__name__", type(objective).__name__)
         raise TypeError(f"the objective is {name}; give an instance, e.g. TRADES()")
@@ -166,7 +156,7 @@ def check_parts(objective: Any, budget: Any, score: object, separation: object) 
 
 
 def _check_takes(function: Callable[..., Any], name: str, arguments: Sequence[str]) -> None:
-    """TypeError where a function cannot be called with these arguments, by position."""
+    """Check that a function can be called with these positional arguments."""
     try:
         own = inspect.signature(function)
     except ValueError:  # a built-in function that does not say
@@ -178,7 +168,7 @@ def _check_takes(function: Callable[..., Any], name: str, arguments: Sequence[st
 
 
 def check_last(objective: Any, budget: Any, separation: object, examples: int) -> None:
-    """ValueError where examples are to be selected by their last logits, and that cannot be."""
+    """Check that ``selection="last"`` is possible with these parts."""
     if objective.selection != "last" or budget.uniform_steps is not None:
         return
     if not objective.has_clean_term:
@@ -191,16 +181,16 @@ def check_last(objective: Any, budget: Any, separation: object, examples: int) -
 
 
 def check_module(model: object) -> None:
-    """A network has weights to hold, a mode and statistics, which a function does not show."""
+    """Check that the model is an ``nn.Module``: a function has no weights, mode or statistics to hold."""
     if not isinstance(model, nn.Module):
         name = getattr(model, "__name__", type(model).__name__)
         raise TypeError(f"the model is {name}; give an nn.Module, an instance of it")
 
 
 def check_network(model: nn.Module) -> None:
-    """Parts that wait for every worker would wait for ever: workers attack different numbers of examples.
+    """Refuse layers that synchronise in their forward: workers forward different numbers of attacked examples.
 
-    Looks at types alone, those of sharding by name: importing them takes a second.
+    Sharding is recognised by the names of types, because importing them takes a second.
     """
     for module in model.modules():
         if isinstance(module, nn.SyncBatchNorm):
@@ -215,7 +205,7 @@ def check_network(model: nn.Module) -> None:
 
 
 def check_batch(x: Tensor, y: Tensor) -> None:
-    """Shapes and dtypes of a batch; costs nothing on any device."""
+    """Check shapes and dtypes of a batch, without synchronising."""
     if not torch.is_tensor(x) or not torch.is_tensor(y):
         raise TypeError("x and y have to be tensors: images (m, …) and class indices (m,)")
     if not x.is_floating_point():
@@ -241,7 +231,7 @@ def check_batch(x: Tensor, y: Tensor) -> None:
 
 
 def check_range(x: Tensor, bounds: tuple[float | Tensor, float | Tensor], name: str = "x") -> None:
-    """Values of ``x`` (m, …), in pixels, within ``bounds``, each feature by its own; waits for the device."""
+    """Check that ``x`` (m, …), in pixels, lies within ``bounds``, feature by feature; synchronises with the device."""
     low, high = x.detach().amin(dim=0), x.detach().amax(dim=0)
     if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
         raise ValueError(f"{name} has NaN or infinite values; look at the input pipeline")
@@ -255,12 +245,12 @@ def check_range(x: Tensor, bounds: tuple[float | Tensor, float | Tensor], name: 
 
 
 def _number(value: float | Tensor) -> float | Tensor:
-    """A tensor of one value as a number."""
+    """Return a tensor with one element as a float, any other as it is."""
     return float(value) if not isinstance(value, Tensor) or value.numel() == 1 else value
 
 
 def check_logits_shape(logits: object, m: int) -> None:
-    """The network's output is (m, K) with K ≥ 2; costs nothing on any device."""
+    """Check that the network's output is (m, K) with K ≥ 2, without synchronising."""
     if not torch.is_tensor(logits):
         wrap = f"; wrap it in a module whose forward returns {part}" if (part := _logits_in(logits)) else ""
         raise TypeError(f"the network returned {type(logits).__name__}; it has to return logits, a tensor (m, K){wrap}")
@@ -274,7 +264,7 @@ def check_logits_shape(logits: object, m: int) -> None:
 
 
 def _logits_in(output: object) -> str | None:
-    """How logits may be had from what a network returned, if it looks like that."""
+    """Return an expression that gets the logits out of a network's structured output, if one is apparent."""
     if hasattr(output, "logits"):
         return "model(x).logits"
     if isinstance(output, Mapping) and output:
@@ -282,15 +272,8 @@ def _logits_in(output: object) -> str | None:
     return "model(x)[0]" if isinstance(output, (tuple, list)) and output else None
 
 
-def check_loss(loss: Tensor, name: str) -> Tensor:
-    """What an objective returned as its loss, as one number."""
-    if not torch.is_tensor(loss) or loss.ndim:
-        raise TypeError(f"{name} returned {described(loss)}; it has to return a 0-d tensor, the mean over the batch")
-    return loss
-
-
 def check_logits(logits: Tensor, step: int) -> None:
-    """No NaN and no infinity; waits for the device."""
+    """Check logits for NaN and infinity; synchronises with the device."""
     if torch.isfinite(logits).all():
         return
     kind = "NaN" if torch.isnan(logits).any() else "infinite"
@@ -301,7 +284,7 @@ def check_logits(logits: Tensor, step: int) -> None:
 
 
 def check_unnormalised(logits: Tensor) -> None:
-    """No probabilities in the place of logits; waits for the device."""
+    """Check that logits are no probabilities; synchronises with the device."""
     tolerance = 1e-4 if logits.element_size() > 2 else 1e-2
     if len(logits) > 1 and bool((logits >= 0).all() & ((logits.sum(dim=1) - 1).abs() < tolerance).all()):
         raise ValueError(
@@ -311,7 +294,7 @@ def check_unnormalised(logits: Tensor) -> None:
 
 
 def check_labels(y: Tensor, classes: int) -> None:
-    """Labels within [0, classes); waits for the device."""
+    """Check that labels lie in [0, classes); synchronises with the device."""
     low, high = (int(v) for v in torch.aminmax(y))
     if low < 0 or high >= classes:
         raise ValueError(
@@ -320,7 +303,7 @@ def check_labels(y: Tensor, classes: int) -> None:
 
 
 def check_bounds(bounds: object) -> Any:
-    """A pair (low, high) with low < high, of numbers or of tensors; None: without any."""
+    """Return bounds as a pair (low, high) of numbers or tensors with low < high; None means unbounded."""
     if bounds is None:
         return -math.inf, math.inf
     try:
@@ -338,7 +321,7 @@ def check_bounds(bounds: object) -> Any:
 
 @contextmanager
 def buffers_restored_on_error(model: nn.Module) -> Iterator[None]:
-    """Put the buffers (batch-norm statistics) back as they were if the block raises."""
+    """Restore the buffers (batch-norm statistics) if the block raises."""
     saved = [(buffer, buffer.clone()) for buffer in model.buffers() if not nn.parameter.is_lazy(buffer)]
     try:
         yield
@@ -355,12 +338,12 @@ def _check_number(value: object, name: str) -> None:
 
 
 def described(value: object) -> str:
-    """What was given, for a message: a tensor by its precision and shape, anything else by its type."""
+    """Describe a value for a message: a tensor by dtype and shape, anything else by its type."""
     return f"{_dtype(value)} of shape {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
 
 
 def shown(value: object) -> str:
-    """A setting as it was given, for a message: as Python writes it, but for tensors, also in a tuple or list."""
+    """Return the ``repr`` of a setting for a message, with tensors described by dtype and shape."""
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(shown, value))})"
     return described(value) if hasattr(value, "dtype") and hasattr(value, "shape") else repr(value)

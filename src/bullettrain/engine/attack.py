@@ -12,62 +12,60 @@ from bullettrain.attacks.schedule import packed_sizes, ragged
 from bullettrain.engine.phases import Phases, Runner
 
 
-def attack(
-    phases: Phases,
-    run: Runner,
-    state: AttackState,
-    steps: Tensor,
-    counts: Sequence[int],
-    batches: int = 1,
+def run_attack(
+    phases: Phases, run: Runner, attack: AttackState, steps: Tensor, host_steps: Sequence[int], batches: int = 1
 ) -> tuple[Tensor, int]:
-    """All steps of a corruption; ``state.x_prime`` is changed in place.
+    """Take all steps of a corruption; ``attack.x_prime`` is changed in place.
 
     Args:
-        phases, run: what is run, and how.
-        state: the batch of R examples; with a spare row where the phases have one.
-        steps: (R,) of each example.
-        counts: the same on the host.
-        batches: k, mini-batches of the group.
+        phases: what is run.
+        run: runs it.
+        attack: R examples, with a spare row if ``phases.spare``.
+        steps: (R,) steps of each example.
+        host_steps: the same on the host.
+        batches: k, number of mini-batches that are attacked together.
 
     Returns:
-        (R,) the steps that each example took; and how many were taken in all, idle places included.
+        (R,) steps that each example took, and the number of steps in all, idle places included.
     """
     if hasattr(phases.train.budget, "revise"):
-        return _revised(phases, run, state, steps)
-    taken = 0
-    for rows in _rows(phases, run, steps, counts, phases.attack_multiple(batches)):
-        run(phases.attack_step, state, rows)
-        taken += len(counts) if rows is None else len(rows)
-    return steps, taken
+        return _revised(phases, run, attack, steps)
+    total = 0
+    for rows in _schedule(phases, run, steps, host_steps, phases.attack_multiple(batches)):
+        run(phases.attack_step, attack, rows)
+        total += len(host_steps) if rows is None else len(rows)
+    return steps, total
 
 
-def _rows(phases: Phases, run: Runner, steps: Tensor, counts: Sequence[int], multiple: int) -> Iterator[Tensor | None]:
-    """Rows at each iteration; None: all."""
-    most = max(counts)
-    if not phases.packs or min(counts) == most:
-        yield from ragged(steps, counts)
+def _schedule(
+    phases: Phases, run: Runner, steps: Tensor, host_steps: Sequence[int], multiple: int
+) -> Iterator[Tensor | None]:
+    """Yield the rows of each iteration; None: all."""
+    most = max(host_steps)
+    if not phases.packs or min(host_steps) == most:
+        yield from ragged(steps, host_steps)
         return
-    sizes = packed_sizes(counts, multiple)
+    sizes = packed_sizes(host_steps, multiple)
     places = run(phases.places, steps, most, sizes[0])
     for t, n in enumerate(sizes):
         yield places[t, :n]
 
 
-def _revised(phases: Phases, run: Runner, state: AttackState, steps: Tensor) -> tuple[Tensor, int]:
-    """Ragged, with an allocation that may shorten attacks after each iteration: one host read in each."""
+def _revised(phases: Phases, run: Runner, attack: AttackState, steps: Tensor) -> tuple[Tensor, int]:
+    """Run a ragged attack that the allocation may shorten after each iteration, with one host read in each."""
     revise = phases.train.budget.revise  # type: ignore[attr-defined]
     multiple = phases.size_multiple if phases.packs else 1
-    remaining, made, taken, t = steps.clone(), torch.zeros_like(steps), 0, 0
+    remaining, taken, total, t = steps.clone(), torch.zeros_like(steps), 0, 0
     while n := int((remaining > 0).sum()):
         rows = (remaining == 0).long().argsort(stable=True)[:n]
         idle = min(-(-n // multiple) * multiple, len(steps)) - n
         padded = torch.cat([rows, rows.new_full((idle,), len(steps))]) if idle else rows
-        logits = run(phases.attack_step, state, padded)
+        logits = run(phases.attack_step, attack, padded)
         left = remaining.index_select(0, rows) - 1
         if logits is not None:
-            said = revise(t, logits[:n], state.labels.index_select(0, rows), left)
-            left = torch.minimum(said.to(left).clamp_min(0), left)
+            revised = revise(t, logits[:n], attack.labels.index_select(0, rows), left)
+            left = torch.minimum(revised.to(left).clamp_min(0), left)
         remaining.index_copy_(0, rows, left)
-        made.index_add_(0, rows, torch.ones_like(rows))
-        taken, t = taken + n + idle, t + 1
-    return made, taken
+        taken.index_add_(0, rows, torch.ones_like(rows))
+        total, t = total + n + idle, t + 1
+    return taken, total

@@ -180,7 +180,7 @@ class Captured:
             phases.accumulation = accumulation
             self._turn += 1
             mine = self._turn
-            if train.looking and isinstance(self.runner, CudaGraphRunner):
+            if train.checking and isinstance(self.runner, CudaGraphRunner):
                 self.runner.check_next()
             share_buffers(self.model, train.process_group())
             if train.objective.whole_step:
@@ -188,9 +188,9 @@ class Captured:
             else:
                 outs = train.updates(phases, batches, self.runner)
             for batch in batches:
-                with nullcontext() if self.reason is None else train.forwards_watched(self._plain, batch.y):
+                with nullcontext() if self.reason is None else train.checked_forwards(self._plain, batch.y):
                     out = next(outs)
-                if train.looking:
+                if train.checking:
                     check_logits(out.z_prime, train.steps_taken)
                     check_labels(batch.y, out.z_prime.shape[-1])
                 self.gradients.show()
@@ -204,11 +204,11 @@ class Captured:
         train = self.train
 
         def whole_step(x: Tensor, y: Tensor, start: Tensor | None, accumulation: tuple[bool, float]) -> tuple[Any, ...]:
-            taken, looking, train.looking = train.steps_taken, train.looking, False
+            taken, checking, train.checking = train.steps_taken, train.checking, False
             try:
                 (out,) = train.updates(phases, [Batch(x, y, start)])
             finally:
-                train.steps_taken, train.looking = taken, looking
+                train.steps_taken, train.checking = taken, checking
             self._whole_steps[len(y)] = out  # what is no tensor is the same each time
             return tuple(getattr(out, name) for name in names)
 
@@ -216,7 +216,7 @@ class Captured:
         made = self.runner(whole_step, batch.x, batch.y, batch.start, phases.accumulation)
         out = dataclasses.replace(self._whole_steps[len(batch.y)], **dict(zip(names, made, strict=True)))
         train.steps_taken += 1
-        train.look_at_attack(batch.x, out.x_prime, None)
+        train.check_attack(batch.x, out.x_prime, None)
         return out
 
     def _check_surroundings(self, batches: Sequence[Batch]) -> None:
