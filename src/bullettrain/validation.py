@@ -87,9 +87,9 @@ def check_returned(value: Any, what: str, shape: tuple[int, ...], kind: Literal[
     Raises:
         TypeError: the value is no tensor, or has another shape or kind of dtype.
     """
-    if torch.is_tensor(value) and value.shape == shape and value.dtype != torch.bool:
-        if value.is_floating_point() == (kind == "floating-point"):
-            return value
+    fits = torch.is_tensor(value) and value.shape == shape and value.dtype != torch.bool
+    if fits and value.is_floating_point() == (kind == "floating-point"):
+        return value  # type: ignore[no-any-return]
     wanted = f"{kind} tensor of shape {shape}" if shape else f"0-d {kind} tensor"
     raise TypeError(f"{what} returned {described(value)}; it has to return: {wanted}")
 

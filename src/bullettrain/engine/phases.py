@@ -19,7 +19,7 @@ from bullettrain.attacks.schedule import packed
 from bullettrain.attacks.state import dynamic
 from bullettrain.engine.forwards import Forwards
 from bullettrain.history import margin_of, unseen_on_boundary
-from bullettrain.mining import Category, SeparationWithModel, separate
+from bullettrain.mining import Category, Separation, SeparationWithModel, separate
 from bullettrain.objectives import Objective
 from bullettrain.precision import at_least_float32
 from bullettrain.validation import check_returned
@@ -244,7 +244,7 @@ class Phases:
         train = self.train
         F_R, separation = train.robust_fraction.value, train.separation_for_objective()
 
-        def separated(score: Tensor) -> Tensor:
+        def separated(score: Tensor, separation: Separation) -> Tensor:
             category = separation(score, F_R)
             category = category.flatten() if torch.is_tensor(category) and score.ndim > 1 else category
             return check_returned(category, "the separation", (score.numel(),), "integer")
@@ -252,14 +252,14 @@ class Phases:
         if isinstance(separation, SeparationWithModel):
             assert logits is not None
             with self.forwards.attacked("eval") as net:
-                separation = separation.bind(net, x, y, logits.detach())
-                return separated(torch.cat([joint[a:b] for a, b in own]))
+                bound = separation.bind(net, x, y, logits.detach())
+                return separated(torch.cat([joint[a:b] for a, b in own]), bound)
         together = getattr(separation, "over_batches", separation is separate)
         separation = unseen_on_boundary(separation) if train.selects_by_last else separation
         if len(sizes) > 1 and together and len(set(sizes)) == 1:
-            category = separated(joint.view(len(sizes), -1))
+            category = separated(joint.view(len(sizes), -1), separation)
         else:
-            category = torch.cat([separated(part) for part in torch.split(joint, list(sizes))])
+            category = torch.cat([separated(part, separation) for part in torch.split(joint, list(sizes))])
         return category if len(joint) == len(y) else torch.cat([category[a:b] for a, b in own])
 
     def target(self, x: Tensor, logits: Tensor | None) -> Tensor:
