@@ -1,4 +1,4 @@
-"""The fast engine in a training loop of one's own: gradients of whole steps, as CUDA graphs where they can be had."""
+"""Fast training steps for your own loop: loss and gradients, captured as CUDA graphs on a GPU."""
 
 from __future__ import annotations
 
@@ -28,43 +28,39 @@ MAX_EARLY_RECAPTURES = 3
 EARLY_STEPS = 50
 """Steps after a capture within which another one is early."""
 
-_Given = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-"""x, y, and start and index where there are any."""
-
 
 class Captured:
-    """A `BulletTrain` whose steps are captured as CUDA graphs: on a GPU the plain step waits for kernel launches.
+    """Run the steps of a `BulletTrain` as CUDA graphs: on a GPU a plain step mostly waits for kernel launches.
 
         train = BulletTrain(TRADES(beta=6.0, eps=8/255), budget=StepBudget(boundary=10, robust=2), gamma=0.8)
         fast = Captured(train, model, dtype=torch.bfloat16, compile=True)
         for x, y in loader:
-            out = fast.step(x, y)  # gradients are there, as after out.loss.backward()
+            out = fast.step(x, y)  # computes gradients, as after out.loss.backward()
             optimizer.step()
 
-    Optimiser, scheduler, clipping and weight averages stay the loop's. Each step writes all gradients anew, to the same
-    memory: there is nothing to zero; ``accumulate=True`` adds to what is there. The first steps compile and capture,
-    for seconds to minutes; then sizes repeat, and in low precision one that has run for a minute is tuned, for some
-    seconds. Objectives, allocations, scores and separations of one's own are captured like the built-in ones.
+    Optimiser, scheduler, clipping and weight averages stay in your loop. Each step overwrites all gradients, so there is
+    no ``zero_grad()``; ``accumulate=True`` adds to them. The first steps compile and capture, which takes seconds to
+    minutes. Objectives, allocations, scores and separations of your own are captured like the built-in ones.
 
-    Replays are compared with what the phases do by themselves: where they differ, since Python does something at every
-    step, steps go on without graphs, and a warning says so. ``train`` keeps F_R and its ``state_dict()``, and looks at
-    values every ``check_every`` steps, as ever. Without a GPU steps are the plain ones. Where a process group is
-    initialised, gradients are averaged over it.
+    Replays are compared with eager execution. If they differ, for example because a part keeps a counter in Python,
+    steps continue eagerly and a warning says why. ``train`` keeps F_R and its ``state_dict()``, and checks values every
+    ``check_every`` steps. Without a GPU the steps are the plain ones. If a process group is initialised, gradients are
+    averaged over it.
 
     Args:
-        train: what is to be trained by.
-        model: the network itself, on its device: not wrapped, not compiled.
-        dtype: of its convolutions and linear layers, e.g. torch.bfloat16, as autocast has it; weights and gradients
-            stay as they are. None: their own.
-        compile: compile it, once for all batch sizes.
-        attack_group: mini-batches that :meth:`steps` attacks at once; 1 is the paper.
-        size_multiple: sizes are rounded up to a multiple of this, by places that stand idle: nobody gets other steps.
-            1 captures every size.
-        pair: one forward for the clean and the corrupted examples of an update, where the network allows it.
-        cudnn_benchmark_after: seconds that a size runs before cuDNN tries its convolutions; 0: at once.
-        capture: False: never capture, and say nothing of it.
-        say: told in one line what cannot be had; None: it is a warning.
-        record: called, as part of a captured phase, with what each mini-batch gave.
+        train: the method.
+        model: the network, on its device; neither wrapped nor compiled.
+        dtype: precision of convolutions and linear layers, e.g. torch.bfloat16, as with autocast. Weights and gradients
+            keep their precision. None: that of the weights.
+        compile: compile the network, once for all batch sizes.
+        attack_group: number of mini-batches that :meth:`steps` attacks together; 1 is the paper.
+        size_multiple: sizes are rounded up to a multiple of this by idle places, which changes nobody's steps. 1
+            captures every size.
+        pair: run the clean and the corrupted examples of an update in one forward, if the network allows it.
+        cudnn_benchmark_after: seconds that a size runs before cuDNN benchmarks its convolutions; 0: at once.
+        capture: False disables capturing.
+        say: called with a one-line message when a feature is not available; None: a warning is issued.
+        record: called inside a captured phase with the results of each mini-batch.
     """
 
     def __init__(
@@ -95,13 +91,13 @@ class Captured:
         self.train, self.model, self.dtype, self.compile = train, model, dtype, compile
         self.attack_group, self.size_multiple = attack_group, size_multiple
         self.pair, self.cudnn_benchmark_after, self.record, self.capture = pair, cudnn_benchmark_after, record, capture
-        self.say = say or (lambda text: warnings.warn(text, stacklevel=7))  # the line that takes a step
+        self.say = say or (lambda text: warnings.warn(text, stacklevel=7))  # points at the line that takes the step
         self.reason: str | None = None
-        """Why steps are not captured, if so; known after the first one."""
+        """Why steps are not captured; None if they are. Known after the first step."""
         self.runner: Runner = EAGER
         self.gradients = Gradients(model)
         self.more_state: Callable[[], Sequence[Tensor]] = list
-        """Tensors that ``record`` and phases of the loop's own change."""
+        """Returns further tensors that ``record`` and the caller's own phases change."""
         self._phases: Phases | None = None
         self._made_for: object = None
         self._early, self._taken, self._turn = 0, EARLY_STEPS, 0
@@ -119,56 +115,56 @@ class Captured:
         accumulate: bool = False,
         scale: float = 1.0,
     ) -> StepOutput:
-        """Loss and gradients of one mini-batch; F_R moves on. Arguments as of `BulletTrain.step`, and:
+        """Compute loss and gradients of one mini-batch and update F_R. Arguments as for `BulletTrain.step`, and:
 
         Args:
-            accumulate: add to the gradients of the steps before, instead of writing them anew.
-            scale: of the gradients, e.g. 1 over the number of steps that are accumulated.
+            accumulate: add to the gradients of earlier steps instead of overwriting them.
+            scale: factor of the gradients, e.g. 1 over the number of accumulated steps.
         """
-        (out,) = self._steps([(x, y, start, index)], (accumulate, scale))
+        (out,) = self._steps([Batch(x, y, start, index)], (accumulate, scale))
         return out
 
     def steps(self, batches: Iterable[tuple[Tensor, ...]]) -> Iterator[StepOutput]:
-        """The same of up to ``attack_group`` mini-batches, (x, y) or (x, y, index), attacked with the same weights.
+        """Take the steps of up to ``attack_group`` mini-batches, (x, y) or (x, y, index), attacked together.
 
             for out in fast.steps(batches):
-                optimizer.step()  # from this mini-batch's gradients
+                optimizer.step()  # with this mini-batch's gradients
 
-        A loop that does not update in between would train on the last one alone.
+        Update the weights in every iteration: the next step overwrites the gradients.
         """
         group = self.attack_group
-        some = list(itertools.islice(batches, group + 1))  # a whole loader would be read for nothing
-        if len(some) > group:
+        given = list(itertools.islice(batches, group + 1))  # one too many is enough to know
+        if len(given) > group:
             raise ValueError(
                 f"more mini-batches were given at once than attack_group={group}; give so many at a time, e.g."
                 f" list(itertools.islice(batches, {group})) of batches = iter(loader)"
             )
         wanted = (3,) if self.train.selects_by_last else (2, 3) if self.train.history.examples else (2,)
-        if other := [len(given) for given in some if len(given) not in wanted]:
+        if other := [len(parts) for parts in given if len(parts) not in wanted]:
             what = "x, y and index" if self.train.selects_by_last else "x and y"
             raise ValueError(f"a mini-batch is {what} here; one with {other[0]} parts was given")
-        return self._steps([(given[0], given[1], None, given[2] if len(given) > 2 else None) for given in some])
+        return self._steps([Batch(x, y, None, *index) for x, y, *index in given])
 
     @property
     def seconds(self) -> float:
-        """Spent on compiling and capturing."""
+        """Time spent on compiling and capturing."""
         now = 0.0 if self._phases is None else self._phases.forwards.seconds
         return self._spent + now + (self.runner.seconds if isinstance(self.runner, CudaGraphRunner) else 0.0)
 
-    # ---------------------------------------------------------------------------------------------- the steps
+    # ---------------------------------------------------------------------------------------------- steps
 
-    def _steps(
-        self, batches: Sequence[_Given], accumulation: tuple[bool, float] = (False, 1.0)
-    ) -> Iterator[StepOutput]:
-        for out in self.updates([Batch(*given) for given in batches], accumulation):
+    def _steps(self, batches: Sequence[Batch], accumulation: tuple[bool, float] = (False, 1.0)) -> Iterator[StepOutput]:
+        for out in self.updates(batches, accumulation):
             yield out.clone()
 
     def updates(
         self, batches: Sequence[Batch], accumulation: tuple[bool, float] = (False, 1.0)
     ) -> Iterator[StepOutput]:
-        """What each mini-batch's step gave, one by one; its tensors are valid until the next.
+        """Yield the output of each mini-batch; its tensors are valid until the next one.
 
-        ``accumulation``: whether gradients are added to those that are there, and their scale.
+        Args:
+            batches: mini-batches that are attacked together.
+            accumulation: whether gradients are added to the existing ones, and their scale.
         """
         train, draw = self.train, self.train.objective.initial_perturbation
         self._check_surroundings(batches)
@@ -200,7 +196,7 @@ class Captured:
                     raise RuntimeError("another step was taken before these were; finish a group before the next")
 
     def _whole(self, phases: Phases, batch: Batch) -> StepOutput:
-        """A step as one phase, where corruption and update share what they leave in Python."""
+        """Run a step as one phase, for objectives whose corruption and update share Python state."""
         train = self.train
 
         def whole_step(x: Tensor, y: Tensor, start: Tensor | None, accumulation: tuple[bool, float]) -> tuple[Any, ...]:
@@ -209,7 +205,7 @@ class Captured:
                 (out,) = train.updates(phases, [Batch(x, y, start)])
             finally:
                 train.steps_taken, train.checking = taken, checking
-            self._whole_steps[len(y)] = out  # what is no tensor is the same each time
+            self._whole_steps[len(y)] = out  # its parts that are no tensors never change
             return tuple(getattr(out, name) for name in names)
 
         names = ("loss", "category", "steps", "x_prime", "z", "z_prime")
@@ -220,25 +216,25 @@ class Captured:
         return out
 
     def _check_surroundings(self, batches: Sequence[Batch]) -> None:
-        """What a captured step cannot have around it."""
+        """Refuse contexts that a captured step does not support."""
         if any(torch.is_tensor(b.x) and torch.is_autocast_enabled(b.x.device.type) for b in batches):
             raise ValueError(
-                "autocast is on around a captured step; leave it off, and give dtype=torch.bfloat16 instead"
+                "autocast is enabled around a captured step; disable it, and give dtype=torch.bfloat16 instead"
             )
         if not torch.is_grad_enabled():
-            raise ValueError("gradients are off around a step (no_grad or inference_mode); a step is to make them")
+            raise ValueError("gradients are disabled around a step (no_grad or inference_mode), which computes them")
 
-    # ----------------------------------------------------------------------------------- what they are run by
+    # ----------------------------------------------------------------------------------- phases and runner
 
     def _find(self, x: Tensor) -> Phases:
-        """The phases for the network, the settings and the images' shape as they are now."""
+        """Return the phases for the current network, settings and image shape; made anew if any of them changed."""
         now = self._signature(x)
         if self._phases is None or now != self._made_for:
             self._early = self._early + 1 if self._taken < EARLY_STEPS else 0
             self._spent, self._phases = self.seconds, None
             if self.runner is not EAGER:
                 self.runner = EAGER
-                gc.collect()  # graphs hold memory, in circles
+                gc.collect()  # graphs hold memory, in reference cycles
             self._phases = self._make(x)
             self._made_for, self._taken = self._signature(x), 0
         self._taken += 1
@@ -250,7 +246,7 @@ class Captured:
         if reason is not None and reason != self.reason and self.capture:
             self.say(f"CUDA graphs are off{'' if grouped else ', steps run one by one'}: {reason}")
         if grouped and whole and self._made_for is None:
-            self.say("mini-batches are attacked one by one: corruption and update are one piece of this objective")
+            self.say("mini-batches are attacked one by one: this objective corrupts and updates in one piece")
         self.reason = reason
         fast = reason is None
         self.gradients.remake(hold=fast)
@@ -280,7 +276,7 @@ class Captured:
         )
 
     def _pairs(self) -> bool:
-        return self.pair and self.compile  # not compiled, its norms are several kernels instead of one
+        return self.pair and self.compile  # uncompiled, its norms are several kernels instead of one
 
     def _make_runner(self) -> Runner:
         low = self.dtype is not None
@@ -295,7 +291,7 @@ class Captured:
         if not self.capture:
             return "capture is False"
         if self._early >= MAX_EARLY_RECAPTURES:
-            return "settings, shapes, modes or weights' memory change again and again"
+            return "settings, shapes, modes or the memory of weights keep changing"
         if not _on_gpu(x):
             return "there is no CUDA device"
         if x.is_cuda and x.device.index != torch.cuda.current_device():
@@ -303,12 +299,12 @@ class Captured:
         return None
 
     def _given_up(self, line: str) -> None:
-        """A capture failed, or a replay differed; steps go on without."""
+        """Note that the runner continues eagerly, because a capture failed or a replay differed."""
         self.reason = line.partition(": ")[2]
         self.say(line)
 
     def _state(self) -> list[Tensor]:
-        """Everything that phases change."""
+        """Return all tensors that phases change."""
         train, network = self.train, [*self.model.parameters(), *self.model.buffers()]
         kept = [train.robust_fraction.live, *(train.history.tensors() if train.history.examples else [])]
         mutable = train.objective.mutable_state(self._example) if self._example is not None else []
@@ -317,7 +313,7 @@ class Captured:
     _example: Tensor | None = None
 
     def _signature(self, x: Tensor) -> object:
-        """Everything that a captured graph takes as it was: settings, modes, shapes, and where the network lies."""
+        """Return everything that a captured graph depends on: settings, modes, shapes, and addresses of tensors."""
         train, model = self.train, self.model
         train.robust_fraction.to(x.device)
         train.history.to(x.device)
@@ -333,7 +329,7 @@ class Captured:
 
 
 class _Same:
-    """Equal to what holds the same object."""
+    """Compares equal if it holds the same object."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -345,9 +341,9 @@ class _Same:
 
 
 def _mark(value: object) -> object:
-    """What tells a setting from another: numbers and words by value, anything else by which object it is.
+    """Return a value to compare a setting by: numbers and strings by value, other objects by identity.
 
-    A tensor that an objective keeps, or a generator, is no setting.
+    Tensors and generators may change without a new capture.
     """
     if value is None or isinstance(value, (int, float, str, tuple)):
         return value
@@ -355,14 +351,14 @@ def _mark(value: object) -> object:
 
 
 class Gradients:
-    """Gradients in memory of their own: whichever graph computed them, that is where the optimiser finds them."""
+    """Gradients in fixed memory, so that the optimiser finds them wherever a graph computed them."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.remake(hold=False)
 
     def remake(self, *, hold: bool) -> None:
-        """For the weights as they are now; ``hold``: in memory of their own, else where autograd puts them."""
+        """Start anew for the present weights; ``hold``: in fixed memory, else where autograd puts them."""
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.held = [torch.zeros_like(parameter) for parameter in self.parameters] if hold else []
         for parameter in self.model.parameters():
@@ -370,7 +366,7 @@ class Gradients:
         self.known: list[bool] = []
 
     def make(self, loss: Tensor, forwards: Forwards, accumulate: bool, scale: float) -> None:
-        """Gradients of a loss, as part of its phase."""
+        """Compute the gradients of a loss, as part of its phase."""
         if self.held or not accumulate:
             for parameter in self.parameters:
                 parameter.grad = None
@@ -386,13 +382,13 @@ class Gradients:
                 combine([mine for mine, _ in pairs], [gradient for _, gradient in pairs])
 
     def show(self) -> None:
-        """Give them to the weights; those that the loss does not depend on have none."""
+        """Set the ``grad`` of the weights; None where the loss does not depend on the weight."""
         if self.held:
             for mine, parameter, known in zip(self.held, self.parameters, self.known, strict=True):
                 parameter.grad = mine if known else None
 
     def there(self) -> list[Tensor]:
-        """Those that there are."""
+        """Return the gradients that exist."""
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
 

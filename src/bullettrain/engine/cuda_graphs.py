@@ -1,4 +1,4 @@
-"""A runner that captures each phase as a CUDA graph at its first sizes, and replays it, with buffers of its own."""
+"""A runner that captures each phase as a CUDA graph, once for every size, and replays it. It owns all static buffers."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from torch import Tensor
 from bullettrain.brief import first_line
 
 CUDNN_BENCHMARK_AFTER = 60.0
-"""Seconds that a size runs before cuDNN tries its convolutions. That takes 3 s for an update of WRN-40-2 and makes
-it 2 % faster, so that it pays after two minutes; for PreActResNet-18, which gained 5 to 9 %, sooner."""
+"""Seconds that a size runs before cuDNN benchmarks its convolutions. For an update of WRN-40-2 that takes 3 s and gains
+2 %, which pays after two minutes; PreActResNet-18 gained 5 to 9 %."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05}
-"""How far a replay may be from the phase itself, relative to what it changes; in low precision four times as far. A
-gradient near 0 may round to either sign, and then moves a pixel the other way."""
+"""Relative difference that a replay may have from the eager phase; four times as much in low precision. A gradient near
+0 may round to either sign, and then moves a pixel the other way."""
 
 
 class CudaGraphRunner:
-    """Runs phases as CUDA graphs, in shared memory.
+    """Runs phases as CUDA graphs that share one memory pool.
 
-    A phase is a function of tensors, and of numbers that name a size. It may change its tensors in place, if they were
-    loaded or returned by another phase. At its first sizes it is run as it is, for what compiles, tunes or allocates at
-    first use (twice for the first size of a kind), captured, and replayed; the replay is compared with the phase
-    itself, as is one now and then (:meth:`check_next`). Where the capture fails or the replay differs, everything is
-    run as it is from then on.
+    A phase is a function of tensors and of numbers that name a size. It may change a tensor in place if the tensor was
+    loaded or returned by another phase. At a new size the phase is run eagerly, as a warm-up, then captured and
+    replayed. The replay is compared with the eager result, as is a later one now and then (:meth:`check_next`). If a
+    capture fails or a replay differs, all phases run eagerly from then on.
 
     Args:
-        state: every tensor that phases change besides their arguments.
-        say: told in one line why nothing is captured any more.
-        cudnn_benchmark_after: seconds that a graph runs before cuDNN tries its convolutions for it, and it is captured
-            anew; 0: they are tried before the first capture. More than 0 is for convolutions in low precision.
-        slack: how far replays may be off, in units of :data:`TOLERANCE`.
+        state: returns every tensor that phases change besides their arguments.
+        say: called with a one-line message when capturing is given up.
+        cudnn_benchmark_after: seconds that a graph runs before cuDNN benchmarks its convolutions and it is captured
+            again; 0: before the first capture. A value above 0 is for convolutions in low precision.
+        slack: allowed difference of replays, in units of :data:`TOLERANCE`.
     """
 
     def __init__(
@@ -51,22 +50,20 @@ class CudaGraphRunner:
         self.cudnn_benchmark_after = cudnn_benchmark_after
         self.graphs: dict[Hashable, Any] = {}
         self.seconds = 0.0
-        """Spent on warm-ups and captures, compilation included."""
+        """Time spent on warm-ups and captures, compilation included."""
         self.reason: str | None = None
-        """Why capturing was given up, if it was."""
+        """Why capturing was given up; None if it was not."""
         self._calls: dict[Hashable, _Call] = {}
         self._inputs: dict[Hashable, Tensor] = {}
-        self._static: dict[int, Tensor] = {}  # what graphs may use where it lies, by id
+        self._static: dict[int, Tensor] = {}  # tensors that graphs use without a copy, by id
         self._untuned: dict[Hashable, _Untuned] = {}
-        self._tried: set[Hashable] = set()  # those for which convolutions have been tried, whatever came of it
+        self._tried: set[Hashable] = set()  # sizes whose convolutions have been benchmarked
         self._checks = 0
         self._check: str | None = None
         self.pool = self._new_pool()
 
-    # ------------------------------------------------------------------------------------------- what it does
-
     def __call__(self, phase: Callable[..., Any], *args: Any) -> Any:
-        """Run a phase: replay its graph, or make one."""
+        """Run a phase: replay its graph, or capture one."""
         if self.reason is not None:
             return phase(*args)
         key = (phase.__name__, *(self._describe(arg) for arg in args))
@@ -85,32 +82,30 @@ class CudaGraphRunner:
         return call.result
 
     def load(self, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Tensors that several phases look at, copied to where their graphs will find them."""
+        """Copy tensors that several phases read into static buffers, and return the buffers."""
         if self.reason is not None:
             return tensors
         loaded = [None if t is None else self._buffer("load", i, t) for i, t in enumerate(tensors)]
-        for own, given in zip(loaded, tensors, strict=True):
-            if own is not None and given is not None:
-                own.copy_(given.detach())
-                self._static[id(own)] = own
+        _copy_into(loaded, tensors)
+        self._static |= {id(own): own for own in loaded if own is not None}
         return tuple(loaded)
 
     def check_next(self) -> None:
-        """Compare one of the next replays with the phase itself; another kind of phase each time."""
+        """Compare one of the next replays with the eager phase; a different kind of phase each time."""
         names = list(dict.fromkeys(key[0] for key in self.graphs))  # type: ignore[index]
         if names:
             self._check = names[self._checks % len(names)]
             self._checks += 1
 
     def forget(self) -> None:
-        """Forget every graph: memory that they use has changed."""
+        """Drop all graphs, because memory that they use has changed."""
         self._synchronize()
         for kept in (self.graphs, self._calls, self._inputs, self._static, self._untuned):
             kept.clear()
         self._tried.clear()
         self.pool = self._new_pool()
 
-    # ------------------------------------------------------------------------------------------- its buffers
+    # ------------------------------------------------------------------------------------------- buffers
 
     def _describe(self, arg: Any) -> Hashable:
         if isinstance(arg, Tensor):
@@ -120,7 +115,7 @@ class CudaGraphRunner:
         return tuple(map(self._describe, arg)) if isinstance(arg, (tuple, list)) else arg
 
     def _own(self, phase: Callable[..., Any], position: Hashable, arg: Any) -> Any:
-        """An argument as graphs find it: where it lies, or in a buffer that belongs to its place."""
+        """Return an argument as graphs read it: itself if it is static, else the buffer of its position."""
         if isinstance(arg, (tuple, list)):
             return _like(arg, [self._own(phase, (position, i), part) for i, part in enumerate(arg)])
         if not isinstance(arg, Tensor) or id(arg) in self._static:
@@ -133,10 +128,10 @@ class CudaGraphRunner:
             self._inputs[key] = torch.empty_like(like.detach())
         return self._inputs[key]
 
-    # ------------------------------------------------------------------------------------------ its captures
+    # ------------------------------------------------------------------------------------------ captures
 
     def _first(self, key: Hashable, call: _Call) -> Any:
-        """Capture a phase, and run it."""
+        """Capture a phase at a new size, and run it."""
         tried = nullcontext() if self.cudnn_benchmark_after else benchmarked()
         try:
             result = self._make(key, call, tried)
@@ -148,22 +143,22 @@ class CudaGraphRunner:
         return result
 
     def _tune(self, key: Hashable, call: _Call) -> Any:
-        """Capture a phase once more, with its convolutions tried, and run it."""
+        """Capture a phase again with benchmarked convolutions, and run it."""
         before = self._untuned.pop(key)
         self._tried.add(key)
-        if not _tf32_allowed():  # then they cannot be chosen anew without allowing it
+        if not _tf32_allowed():  # benchmarking again would have to allow it
             self.graphs[key].replay()
             return call.result
         try:
             result = self._make(key, call, benchmarked(again=True))
-        except Exception:  # by guess it could be captured, and may be again
+        except Exception:  # it could be captured without benchmarking before
             return self._first(key, call)
         if call.seconds > 1.05 * before.seconds:
-            del self.graphs[key]  # by guess again when it is asked for next: a phase's outputs are its last capture's
+            del self.graphs[key]  # slower: the next call captures it without benchmarking
         return result
 
     def _make(self, key: Hashable, call: _Call, choice: AbstractContextManager[None]) -> Any:
-        """Capture a phase with convolutions of ``choice``, and run it, compared with what it is by itself."""
+        """Capture a phase within ``choice``, the context for convolutions, and run it, compared with eager."""
         began = time.perf_counter()
         seen = any(other[0] == key[0] for other in self.graphs)  # type: ignore[index]
         with choice:
@@ -174,7 +169,7 @@ class CudaGraphRunner:
         return result
 
     def _checked(self, key: Hashable, call: _Call, times: int = 1, *, capture: bool = False) -> Any:
-        """Run a phase ``times`` by itself, then its graph, each from the same state; the results have to agree."""
+        """Run a phase eagerly, ``times`` times, then its graph, each from the same state, and compare the results."""
         state = [*self.state(), *_tensors(call.args)]
         was, generator = [t.detach().clone() for t in state], self._generator_state()
         expected: list[Tensor] = []
@@ -202,16 +197,14 @@ class CudaGraphRunner:
         if difference > self.slack:
             _put(found, expected)
             name = call.phase.__name__
-            self._give_up(
-                f"a replay of {name} is not what it does by itself, {difference:.2g} times what rounding explains"
-            )
+            self._give_up(f"a replay of {name} differs from eager by {difference:.2g} times what rounding explains")
         return call.result
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason
         self.say(f"CUDA graphs are off, steps run one by one: {reason}")
 
-    # ----------------------------------------------------------------------------------------- what CUDA does
+    # ----------------------------------------------------------------------------------------- CUDA
 
     def _new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
@@ -230,7 +223,7 @@ class CudaGraphRunner:
         torch.cuda.set_rng_state(state)
 
     def _run_aside(self, function: Callable[[], None]) -> None:
-        """On a stream of its own, as a capture will be."""
+        """Run a function on a side stream, as in a capture."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -239,13 +232,13 @@ class CudaGraphRunner:
 
     def _capture(self, function: Callable[[], None]) -> Any:
         graph = torch.cuda.CUDAGraph()
-        # Of this thread alone: others may pin memory meanwhile, as a loader's does.
+        # Thread-local: a loader's thread may pin memory meanwhile.
         with _no_collection(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             function()
         return graph
 
     def _free_generator(self) -> None:
-        """A capture that broke off leaves the device's generator waiting for its end: give it a state of its own."""
+        """Reset the device's generator, which a failed capture leaves in capture mode."""
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed())
         generator.graphsafe_set_state(fresh.graphsafe_get_state())
@@ -253,7 +246,7 @@ class CudaGraphRunner:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage is collected meanwhile: destroying a former graph, which lies in a circle, breaks a capture off."""
+    """Disable garbage collection: destroying an old graph, which lies in a reference cycle, would end a capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -264,42 +257,34 @@ def _no_collection() -> Iterator[None]:
 
 
 class _CaptureError(Exception):
-    """A phase that runs cannot be captured."""
+    """A phase runs eagerly, but cannot be captured."""
 
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
 
 
 class _Call:
-    """A phase with its arguments as graphs find them, and where its results are."""
+    """A phase with its static arguments and outputs."""
 
     def __init__(self, phase: Callable[..., Any], args: Sequence[Any]) -> None:
         self.phase, self.args = phase, tuple(args)
         self.outputs: list[Tensor] = []
         self.result: Any = None
         self.seconds = 0.0
-        """That a replay takes."""
+        """Duration of a replay."""
 
     def warm_up(self) -> None:
-        """Run the phase; its first results say where all others will be."""
+        """Run the phase; its first results become the static outputs."""
         made = self.phase(*self.args)
-        values = _tensors(made if isinstance(made, tuple) else (made,))
         if not self.outputs:
-            self.outputs = [value.detach().clone() for value in values]
-            own = iter(self.outputs)
-            self.result = _rebuilt(made, own)
+            self.outputs = [value.detach().clone() for value in _tensors(made)]
+            self.result = _rebuilt(made, iter(self.outputs))
         else:
-            self._keep(values)
+            _put(self.outputs, _tensors(made))
 
     def captured(self) -> None:
-        """Run the phase, for a graph."""
-        made = self.phase(*self.args)
-        self._keep(_tensors(made if isinstance(made, tuple) else (made,)))
-
-    def _keep(self, values: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            for own, value in zip(self.outputs, values, strict=True):
-                own.copy_(value)
+        """Run the phase inside a capture."""
+        _put(self.outputs, _tensors(self.phase(*self.args)))
 
 
 @torch.no_grad()
@@ -308,18 +293,15 @@ def _put(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         tensor.copy_(value)
 
 
-def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list)):
-            found += _tensors(value)
-    return found
+def _tensors(values: Any) -> list[Tensor]:
+    """Return the tensors in a phase's arguments or result."""
+    if isinstance(values, (tuple, list)):
+        return [tensor for value in values for tensor in _tensors(value)]
+    return [values] if isinstance(values, Tensor) else []
 
 
 def _rebuilt(made: Any, own: Iterator[Tensor]) -> Any:
-    """What a phase returned, with tensors of the runner's own."""
+    """Return the result of a phase with its tensors replaced by static outputs."""
     if isinstance(made, Tensor):
         return next(own)
     if isinstance(made, tuple):
@@ -328,7 +310,7 @@ def _rebuilt(made: Any, own: Iterator[Tensor]) -> Any:
 
 
 def _like(given: Any, parts: Sequence[Any]) -> Any:
-    """``parts`` as a tuple of the kind of ``given``."""
+    """Return ``parts`` as a tuple of the type of ``given``."""
     return type(given)(*parts) if hasattr(given, "_fields") else tuple(parts)
 
 
@@ -347,10 +329,10 @@ def _is_channels_last(t: Tensor) -> bool:
 
 @torch.no_grad()
 def _difference(was: Sequence[Tensor], expected: Sequence[Tensor], found: Sequence[Tensor], changed: int) -> float:
-    """How far ``found`` is from ``expected``, relative to what was changed, in units of what is allowed.
+    """Return the difference of ``found`` from ``expected``, relative to the change, in units of the tolerance.
 
-    The first ``changed`` are state: weights and their like are taken together, since gradients of some are nothing but
-    rounding. Whole numbers may differ in as large a part.
+    The first ``changed`` tensors are state. State tensors with several elements are taken together, since the gradients
+    of some are nothing but rounding. Integers may differ in as large a part.
     """
     far: list[Tensor] = []
     off = total = None
@@ -373,30 +355,29 @@ def _difference(was: Sequence[Tensor], expected: Sequence[Tensor], found: Sequen
 
 
 class _Untuned:
-    """A phase that was captured with the convolutions that cuDNN would guess to be the fastest.
+    """A phase that was captured with cuDNN's heuristic choice of convolutions.
 
     Args:
-        seconds: that it takes.
-        benchmark_after: seconds that it is to run in all, before they are tried.
+        seconds: duration of a replay.
+        benchmark_after: seconds that it runs before its convolutions are benchmarked.
     """
 
     def __init__(self, seconds: float, benchmark_after: float) -> None:
         self.seconds, self.left = seconds, benchmark_after - seconds
 
     def is_due(self) -> bool:
-        """Whether it has run for long enough; asked each time before it is run."""
+        """Count one replay, and return whether benchmarking is due."""
         self.left -= self.seconds
         return self.left < 0
 
 
 @contextmanager
 def benchmarked(*, again: bool = False) -> Iterator[None]:
-    """cuDNN tries its convolutions and takes the fastest.
+    """Let cuDNN benchmark convolutions and take the fastest.
 
-    That pays for a size that is captured and comes again, and for nothing else: images that are judged in between come
-    in ever new sizes. torch keeps what was chosen first for a convolution and its size, tried or not, under a key in
-    which whether TF32 is allowed has a part. ``again``: chosen once more, with that forbidden meanwhile, which means
-    nothing to convolutions in half precision.
+    This pays for captured sizes only; evaluation in between has ever new sizes. torch caches its first choice for a
+    convolution and size, under a key that includes whether TF32 is allowed. ``again`` chooses anew by disallowing TF32
+    meanwhile, which has no effect on convolutions in half precision.
     """
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark
@@ -412,7 +393,7 @@ def benchmarked(*, again: bool = False) -> Iterator[None]:
 
 
 def _tf32_allowed() -> bool:
-    """Whether convolutions in single precision may use TF32; no where torch does not say, as with newer switches."""
+    """Return whether float32 convolutions may use TF32; False if torch does not tell, as with its newer switches."""
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:
@@ -420,13 +401,13 @@ def _tf32_allowed() -> bool:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The tensors of an optimiser's state, and its rates."""
+    """Return the tensors of an optimiser's state, and its learning rates."""
     tensors = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
     return tensors + [group["lr"] for group in optimizer.param_groups if torch.is_tensor(group["lr"])]
 
 
 def materialize(optimizer: torch.optim.Optimizer) -> None:
-    """Give a new optimiser its state before anything is captured, as it is before the first step: zeros."""
+    """Create the state of a new optimiser, as zeros, before anything is captured."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if all(p in optimizer.state and optimizer.state[p] for p in parameters):
         return
