@@ -1,4 +1,4 @@
-"""A runner that captures each phase as a CUDA graph, once for every size, and replays it. It owns all static buffers."""
+"""A runner that captures each phase as a CUDA graph, once a size, and replays it. It owns all static buffers."""
 
 from __future__ import annotations
 

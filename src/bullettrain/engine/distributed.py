@@ -1,4 +1,4 @@
-"""Several processes as one: the joint batch of a process group. Collectives stand between phases, never in a graph."""
+"""The joint batch of a process group. Collectives run between phases, never inside a CUDA graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bullettrain.brief import first_line
 
 
 def find_group(group: dist.ProcessGroup | None, joint: bool) -> dist.ProcessGroup | None:
-    """The processes whose mini-batches are one: those of ``group``, or all there are; None: this one alone."""
+    """Return the processes that share a mini-batch: ``group``, or the default group; None: only this process."""
     if not joint or not dist.is_available() or not dist.is_initialized():
         return None
     group = group or dist.group.WORLD
@@ -22,18 +22,18 @@ def find_group(group: dist.ProcessGroup | None, joint: bool) -> dist.ProcessGrou
 
 
 class Workers:
-    """The processes that share the steps of some mini-batches.
+    """The processes that share the mini-batches of a step.
 
     Args:
-        group: of :func:`find_group`; None: this one alone.
-        sizes: examples that this process has of each mini-batch.
-        device: where collectives run.
+        group: result of :func:`find_group`; None: only this process.
+        sizes: number of examples that this process has of each mini-batch.
+        device: device of the collectives.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, sizes: Sequence[int], device: torch.device) -> None:
         self.group, self.rank = group, 0 if group is None else dist.get_rank(group)
         self.sizes = [list(sizes)]
-        """By process: examples of each mini-batch."""
+        """Number of examples of each mini-batch, by process."""
         if group is not None:
             mine = torch.tensor(sizes, device=device)
             parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
@@ -43,16 +43,16 @@ class Workers:
 
     @property
     def joint_sizes(self) -> tuple[int, ...]:
-        """Examples of each mini-batch over all processes."""
+        """Number of examples of each mini-batch over all processes."""
         return tuple(sum(several) for several in zip(*self.sizes, strict=True))
 
     def loss_weight(self, batch: int) -> float:
-        """Makes the mean of the processes' losses the joint batch's: this one's share of it × their number."""
+        """Return the weight that makes the mean of the processes' losses the loss of the joint batch."""
         return self.sizes[self.rank][batch] * len(self.sizes) / self.joint_sizes[batch]
 
     @property
     def own_places(self) -> tuple[tuple[int, int], ...]:
-        """Where this process's examples begin and end among those of the joint mini-batches, in rank order in each."""
+        """Where this process's examples begin and end in the joint mini-batches, which are in rank order."""
         where, at = [], 0
         for i, total in enumerate(self.joint_sizes):
             before = at + sum(self.sizes[rank][i] for rank in range(self.rank))
@@ -62,11 +62,11 @@ class Workers:
 
     @property
     def shares(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-        """:attr:`joint_sizes`, and this process's own places among them."""
+        """:attr:`joint_sizes` and :attr:`own_places`."""
         return self.joint_sizes, self.own_places
 
     def gather(self, values: Tensor | None) -> Tensor | None:
-        """``values`` (R,) of mini-batches one after the other, as those of the joint ones."""
+        """Return ``values`` (R,) of consecutive mini-batches, gathered to those of the joint mini-batches."""
         if self.group is None or values is None:
             return values
         own = self.sizes[self.rank]
@@ -79,13 +79,13 @@ class Workers:
         return torch.cat([split[rank][i] for i in range(len(own)) for rank in range(len(split))])
 
     def gather_batch(self, values: Tensor | None, batch: int) -> Tensor | None:
-        """``values`` (m,) of one mini-batch, as those of the joint one."""
+        """Return ``values`` (m,) of one mini-batch, gathered to those of the joint mini-batch."""
         one = copy.copy(self)
         one.sizes = [[sizes[batch]] for sizes in self.sizes]
         return one.gather(values)
 
     def sum_(self, values: Tensor) -> Tensor:
-        """``values`` summed over the processes, in place."""
+        """Sum ``values`` over the processes, in place."""
         if self.group is not None:
             with collective():
                 dist.all_reduce(values, group=self.group)
@@ -94,7 +94,7 @@ class Workers:
 
 @contextmanager
 def collective() -> Iterator[None]:
-    """Around a collective: another process that has ended is an error that says so."""
+    """Turn the error of a collective into one that says that another process has ended."""
     try:
         yield
     except RuntimeError as error:
@@ -105,7 +105,7 @@ def collective() -> Iterator[None]:
 
 
 def average_gradients(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Gradients as their mean over the processes, in place, by one collective of one flat tensor."""
+    """Average gradients over the processes, in place, by one all-reduce of a flat tensor."""
     if group is None or not gradients:
         return
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -116,7 +116,7 @@ def average_gradients(gradients: Sequence[Tensor], group: dist.ProcessGroup | No
 
 @torch.no_grad()
 def share_buffers(model: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Batch-norm statistics of the first process for all, before a step, as DistributedDataParallel has it."""
+    """Broadcast the buffers of the first process before a step, as DistributedDataParallel does."""
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if group is None or not buffers:
         return

@@ -1,4 +1,4 @@
-"""How phases run the network: as it is, or by a frozen copy and a paired forward, in low precision and compiled."""
+"""How phases run the network: directly, or by a frozen copy and a paired forward, in low precision and compiled."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from bullettrain.engine.paired_forward import PairedForward
 from bullettrain.validation import check_logits_shape
 
 TRIAL_IMAGES = 16
-"""Images that show whether two batches can be paired; in double precision many would take seconds."""
+"""Images of the trial whether two batches can be paired, which runs in double precision."""
 
 
 class Forwards:
-    """The network as it is: each forward by the module itself. What fast ones are checked against.
+    """Plain forwards of the module itself. `FastForwards` is tested against them.
 
     Args:
         model: may be compiled, or wrapped in DistributedDataParallel.
-        dtype: of autocast around its forwards; None: as the caller has it.
+        dtype: autocast dtype of its forwards; None: the caller's autocast applies.
     """
 
     pads = False
-    """Whether rows that fill a size up change nothing in a training-mode forward."""
+    """Whether filling rows have no effect in a training-mode forward."""
     keeps_graphs = True
-    """Whether a forward's graph may be used by a later phase."""
+    """Whether a later phase may use the autograd graph of a forward."""
     seconds = 0.0
-    """Spent on what a first batch shows, and on compiling for it."""
+    """Time spent in :meth:`prepare`, compilation included."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         self.model, self.network, self.dtype = model, bare(model), dtype
 
     def prepare(self, x: Tensor) -> None:
-        """Look at a first batch."""
+        """Prepare for batches like ``x``."""
 
     def freeze(self) -> None:
-        """From now on the network as it is now is attacked, and selects in eval mode."""
+        """Use the present weights for attacks and for selection in eval mode from now on."""
 
     def frozen_logits(self, x: Tensor, mode: Mode = "eval") -> Tensor:
-        """(n, K) of the frozen network, without gradients."""
+        """Return logits (n, K) of the frozen network, without gradients."""
         with frozen(self.network, mode), torch.no_grad(), self.autocast():
             logits: Tensor = self.network(x)
         check_logits_shape(logits, len(x))
@@ -53,40 +53,40 @@ class Forwards:
 
     @contextmanager
     def attacked(self, mode: Mode) -> Iterator[nn.Module]:
-        """The frozen network, with gradients for its input."""
+        """Yield the frozen network, with gradients enabled for its input."""
         with frozen(self.network, mode), torch.enable_grad(), self.autocast():
             yield self.network
 
     def learning_logits(
         self, clean: Tensor | None, corrupted: Tensor, z: Tensor | None, valid: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Training-mode logits of the clean and of the corrupted batch: None for one that is not there, or is empty.
+        """Return training-mode logits of the clean and of the corrupted batch; None for a missing or empty batch.
 
         Args:
-            clean: (m, …), or None.
-            corrupted: (n, …).
-            z: logits of the clean batch, where they are there already.
-            valid: (n,) which corrupted rows are more than filling.
+            clean: (m, …) clean batch, or None.
+            corrupted: (n, …) corrupted batch.
+            z: logits of the clean batch, if they exist already.
+            valid: (n,) False for corrupted rows that only fill up the size.
         """
         with self.autocast():
             if clean is not None:
                 z = forward(self.model, clean)
-            # A wrapper for several processes has seen this step's first forward, and syncs gradients of both.
+            # DistributedDataParallel has seen the first forward, and synchronises the gradients of both.
             if z is None:
                 return None, forward(self.model, corrupted)
             with without_sync(self.network):
                 return z, forward(self.network, corrupted) if len(corrupted) else None
 
     def clean_logits(self, x: Tensor) -> Tensor:
-        """(m, K) of the loss, with their graph."""
+        """Return training-mode logits (m, K) of the loss, with their graph."""
         with self.autocast():
             return forward(self.model, x)
 
     def logits_of_each(self, batches: Sequence[Tensor]) -> Tensor:
-        """Training-mode logits of several batches, each by its own statistics, without gradients.
+        """Return training-mode logits of several batches, each with its own statistics, without gradients.
 
-        The network is frozen with the statistics after these forwards, as an attack would see them; then those are put
-        back.
+        The network is frozen with the running statistics after these forwards, as an attack would see them; then the
+        statistics are restored.
         """
         before = [buffer.clone() for buffer in self.network.buffers()]
         logits = [self._one(batch) for batch in batches]
@@ -101,14 +101,14 @@ class Forwards:
             return forward(self.network, batch)
 
     def collect_gradients(self) -> None:
-        """After a backward: every gradient to the network's own weights."""
+        """Move gradients of copied weights to the network's own weights, after a backward."""
 
     def compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """A function of tensors, faster where that can be had."""
+        """Return the function, compiled if the network is."""
         return function
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Low precision, where that was asked for."""
+        """Return the autocast context of forwards."""
         device = next(self.network.parameters(), torch.empty(0)).device.type
         if self.dtype is None:
             return torch.autocast(device, enabled=torch.is_autocast_enabled(device))
@@ -116,16 +116,16 @@ class Forwards:
 
 
 class FastForwards(Forwards):
-    """A frozen copy for attacks, and one forward for the clean and the corrupted batch of an update.
+    """Forwards by a frozen copy for attacks, and one paired forward for both batches of an update.
 
     Args:
-        network: the bare module; its weights change.
-        dtype: precision of its convolutions and linear layers; None: its own.
-        compile: compile it, once for all sizes.
-        pair: the clean and the corrupted batch in one forward, each with batch-norm statistics of its own, where the
+        network: the bare module.
+        dtype: precision of convolutions and linear layers; None: that of the weights.
+        compile: compile the network, once for all sizes.
+        pair: run the clean and the corrupted batch in one forward, each with its own batch-norm statistics, if the
             network allows it.
-        freezes: whether a frozen copy is needed at all.
-        say: told in one line what cannot be compiled.
+        freezes: whether a frozen copy is needed.
+        say: called with a one-line message if something cannot be compiled.
     """
 
     keeps_graphs = False
@@ -151,18 +151,18 @@ class FastForwards(Forwards):
 
     @property
     def pads(self) -> bool:  # type: ignore[override]
-        """Whether rows that fill a size up change nothing: paired norms leave them out, other layers do not look."""
+        """Whether filling rows have no effect: paired batch norms leave them out, other layers treat rows alone."""
         return self.paired is not None or not any(isinstance(m, _BatchNorm) for m in self.network.modules())
 
     def prepare(self, x: Tensor) -> None:
-        """See by a first batch how short a program the compiler can be given, and whether two batches can be paired."""
+        """Try on a first batch whether batch norms can be folded and whether two batches can be paired."""
         if self._prepared:
             return
         began = time.perf_counter()
         if self.compile and self.copy is not None and FrozenCopy.folds(self.network, x):
             self._take(FrozenCopy(self.network, self.dtype, folded=True))
         if self.wants_pair and PairedForward.suits(self.network, x[:TRIAL_IMAGES]):
-            with training(self.network):  # its parts keep these modes
+            with training(self.network):  # the copy keeps these modes
                 self.paired = PairedForward(self.network, self.dtype)
             if self.compile:
                 self._compile_pair(self.paired, x)
@@ -174,8 +174,8 @@ class FastForwards(Forwards):
         self.frozen: nn.Module = _compiled(frozen_copy) if self.compile else frozen_copy
 
     def _compile_pair(self, paired: PairedForward, x: Tensor) -> None:
-        """Compile it, and leave that if it changes gradients."""
-        # Without splitting: it makes two kernels of each sum over a few hundred rows.
+        """Compile the paired forward, unless that changes its gradients."""
+        # Splitting would make two kernels of each sum over a few hundred rows.
         paired.compile(options={"split_reductions": False})
         with training(self.network):
             error = paired.gradient_error(dynamic(x.detach()))
@@ -188,12 +188,12 @@ class FastForwards(Forwards):
             )
 
     def freeze(self) -> None:
-        """The copy gets the weights and statistics of now."""
+        """Copy the present weights and statistics."""
         if self.copy is not None:
             self.copy.refresh()
 
     def frozen_logits(self, x: Tensor, mode: Mode = "eval") -> Tensor:
-        """(n, K) of the copy; run like an attack's forward, so that no second version has to be compiled."""
+        """Return logits (n, K) of the copy, run like an attack's forward so that only one version is compiled."""
         if mode == "train" or self.copy is None:
             return super().frozen_logits(x, mode)
         with torch.enable_grad():
@@ -202,7 +202,7 @@ class FastForwards(Forwards):
 
     @contextmanager
     def attacked(self, mode: Mode) -> Iterator[nn.Module]:
-        """The copy; in training mode the network itself."""
+        """Yield the copy; in training mode the network itself."""
         if mode == "train" or self.copy is None:
             with super().attacked(mode) as network:
                 yield network
@@ -213,7 +213,7 @@ class FastForwards(Forwards):
     def learning_logits(
         self, clean: Tensor | None, corrupted: Tensor, z: Tensor | None, valid: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """As of the network itself, in one forward where it can be paired."""
+        """Return the same logits, from one forward if the network can be paired."""
         sizes = [len(x) for x in (clean, corrupted) if x is not None]
         if self.paired is None or z is not None or 1 in sizes:  # a lone example has no statistics
             with self.autocast():
@@ -222,7 +222,7 @@ class FastForwards(Forwards):
                 return z, forward(self.learner, dynamic(corrupted)) if len(corrupted) else None
         if clean is None:
             return None, self._pair(corrupted, len(corrupted), None)
-        # An empty part would take channels_last from the whole, for which nothing is compiled.
+        # Concatenating an empty part would lose the memory format.
         both = torch.cat([clean, corrupted]) if len(corrupted) else clean
         if valid is not None:
             valid = torch.cat([torch.ones(len(clean), dtype=torch.bool, device=valid.device), valid])
@@ -243,12 +243,12 @@ class FastForwards(Forwards):
         return self._pair(batch, len(batch), None).detach()
 
     def collect_gradients(self) -> None:
-        """Those of the pair's copies, to the network's weights."""
+        """Move the gradients of the paired copy to the network's weights."""
         if self.paired is not None:
             self.paired.give_back()
 
     def compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The function compiled for batches of any size, where the network is."""
+        """Return the function, compiled for batches of any size if the network is compiled."""
         if not self.compile:
             return function
         program = torch.compile(function)
@@ -263,7 +263,7 @@ class FastForwards(Forwards):
 
 
 def forward(model: nn.Module, x: Tensor) -> Tensor:
-    """Training-mode logits (n, K); their shape is checked."""
+    """Return training-mode logits (n, K), with their shape checked."""
     with training(model):
         logits = forward_some(model, x)
     check_logits_shape(logits, len(x))
@@ -275,5 +275,5 @@ def _compiled(module: nn.Module) -> nn.Module:
 
 
 def in_any_size(module: nn.Module) -> nn.Module:
-    """The module compiled for steps whose batches shrink."""
+    """Return the module compiled for batches of any size."""
     return torch.compile(module, dynamic=True)  # type: ignore[return-value]

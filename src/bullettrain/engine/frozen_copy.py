@@ -1,4 +1,4 @@
-"""The frozen copy of a network that fast attacks run on, and weights in low precision."""
+"""The frozen copy of a network that attacks run on, and weights in low precision."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class FrozenCopy(nn.Module):
-    """A copy of a network for attacks: eval mode, no gradient for weights, convolutions in the attack's precision.
+    """A copy of a network for attacks: in eval mode, without gradients for weights, in the attack's precision.
 
     Args:
-        network: what is copied.
-        dtype: precision of its convolutions and linear layers; None: the network's.
-        folded: batch norms as a scale and a shift: half as long a program for a compiler. See :meth:`folds`.
+        network: the network to copy.
+        dtype: precision of convolutions and linear layers; None: that of the weights.
+        folded: replace batch norms by a scale and a shift, which halves the program to compile. See :meth:`folds`.
     """
 
     def __init__(self, network: nn.Module, dtype: torch.dtype | None, folded: bool = False) -> None:
@@ -28,10 +28,10 @@ class FrozenCopy(nn.Module):
         self.dtype = dtype
         if dtype is not None:
             cast_layers(self.copy, dtype)
-        theirs = _tensors(network)  # by name: cast, a weight that a layer shares is no longer shared
+        theirs = _tensors(network)  # by name: a cast weight is no longer shared between layers
         mine = {name: tensor for name, tensor in _tensors(self.copy).items() if name in theirs}
         pairs = [(tensor, theirs[name]) for name, tensor in mine.items() if tensor.is_floating_point()]
-        # By precision: a mixture would be copied one by one.
+        # Grouped by precision: torch copies mixed lists tensor by tensor.
         self._alike = [[p for p in pairs if (p[0].dtype == p[1].dtype) == same] for same in (True, False)]
         self.refresh()
 
@@ -43,7 +43,7 @@ class FrozenCopy(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """The network's weights and statistics as they are now."""
+        """Copy the network's present weights and statistics."""
         for pairs in self._alike:
             if pairs:
                 torch._foreach_copy_([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
@@ -51,15 +51,15 @@ class FrozenCopy(nn.Module):
             _fold(list(self._folds), list(self._folds.values()))
 
     def train(self, mode: bool = True) -> FrozenCopy:
-        """Stays in eval mode."""
+        """Do nothing: the copy stays in eval mode."""
         return self
 
     @staticmethod
     def folds(network: nn.Module, x: Tensor) -> bool:
-        """Whether batch norms of this network can be folded: tried on two of the images ``x``, in double precision.
+        """Return whether the batch norms can be folded, by a trial on two of the images ``x`` in double precision.
 
-        They cannot where it looks into its norms, or insists on its precision. Before it is tried every weight is moved
-        a little: what is zero in a new network hides what comes before it.
+        They cannot if the network accesses its norms otherwise, or insists on its precision. All weights are perturbed
+        before the trial, since zeros in a new network would hide differences.
         """
         try:
             exact, images = copy.deepcopy(network).double().eval(), x[:2].double()
@@ -71,12 +71,12 @@ class FrozenCopy(nn.Module):
                 frozen.refresh()
                 expected, folded = exact(images), frozen(images)
             return bool((folded - expected).abs().max() <= 1e-8 * expected.abs().max().clamp_min(1))
-        except Exception:  # whatever it is: what is wrong with the network itself shows at its first step
+        except Exception:  # an error of the network itself shows at its first step
             return False
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[_BatchNorm]:
-    """Whether this is a batch norm with statistics, and nothing else: no subclass, and nothing hangs on it."""
+    """Return whether this is a plain batch norm with statistics: no subclass, no hooks."""
     if type(module) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         return False
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
@@ -84,7 +84,7 @@ def _is_plain(module: nn.Module) -> TypeGuard[_BatchNorm]:
 
 
 class _Affine(nn.Module):
-    """What a batch norm is in eval mode: y = x·scale + shift, channel by channel."""
+    """A batch norm in eval mode: y = x·scale + shift, channel by channel."""
 
     scale: Tensor
     shift: Tensor
@@ -103,7 +103,7 @@ class _Affine(nn.Module):
 
 
 def _fold(norms: Sequence[_BatchNorm], folds: Sequence[_Affine]) -> None:
-    """scale = weight / √(variance + eps), shift = bias − mean·scale, of all norms at once."""
+    """Set scale = weight / √(variance + eps) and shift = bias − mean·scale, for all norms at once."""
     scales, shifts = [fold.scale for fold in folds], [fold.shift for fold in folds]
     torch._foreach_copy_(scales, [_there(norm.running_var) for norm in norms])
     torch._foreach_add_(scales, [norm.eps for norm in norms])
@@ -118,19 +118,19 @@ def _fold(norms: Sequence[_BatchNorm], folds: Sequence[_Affine]) -> None:
 
 
 def _there(tensor: Tensor | None) -> Tensor:
-    """What is known not to be None."""
+    """Return a tensor that is known not to be None."""
     assert tensor is not None
     return tensor
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers under all their names."""
+    """Return parameters and buffers under all their names."""
     named = [network.named_parameters(remove_duplicate=False), network.named_buffers(remove_duplicate=False)]
     return {name: tensor for part in named for name, tensor in part}
 
 
 def cast_layers(network: nn.Module, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-    """Give convolutions and linear layers weights of their own in ``dtype``: (own, what was there)."""
+    """Replace the weights of convolutions and linear layers by copies in ``dtype``; return pairs (copy, original)."""
     own: dict[Tensor, nn.Parameter] = {}
     for module in network.modules():
         if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):

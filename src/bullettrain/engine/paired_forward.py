@@ -1,4 +1,4 @@
-"""A network that learns from two batches in one forward, each with batch-norm statistics of its own."""
+"""One training-mode forward of two batches, each with its own batch-norm statistics."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from bullettrain.precision import arithmetic, at_least_float32
 
 
 class PairedForward(nn.Module):
-    """Two batches in one training-mode forward, each with batch-norm statistics of its own.
+    """Two batches in one training-mode forward, each with its own batch-norm statistics.
 
-    Convolutions see one larger batch, and everything comes out as from two forwards one after the other, running
-    statistics included. Batch norms, with their parameters and statistics, are the network's own; in half precision
-    convolutions and linear layers are copies. :meth:`prepare` comes before each forward, :meth:`give_back` after
-    each backward.
+    Convolutions see one larger batch, but the result equals that of two consecutive forwards, running statistics
+    included. Batch norms, with their parameters and statistics, are the network's own; in half precision convolutions
+    and linear layers are copies. Call :meth:`prepare` before each forward and :meth:`give_back` after each backward.
     """
 
     _first = 0
     count: Tensor
-    """Images of the first batch, on the device: one compiled program serves all counts."""
+    """Number of images of the first batch; a tensor, so that one compiled program serves all counts."""
 
     def __init__(self, network: nn.Module, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -44,15 +43,15 @@ class PairedForward(nn.Module):
         self._pairs = [] if dtype is None else cast_layers(self.inner.copy, dtype)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """From now on compiled, by `torch.compile` with these arguments."""
-        # The norms' autograd.Function is left to the compiler's second stage: its first is slow with them.
+        """Compile the forward by `torch.compile` with these arguments."""
+        # Dynamo is slow with the norms' autograd.Function: leave them to AOTAutograd.
         torch._dynamo.allow_in_graph(_normalise)  # type: ignore[no-untyped-call]
         self.run = torch.compile(self.inner, *args, **kwargs)
 
     def gradient_error(self, x: Tensor) -> float:
-        """What being compiled does to its gradients on images ``x``: see :func:`gradient_error`. It changes nothing.
+        """Return the error of the compiled gradients on images ``x``, see :func:`gradient_error`. Changes nothing.
 
-        Compilers have lost the gradient of a norm without a word.
+        Compilers have silently lost the gradient of a norm.
         """
         inner, dtype = self.inner, self.inner.dtype
         buffers = [buffer.clone() for buffer in inner.buffers()]
@@ -69,9 +68,11 @@ class PairedForward(nn.Module):
             return gradient_error(truth, plain, compiled)
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Logits (n, K) of images of which the first ``count`` are one batch and the others another.
+        """Return logits (n, K) of images of which the first ``count`` are one batch and the others another.
 
-        ``valid``: (n,) booleans; rows that are not valid only fill a size up, and change nothing. None: all are.
+        Args:
+            x: (n, …) images of both batches.
+            valid: (n,) False for rows that only fill up the size; they have no effect. None: all are valid.
         """
         valid = torch.ones(len(x), dtype=torch.bool, device=x.device) if valid is None else valid
         logits, called, means, variances = self.run(x, self.count, valid)
@@ -80,12 +81,16 @@ class PairedForward(nn.Module):
 
     @torch.no_grad()
     def _remember(self, called: list[int], means: list[Tensor], variances: list[Tensor], batches: int) -> None:
-        """Move the running statistics as the norms themselves would, by one batch after the other.
+        """Update the running statistics as the norms would, one batch after the other.
 
-        ``called``: which norm saw each of ``means`` and ``variances``, (2, C). ``batches``: how many there are.
+        Args:
+            called: indices of the norms in the order of their calls.
+            means: (2, C) means of both batches, for each call.
+            variances: (2, C) variances of both batches, for each call.
+            batches: 1 or 2.
         """
         seen = list(zip([self.norms[index] for index in called], means, variances, strict=True))
-        # All at once, but for a norm that is called twice or has a momentum of its own.
+        # All norms of one momentum at once, unless a norm is called twice.
         kinds = dict.fromkeys(paired.norm.momentum for paired, _, _ in seen)
         several = [[one for one in seen if one[0].norm.momentum == momentum] for momentum in kinds]
         for some in several if len(set(called)) == len(called) else [[one] for one in seen]:
@@ -94,7 +99,7 @@ class PairedForward(nn.Module):
 
     @staticmethod
     def _move(seen: list[tuple[_PairedNorm, Tensor, Tensor]], part: int) -> None:
-        """Running statistics of norms of one momentum by what they saw of one batch."""
+        """Update the running statistics of norms with one momentum from one batch."""
         norms = [paired.norm for paired, _, _ in seen]
         values = {"running_mean": [mean[part] for _, mean, _ in seen], "running_var": [var[part] for _, _, var in seen]}
         for name, new in values.items():
@@ -105,7 +110,7 @@ class PairedForward(nn.Module):
             torch._foreach_add_(tracked, 1)
 
     def prepare(self, count: int) -> None:
-        """For images of which the first ``count`` are one batch: the weights as they are now."""
+        """Copy the present weights; the first ``count`` images of the next forward are one batch."""
         self.count.fill_(count)
         self._first = count
         if self._pairs:
@@ -113,7 +118,7 @@ class PairedForward(nn.Module):
                 torch._foreach_copy_([mine for mine, _ in self._pairs], [theirs for _, theirs in self._pairs])
 
     def give_back(self) -> None:
-        """The copies' gradients to the network's weights, in their precision; the copies keep none."""
+        """Move the gradients of the copies to the network's weights, in the weights' precision."""
         pairs = [(mine.grad, theirs) for mine, theirs in self._pairs if mine.grad is not None]
         if not pairs:
             return
@@ -126,9 +131,9 @@ class PairedForward(nn.Module):
 
     @staticmethod
     def suits(network: nn.Module, x: Tensor) -> bool:
-        """Whether one joint forward of this network is two forwards: tried on a batch ``x``, in double precision.
+        """Return whether one joint forward equals two forwards, by a trial on a batch ``x`` in double precision.
 
-        It is not where examples look at each other otherwise than in a batch norm, or where chance plays a part.
+        It does not if examples interact outside of batch norms, or if the forward is random.
         """
         norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
         if len(x) < 5 or any(norm.running_mean is None or norm.momentum is None for norm in norms):
@@ -142,25 +147,25 @@ class PairedForward(nn.Module):
                 paired = PairedForward(one, None)
                 paired.prepare(count)
                 together, apart = paired(images), torch.cat([two(images[:count]), two(images[count:])])
-        except RuntimeError:  # a network that insists on its precision
+        except RuntimeError:  # the network insists on its precision
             return False
         pairs = [(together, apart), *zip(one.buffers(), two.buffers(), strict=True)]
         return all(bool((a - b).abs().max() <= 1e-8 * b.abs().max().clamp_min(1)) for a, b in pairs if b.numel())
 
 
 _Outcome = tuple[Tensor, list[int], list[Tensor], list[Tensor]]
-"""Logits; the norms in the order in which they were called; the mean and the variance that each saw, (2, C)."""
+"""Logits; indices of the norms in the order of their calls; mean and variance (2, C) of each call."""
 
 
 class _Split:
-    """What a network's norms share during a forward."""
+    """State that the norms of a network share during a forward."""
 
     batch: Tensor | None = None
-    """(n,): the batch that a row is in, 0 or 1; 2: none."""
+    """(n,) batch of each row, 0 or 1; 2: filling row."""
     member: Tensor | None = None
-    """(n, 2, 1, 1): the same as ones and zeros."""
+    """(n, 2, 1, 1) the same, one-hot."""
     number: Tensor | None = None
-    """(2, 1): how many rows each has, at least 1."""
+    """(2, 1) number of rows of each batch, at least 1."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, Tensor, Tensor]] = []
@@ -170,7 +175,7 @@ class _Split:
 
 
 class _Inner(nn.Module):
-    """What is compiled of a :class:`PairedForward`: all but the running statistics."""
+    """The compiled part of a :class:`PairedForward`: everything but the running statistics."""
 
     def __init__(self, network: nn.Module, split: _Split, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -192,7 +197,7 @@ class _Inner(nn.Module):
 
 
 class _PairedNorm(nn.Module):
-    """A batch norm over the rows of one batch and over those of another, each by its own mean and variance."""
+    """A batch norm that normalises the rows of two batches separately."""
 
     def __init__(self, norm: _BatchNorm, index: int, split: _Split) -> None:
         super().__init__()
@@ -221,11 +226,11 @@ def _normalise(
 
 
 class _Normalise(torch.autograd.Function):
-    """Batch norm of two batches that lie one after the other, with its gradient in closed form.
+    """Batch norm of two concatenated batches, with its gradient in closed form.
 
-    Sums over parts of each row come first, (n, C, P), then those over the rows of a batch, (2, C): one pass over the
-    images for both, and kernels that a compiler fuses with what is around them. Values are taken from a centre, the
-    first row's mean, so that squares do not cancel.
+    Sums over parts of each row come first, (n, C, P), then sums over the rows of a batch, (2, C): one pass over the
+    images serves both batches, in kernels that a compiler fuses with their neighbours. Values are centred at the mean of
+    the first row, so that squares do not cancel.
     """
 
     @staticmethod
@@ -239,10 +244,17 @@ class _Normalise(torch.autograd.Function):
         number: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """y like x (n, C, …); mean and unbiased variance, (2, C).
+        """Return y like x (n, C, …), and mean and unbiased variance, (2, C).
 
-        ``batch`` (n,) and ``member`` (n, 2, 1, 1) say which row is in which batch, ``number`` (2, 1) how many values a
-        channel has there.
+        Args:
+            ctx: of autograd.
+            x: (n, C, …).
+            weight: (C,) or None.
+            bias: (C,) or None.
+            batch: (n,) batch of each row.
+            member: (n, 2, 1, 1) the same, one-hot.
+            number: (2, 1) number of values of a channel in each batch.
+            eps: added to the variance.
         """
         first = at_least_float32(x[:1])
         centre = first.mean(dim=tuple(range(2, x.ndim)), keepdim=True) if x.ndim > 2 else first
@@ -255,7 +267,7 @@ class _Normalise(torch.autograd.Function):
         ctx.save_for_backward(x, weight, centre, batch, member, number, mean, inverse)
         ctx.has_bias = bias is not None
         y = values * _spread(batch, scale, x) + _spread(batch, shift, x)
-        if y.dtype != x.dtype:  # compiled by torch 2.11, a conversion that changes nothing loses the gradient
+        if y.dtype != x.dtype:  # compiled by torch 2.11, a no-op conversion loses the gradient
             y = y.to(x.dtype)
         whole_mean = mean + centre.flatten()
         unbiased = var * (number / (number - 1).clamp_min(1))
@@ -278,7 +290,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _by_row(values: Tensor) -> Tensor:
-    """(n, C, P) sums of (n, C, …) over P parts of each row: where channels are few, one part would not fill a GPU."""
+    """Return sums (n, C, P) of (n, C, …) over P parts of each row; with few channels one part would not fill a GPU."""
     if values.ndim == 2:
         return values[:, :, None]
     if values.ndim != 4:
@@ -289,12 +301,12 @@ def _by_row(values: Tensor) -> Tensor:
 
 
 def _by_batch(member: Tensor, rows: Tensor) -> Tensor:
-    """(2, C) sums of (n, C, P)."""
+    """Return sums (2, C) of (n, C, P) over the rows of each batch."""
     return (member * rows.unsqueeze(1)).sum(dim=(0, 3))
 
 
 def _spread(batch: Tensor, of_batch: Tensor, x: Tensor) -> Tensor:
-    """(n, C, 1, …) of (2, C): each row what its batch has, and 0 for one that is in none."""
+    """Return the value (n, C, 1, …) of each row's batch, from (2, C); 0 for filling rows."""
     of_row = torch.nn.functional.pad(of_batch, (0, 0, 0, 1)).index_select(0, batch)
     return of_row.view(*of_row.shape, *(1,) * (x.ndim - 2))
 
@@ -302,7 +314,7 @@ def _spread(batch: Tensor, of_batch: Tensor, x: Tensor) -> Tensor:
 def _gradients(
     run: Callable[[Tensor, Tensor, Tensor], _Outcome], network: nn.Module, x: Tensor, count: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """For every parameter of ``network``, which ``run`` runs: of some function of the logits."""
+    """Return the gradients of a function of the logits for every parameter of ``network``, which ``run`` runs."""
     with torch.enable_grad():
         valid = dynamic(torch.ones(len(x), dtype=torch.bool, device=x.device))
         logits, *_ = run(x, count, valid)
@@ -314,12 +326,13 @@ def _gradients(
 def gradient_error(
     truth: Sequence[Tensor | None], plain: Sequence[Tensor | None], other: Sequence[Tensor | None]
 ) -> float:
-    """How far gradients ``other`` are from the ``truth``, as a part of what rounding explains; above 1 they are wrong.
+    """Return the error of the gradients ``other`` in units of what rounding explains; above 1 they are wrong.
 
-    ``plain`` gradients are off by rounding alone. In bf16 those of a deep network without training yet are off by as
-    much as their size, and differently each time. So each of ``other`` may be three times as far off as its twin, and
-    all together one and a half times; along the truth, where rounding averages out, each must reach as far as its
-    twin, to half the truth's length; and a lost one, which is 0 where its twin is not, is infinitely wrong.
+    The ``plain`` gradients differ from the ``truth`` by rounding alone. In bf16 the rounding error of an untrained deep
+    network is as large as the gradients themselves. Therefore each of ``other`` may have three times the error of its
+    ``plain`` counterpart, and all together one and a half times. Along the truth, where rounding averages out, each must
+    agree with its counterpart to half the truth's length. A gradient that is 0 while its counterpart is not is
+    infinitely wrong.
     """
     if any((a is None) != (b is None) for a, b in zip(plain, other, strict=True)):
         return math.inf
