@@ -1,4 +1,4 @@
-"""How many steps each example gets."""
+"""Allocations: how many attack steps each example gets."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ from bullettrain.validation import MendableError, check_count, check_fraction, c
 
 
 class Allocated(NamedTuple):
-    """What each example gets: more than its steps, where an allocation decides that too."""
+    """The result of an allocation that decides on more than steps."""
 
     steps: Tensor
-    """(m,) whole numbers; none: the example stays as it is."""
+    """(m,) integers; 0: the example is not corrupted."""
     step_sizes: Tensor | None = None
-    """(m,); None: what :meth:`Allocation.step_sizes` says."""
+    """(m,); None: the result of :meth:`Allocation.step_sizes`."""
     eps: Tensor | None = None
-    """(m,) radii of the attacks; None: the objective's."""
+    """(m,) radii of the attacks; None: the objective's eps."""
     weight: Tensor | None = None
-    """(m,) in the loss; None: 1 each."""
+    """(m,) weights in the loss; None: 1 each."""
 
 
 class Allocation(Protocol):
-    """A scheme that turns categories into steps. The engine takes any counts and any step sizes.
+    """Interface of an allocation, which turns categories into steps. Any number of steps is allowed for each example.
 
-    One that is made of tensor operations is as fast as the built-in ones. It may also have a method
-    ``revise(t, logits, y, remaining) -> remaining``: after iteration t of the attack it is given the logits (n, K) that
-    iteration saw, labels (n,) and the steps (n,) that these examples have left, and may shorten them. The attack is
-    then ragged, and the host is asked once an iteration how many are left. With ``selects = False`` it says that it
-    looks at neither categories nor scores, though steps differ: nothing is forwarded for them, and all are BOUNDARY.
+    An allocation made of tensor operations is as fast as the built-in ones. Two optional members:
+
+    * ``revise(t, logits, y, remaining) -> remaining`` may shorten attacks. It is called after iteration t with the
+      logits (n, K) before that step, labels (n,) and remaining steps (n,). The attack is then ragged and reads from
+      the device once an iteration.
+    * ``selects = False`` declares that categories and scores are not used although steps differ. Nothing is forwarded
+      to select then, and all examples are BOUNDARY.
     """
 
     @property
     def uniform_steps(self) -> int | None:
-        """The one number of steps that everybody gets, or None. With it nothing has to be selected."""
+        """The number of steps if all examples get the same, else None. A uniform budget does not select."""
         ...
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor | Allocated:
-        """Steps (m,), int64, for categories (m,), their scores (m,), and what is remembered of the examples."""
+        """Return steps (m,), int64, for categories (m,), scores (m,) and the history of these examples."""
         ...
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
-        """Step sizes (m,), floating, for categories (m,) that were given ``steps`` (m,) in a ball of ``eps``."""
+        """Return step sizes (m,), floating-point, for categories (m,) with ``steps`` (m,) in a ball of ``eps``."""
         ...
 
 
@@ -56,10 +58,11 @@ class StepBudget:
     """The paper's scheme: N_B steps for boundary examples, N_R for robust ones, N_O for outliers.
 
     Args:
-        boundary, robust, outlier: N_B, N_R, N_O. The method wants N_O ≤ N_R < N_B; equal counts are let through.
-        ordered: refuse counts that are out of that order; studies set it to False.
-        step_size: α of the boundary examples. None: 0.007 at ε = 0.031, else 2.25·ε/N_B.
-        scale: α = scale·ε/N_B instead (the MNIST study: 1.7). Robust and outlier steps are 1.7·ε/N always.
+        boundary, robust, outlier: N_B, N_R, N_O. The method has N_O ≤ N_R < N_B; equal counts are allowed.
+        ordered: refuse counts that violate this order; set it to False for studies.
+        step_size: step size of boundary examples. None: 0.007 at ε = 0.031, else 2.25·ε/N_B.
+        scale: step size of boundary examples as scale·ε/N_B instead (1.7 in the MNIST study). Step sizes of robust
+            examples and outliers are always 1.7·ε/N.
     """
 
     boundary: int
@@ -87,25 +90,25 @@ class StepBudget:
 
     @classmethod
     def uniform(cls, steps: int, *, step_size: float | None = None, scale: float | None = None) -> StepBudget:
-        """``steps`` for everyone: the plain algorithm, without mining."""
+        """Return a budget of ``steps`` for all examples: the plain algorithm, without mining."""
         return cls(steps, steps, steps, step_size=step_size, scale=scale)
 
     @property
     def uniform_steps(self) -> int | None:
-        """The number of steps that everybody gets, or None where the classes differ."""
+        """The number of steps if all categories have the same, else None."""
         return self.boundary if self.boundary == self.robust == self.outlier else None
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
-        """Steps (m,), int64, for categories (m,). Scores and the past are not needed here."""
+        """Return steps (m,), int64, for categories (m,)."""
         return _by_category(category, self.boundary, self.robust, self.outlier, torch.int64)
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
-        """Step sizes (m,), float64, for categories (m,); 0 where there are no steps."""
+        """Return step sizes (m,), float64, for categories (m,); 0 where there are no steps."""
         sizes = self.boundary_step(eps), _spread(1.7, eps, self.robust), _spread(1.7, eps, self.outlier)
         return _by_category(category, *sizes, accumulation_dtype(category.device))
 
     def boundary_step(self, eps: float) -> float:
-        """α of the boundary examples."""
+        """Return the step size of boundary examples."""
         if not self.boundary:
             return 0.0
         if self.step_size is not None:
@@ -117,7 +120,7 @@ class StepBudget:
 
 @dataclass(frozen=True)
 class _Graded:
-    """A scheme with steps of its own for each example, of 1.7·ε over their number."""
+    """Base of allocations with any number of steps for each example, of size 1.7·ε over their number."""
 
     most: int
 
@@ -126,25 +129,25 @@ class _Graded:
 
     @property
     def uniform_steps(self) -> int | None:
-        """None: each example has its own number."""
+        """None: steps differ by example."""
         return None
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
-        """1.7·ε over the number of steps."""
+        """Return 1.7·ε over the number of steps."""
         return 1.7 * eps / steps.clamp_min(1).to(accumulation_dtype(steps.device))
 
 
 @dataclass(frozen=True)
 class GaussianBudget(_Graded):
-    """Steps by a quantised Gaussian over the score: the most at the boundary, SVar = 0, fewer away from it.
+    """Steps by a quantised Gaussian over the score: most at the boundary, SVar = 0, fewer away from it.
 
     The paper names this as future work. Outliers get ``outlier`` steps, whatever their score.
 
     Args:
         most: N_B, steps at the boundary.
-        width: standard deviation, as a part of the largest score among the examples that are attacked together: this
-            process's, in all mini-batches of a group.
-        least: the fewest steps of a correctly classified example.
+        width: standard deviation, relative to the largest absolute score among the examples of this process that are
+            attacked together.
+        least: fewest steps of a correctly classified example.
         outlier: N_O.
     """
 
@@ -160,7 +163,7 @@ class GaussianBudget(_Graded):
                 raise ValueError(f"{name} is {getattr(self, name)}, more than most={self.most}")
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
-        """round(most · exp(−(score / (width · largest))² / 2)), at least ``least``."""
+        """Return round(most · exp(−(score / (width · largest))² / 2)), at least ``least``."""
         assert score is not None
         away = score / (self.width * score.abs().amax().clamp_min(1e-12))
         steps = (self.most * torch.exp(-away.square() / 2)).round().long().clamp(self.least, self.most)
@@ -169,14 +172,14 @@ class GaussianBudget(_Graded):
 
 @dataclass(frozen=True)
 class HistoryBudget(_Graded):
-    """Steps decided for each example from its history: those that its last attack nearly lost, or lost, get more.
+    """Steps by each example's last margin on x': examples that the last attack broke, or nearly broke, get more.
 
-    The margin on x' is the probability of the true class less the largest other one, from −1 to 1. Examples that have
-    not been seen yet get ``most``.
+    The margin is the probability of the true class minus the largest other one, from −1 to 1. Examples that have not
+    been seen yet get ``most``.
 
     Args:
-        most: steps where the last margin was 0 or below.
-        least: steps where it was 1.
+        most: steps at a last margin of 0 or below.
+        least: steps at a last margin of 1.
     """
 
     least: int = 1
@@ -188,7 +191,7 @@ class HistoryBudget(_Graded):
             raise ValueError(f"least is {self.least}, more than most={self.most}")
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
-        """Linear in the last margin, rounded up."""
+        """Return steps that are linear in the last margin, rounded up."""
         if past is None:
             raise ValueError("HistoryBudget needs to know the examples; give BulletTrain examples=, and steps index=")
         spread = (self.most - self.least) * (1 - past.margin.clamp(0, 1))
@@ -198,27 +201,27 @@ class HistoryBudget(_Graded):
 
 @dataclass(frozen=True)
 class _Shortened(_Graded):
-    """A scheme in which everybody begins with the most steps, and ``revise`` shortens attacks."""
+    """Base of allocations that start with the same steps for all and shorten attacks by ``revise``."""
 
     @property
     def uniform_steps(self) -> int:
-        """What everybody begins with."""
+        """The steps that all examples start with."""
         return self.most
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
-        """The most for all."""
+        """Return ``most`` for all examples."""
         return torch.full_like(category, self.most)
 
 
 @dataclass(frozen=True)
 class EarlyStopBudget(_Shortened):
-    """Everybody's attack stops soon after it has succeeded, as in friendly adversarial training (Zhang et al., 2020).
+    """Stop each attack soon after it succeeds, as in friendly adversarial training (Zhang et al., 2020).
 
-    Whether it has is seen from the logits that an iteration forwards anyway, so that nothing is selected beforehand.
+    Success is read off the logits that an iteration computes anyway, so that no selection forward is needed.
 
     Args:
-        most: steps where it does not succeed.
-        further: τ ≥ 1, steps from the first point on that is misclassified.
+        most: steps if the attack does not succeed.
+        further: τ ≥ 1, steps from the first misclassified point on.
     """
 
     further: int = 1
@@ -229,25 +232,25 @@ class EarlyStopBudget(_Shortened):
             raise ValueError("further is 0; the step in which a success is seen is taken already, so give 1 or more")
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
-        """Those of a uniform budget."""
+        """Return the step sizes of a uniform budget."""
         return StepBudget.uniform(self.most).step_sizes(category, steps, eps)
 
     def revise(self, t: int, logits: Tensor, y: Tensor, remaining: Tensor) -> Tensor:
-        """Steps left: few where the point that this iteration moved was misclassified."""
+        """Return the remaining steps: at most ``further`` − 1 where the point before this step was misclassified."""
         return torch.where(logits.argmax(dim=1) == y, remaining, remaining.clamp_max(self.further - 1))
 
 
 @dataclass(frozen=True)
 class SecondStepBudget(_Shortened):
-    """One step of 1.25·ε for everybody, and more of them for those whose first gradient stands out.
+    """One step of 1.25·ε for all, and more for the examples with the largest first gradient.
 
-    That is seen from the logits that the first step forwards anyway: the gradient of the cross-entropy there is the
-    softmax less the label. The misclassified go on first, then those whose gradient is longest, over the mini-batch,
-    or the group that is attacked at once.
+    The gradient of the cross-entropy at the logits is the softmax minus the label, so that the logits of the first step
+    suffice. Misclassified examples come first, then those with the longest gradient, among the examples that are
+    attacked together.
 
     Args:
-        most: steps of those.
-        share: how many they are, as a part of all.
+        most: steps of the chosen examples.
+        share: share of the examples that are chosen.
     """
 
     most: int = 2
@@ -258,11 +261,11 @@ class SecondStepBudget(_Shortened):
         check_fraction(self.share, "share")
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
-        """That of a single step, also for those that go on."""
+        """Return 1.25·ε for all."""
         return torch.full_like(category, 1.25 * eps, dtype=accumulation_dtype(category.device))
 
     def revise(self, t: int, logits: Tensor, y: Tensor, remaining: Tensor) -> Tensor:
-        """After the first step none for all but the longest gradients."""
+        """Return no further steps after the first, except for the chosen examples."""
         if t > 0:
             return remaining
         rank = signed_gradient_norm(logits, y).argsort(stable=True).argsort()
@@ -271,12 +274,12 @@ class SecondStepBudget(_Shortened):
 
 @dataclass(frozen=True)
 class RadiusBudget(_Graded):
-    """The same steps for everybody, in a ball that is smaller where the last attack went far: strength, not steps.
+    """The same steps for all, in a smaller ball for examples that the last attack broke by far.
 
     Args:
         most: steps.
-        eps: radius where the last margin on x' was 0 or above, or nothing is known.
-        low: part of it where that margin was −1.
+        eps: radius at a last margin on x' of 0 or above, and for examples that have not been seen yet.
+        low: radius at a last margin of −1, relative to ``eps``.
     """
 
     eps: float = 0.031
@@ -289,11 +292,11 @@ class RadiusBudget(_Graded):
 
     @property
     def uniform_steps(self) -> int:
-        """What everybody gets: nothing is selected."""
+        """The steps of all examples."""
         return self.most
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Allocated:
-        """Radius, and step size with it, linear in the last margin below 0."""
+        """Return radii, and step sizes with them, that are linear in the last margin below 0."""
         if past is None:
             raise ValueError("RadiusBudget needs to know the examples; give BulletTrain examples=, and steps index=")
         part = 1 + (1 - self.low) * past.margin.clamp(-1, 0)
@@ -303,13 +306,13 @@ class RadiusBudget(_Graded):
 
 
 class ShuffledBudget:
-    """The control of any allocation: what it gives, dealt out to the examples of the mini-batch by chance.
+    """The control of an allocation: its steps, shuffled over the examples that are attacked together.
 
-    The same steps are made, so that passes are equal; only who gets them differs.
+    The number of passes is the same; only which example gets which steps is random.
 
     Args:
-        budget: what is dealt out.
-        eps: the objective's, for step sizes.
+        budget: the allocation to shuffle.
+        eps: eps of the objective, for step sizes.
     """
 
     def __init__(self, budget: Allocation, eps: float) -> None:
@@ -319,16 +322,16 @@ class ShuffledBudget:
 
     @property
     def uniform_steps(self) -> int | None:
-        """The budget's."""
+        """That of the budget."""
         return self.budget.uniform_steps
 
     @property
     def selects(self) -> bool:
-        """Whether the budget looks at categories or scores."""
+        """Whether the budget uses categories or scores."""
         return selects(self.budget)
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Allocated:
-        """What the budget gives, in another order: steps together with their sizes, radii and weights."""
+        """Return the result of the budget in random order: steps with their sizes, radii and weights."""
         given = self.budget.allocate(category, score, past)
         given = given if isinstance(given, Allocated) else Allocated(given)
         if given.step_sizes is None:
@@ -338,12 +341,12 @@ class ShuffledBudget:
         return Allocated(**dealt)
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
-        """The budget's, for everybody alike."""
+        """Return the step sizes of the budget."""
         return self.budget.step_sizes(category, steps, eps)
 
 
 def selects(budget: Allocation) -> bool:
-    """Whether anything has to be selected: not where everybody gets the same steps, nor where the budget says so."""
+    """Return whether a step with this budget has to select: not if it is uniform or declares ``selects = False``."""
     return bool(getattr(budget, "selects", budget.uniform_steps is None))
 
 

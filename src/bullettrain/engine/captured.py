@@ -39,8 +39,8 @@ class Captured:
             optimizer.step()
 
     Optimiser, scheduler, clipping and weight averages stay in your loop. Each step overwrites all gradients, so no
-    ``zero_grad()`` is needed; ``accumulate=True`` adds to them. The first steps compile and capture, which takes seconds
-    to minutes. Objectives, allocations, scores and separations of your own are captured like the built-in ones.
+    ``zero_grad()`` is needed; ``accumulate=True`` adds to them. The first steps compile and capture, for seconds to
+    minutes. Objectives, allocations, scores and separations of your own are captured like the built-in ones.
 
     Replays are compared with eager execution. If they differ, for example because a part keeps a counter in Python,
     steps continue eagerly and a warning says why. ``train`` keeps F_R and its ``state_dict()``, and checks values every

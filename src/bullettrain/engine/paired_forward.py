@@ -229,8 +229,8 @@ class _Normalise(torch.autograd.Function):
     """Batch norm of two concatenated batches, with its gradient in closed form.
 
     Sums over parts of each row come first, (n, C, P), then sums over the rows of a batch, (2, C): one pass over the
-    images serves both batches, in kernels that a compiler fuses with their neighbours. Values are centred at the mean of
-    the first row, so that squares do not cancel.
+    images serves both batches, in kernels that a compiler fuses with their neighbours. Values are centred at the mean
+    of the first row, so that squares do not cancel.
     """
 
     @staticmethod
@@ -330,8 +330,8 @@ def gradient_error(
 
     The ``plain`` gradients differ from the ``truth`` by rounding alone. In bf16 the rounding error of an untrained deep
     network is as large as the gradients themselves. Therefore each of ``other`` may have three times the error of its
-    ``plain`` counterpart, and all together one and a half times. Along the truth, where rounding averages out, each must
-    agree with its counterpart to half the truth's length. A gradient that is 0 while its counterpart is not is
+    ``plain`` counterpart, and all together one and a half times. Along the truth, where rounding averages out, each
+    must agree with its counterpart to half the truth's length. A gradient that is 0 while its counterpart is not is
     infinitely wrong.
     """
     if any((a is None) != (b is None) for a, b in zip(plain, other, strict=True)):

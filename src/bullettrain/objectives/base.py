@@ -1,4 +1,4 @@
-"""What an objective is: a corruption and a surrogate loss."""
+"""The interface of objectives: a corruption and a surrogate loss."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ Selection = Literal["eval", "train", "last"]
 
 
 class Objective(ABC):
-    """A corruption, taken in steps, and a loss. The engine asks for its parts in the order of Algorithm 2.
+    """Base class of objectives: a corruption that is taken in steps, and a loss.
+
+    A subclass needs :meth:`loss` and :meth:`corrupt`; adversarial objectives derive from `AdversarialObjective` and
+    need a loss only. Class attributes say what the engine has to provide.
 
     Args:
-        selection: which clean logits select. "eval": of the network in eval mode. "train": the training-mode
-            logits of the loss, computed first and kept. "last": those that the loss had of the example when it was
-            last trained on, mostly an epoch ago: nothing is forwarded to select, and steps are told which examples
-            they see.
+        selection: which clean logits select. "eval": those of the network in eval mode. "train": the training-mode
+            logits of the loss, which are computed first and kept. "last": the logits that the loss had when the example
+            was last trained on, usually one epoch ago. This needs no forward, but steps need ``index``.
     """
 
     eps: Limit = 1.0
@@ -42,37 +44,37 @@ class Objective(ABC):
     has_clean_term = True
     """Whether the loss looks at the clean logits z."""
     z_of: Literal["x", "start"] = "x"
-    """What z is of: the clean examples, or what the corruption starts from (FGSM-PGI)."""
+    """Whether z are the logits of the clean examples or of the starting points of the attack (FGSM-PGI)."""
     needs_target = False
-    """Whether a step of the corruption looks at clean predictions: :meth:`target_of`."""
+    """Whether a step of the corruption uses clean predictions, see :meth:`target_of`."""
     needs_network = True
-    """Whether a step of the corruption looks at the network."""
+    """Whether a step of the corruption runs the network."""
     num_views = 1
-    """Corrupted copies of an example that a step makes: AugMix makes two views."""
+    """Number of corrupted copies of each example; AugMix has two views."""
     max_steps: int | None = None
-    """The most steps that make sense; AugMix has one, which is both views."""
+    """Largest number of steps; AugMix has one step, which makes both views."""
     penalty_passes = 0
-    """What :meth:`penalty` costs an example."""
+    """Passes per example of :meth:`penalty`."""
     attack_mode: Mode = "eval"
-    """Mode of the network during the corruption."""
+    """Mode of the network during the attack."""
     whole_step = False
-    """Whether corruption and update have to be one piece, since the one uses what the other leaves in Python."""
+    """Whether a step has to be captured as one piece, because the update uses Python state of the corruption."""
 
     def __init__(self, selection: Selection) -> None:
         if selection not in get_args(Selection):
-            raise ValueError(f"selection is {selection!r}; logits that select are of 'eval' or 'train' mode, or 'last'")
+            raise ValueError(f"selection is {selection!r}; it has to be 'eval', 'train' or 'last'")
         self.selection: Selection = selection
 
     __repr__ = one_line
 
     @property
     def step_passes(self) -> float:
-        """What a step of the corruption costs an example: a forward, and a backward to the input."""
+        """Passes per example of one step of the corruption: a forward, and a backward to the input."""
         return 2 if self.needs_network else 0
 
     @property
     def cost(self) -> Cost:
-        """Passes an example that each part costs, as its attributes say."""
+        """Passes per example of each part, derived from the class attributes."""
         learns, eval_mode = self.has_clean_term, self.selection == "eval"
         return Cost(
             selection=int(eval_mode or not learns),
@@ -87,16 +89,16 @@ class Objective(ABC):
 
     @property
     def sees_clean(self) -> bool:
-        """Whether a step has training-mode logits of the clean examples."""
+        """Whether a step computes training-mode logits of the clean examples."""
         return self.has_clean_term and self.z_of == "x"
 
     @property
     def unit(self) -> float:
-        """What step sizes are computed from: eps, or 1 where eps is a tensor and they are in units of it."""
+        """Unit of step sizes: eps, or 1 if eps is a tensor, in units of which step sizes then are."""
         return 1.0 if isinstance(self.eps, Tensor) else self.eps
 
     def check_budget(self, budget: Allocation) -> None:
-        """ValueError where it cannot be given these steps."""
+        """Raise ValueError if the objective does not support this budget."""
         most = max(getattr(budget, name, 0) for name in ("boundary", "robust", "outlier", "most"))
         if self.max_steps is not None and most > self.max_steps:
             raise ValueError(
@@ -104,41 +106,41 @@ class Objective(ABC):
             )
 
     def initial_perturbation(self, x: Tensor) -> Tensor | None:
-        """What the corruption of ``x`` (m, …) starts from, drawn anew, as a step takes it by ``start``."""
+        """Draw the starting points of the corruption of ``x`` (m, …), as the argument ``start`` of a step."""
         return None
 
     def progress(self, done: float) -> None:  # noqa: B027
-        """Told before each mini-batch which part of the training, 0 to 1, is done: what changes over it moves here.
+        """Update schedules of the objective; called before each mini-batch with the part of the training that is done.
 
-        A captured graph sees what is a tensor, changed in place.
+        Change tensors in place, so that captured graphs see the change.
         """
 
     def target_of(self, logits: Tensor) -> Tensor:
-        """What the attack moves away from, (m, K), given the clean logits (m, K): their probabilities."""
+        """Return the target (m, K) that the attack moves away from, from clean logits (m, K): their softmax."""
         return logits.softmax(dim=1)
 
     def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
-        """x' (m, …), or (num_views, m, …), before the first step of those that have any."""
+        """Return x' (m, …), or (num_views, m, …), before the first step."""
         return x
 
     @abstractmethod
     def corrupt(
         self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None
     ) -> Tensor | None:
-        """One step of the corruption: ``attack.x_prime`` is changed in place.
+        """Take one step of the corruption; change ``attack.x_prime`` in place.
 
         Args:
-            net: the network, frozen in :attr:`attack_mode`; gradients are on.
-            attack: the batch, (m, …).
-            rows: (n,) which examples; None: all.
-            fast: compiled functions, of :meth:`fast_functions`.
+            net: the network, frozen in :attr:`attack_mode`; gradients are enabled.
+            attack: the batch of m examples.
+            rows: (n,) examples that take the step; None: all.
+            fast: result of :meth:`fast_functions`, if compiled.
 
         Returns:
-            (n, K) logits from before the step, where it has seen any.
+            (n, K) logits before the step, or None if the network was not run.
         """
 
     def fast_functions(self, compiled: Compile, like: Tensor) -> AscentFunctions | None:
-        """What of :meth:`corrupt` is worth compiling, for a network whose weights are ``like`` this one."""
+        """Return the parts of :meth:`corrupt` that are worth compiling, on the device and in the dtype of ``like``."""
         return None
 
     @abstractmethod
@@ -151,45 +153,42 @@ class Objective(ABC):
             z: (m, K) clean logits.
             z_prime: (m, K) corrupted logits; AugMix: (2, m, K).
             y: (m,) labels.
-            touched: (t,) indices of the examples that were corrupted; None: all. The divergence of z and z'
-                is computed for these only: where z' is z there is none.
-            weight: (m,) of the examples; None: 1 for all.
+            touched: (t,) indices of the corrupted examples; None: all. For the others z' is z, so that a divergence
+                of the two need not be computed.
+            weight: (m,) weights of the examples; None: 1 each.
         """
 
     def penalty(self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None) -> Tensor | None:
-        """A term of the loss that has to see the network itself, 0-d; None: there is none.
-
-        Args: as in :meth:`corrupt`, of which ``start`` is the same.
-        """
+        """Return a 0-d term of the loss that needs the network itself; None: there is none."""
         return None
 
     def learns_from(self, x: Tensor, x_prime: Tensor) -> Tensor:
-        """What the loss is taken of: x', unless its backward has to be watched."""
+        """Return the input of the corrupted forward: x', possibly with a hook on its backward."""
         return x_prime
 
     def fill_in(self, z: Tensor, moved: Tensor | None, touched: Tensor | None) -> Tensor:
-        """z' (m, K) from z (m, K) and the logits (t, K) of the ``touched`` (t,) examples, or of all, if any."""
+        """Return z' (m, K): z (m, K) with the logits ``moved`` (t, K) of the ``touched`` (t,) examples filled in."""
         if moved is None:
             return z
         return moved if touched is None else z.index_copy(0, touched, moved.to(z.dtype))
 
     def check_inputs(self, x: Tensor) -> None:
-        """ValueError unless ``x`` (m, …) is within the bounds; waits for the device."""
+        """Check that ``x`` (m, …) is within the bounds; synchronises with the device."""
         check_range(x, self.bounds)
 
     def check_perturbed(self, x: Tensor, x_prime: Tensor, eps: Tensor | None = None) -> None:  # noqa: B027
-        """RuntimeError where x' is not where it may be; waits for the device."""
+        """Raise RuntimeError if x' is outside its ball; synchronises with the device."""
 
     def mutable_state(self, x: Tensor) -> list[Tensor]:
-        """The tensors that steps on batches of up to ``x`` (m, …) change in place; most have none."""
+        """Return the tensors that steps on batches of at most the size of ``x`` (m, …) change in place."""
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """What it keeps from step to step; most keep nothing."""
+        """Return the state that is kept from step to step."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`."""
+        """Load the result of :meth:`state_dict`."""
         if state:
             raise ValueError(f"the checkpoint carries {', '.join(state)}, which {type(self).__name__} does not")
 
@@ -199,22 +198,22 @@ class AdversarialObjective(Objective):
 
     Args:
         beta: weight of the robust term, where the loss has one; None: the objective's own (:attr:`usual_beta`).
-        eps: radius of the ball; None: 0.031, which is of L∞ alone. In L∞ also a tensor that broadcasts to one example,
-            (C, 1, 1) or (D,), in units of which step sizes then are.
+        eps: radius of the ball; None: 0.031 in L∞. In L∞ it may be a tensor that broadcasts to one example, (C, 1, 1)
+            or (D,); step sizes are then in units of it.
         norm: "linf", "l2" or :class:`Normalized`.
-        bounds: valid range of ``x``, numbers or tensors as ``eps``; None: any is. "auto": (0, 1), or what follows from
-            :class:`Normalized`.
-        attack_mode: mode of the network during the attack; the TRADES and MART authors have it in eval mode.
-        selection: see :class:`Objective`; None: the objective's own choice.
-        generator: source of the attack's noise.
-        attack: how it starts and moves, where not as the objective's authors have it; the baselines need that.
+        bounds: valid range (low, high) of ``x``, numbers or tensors; None: unbounded. "auto": (0, 1), or the range that
+            follows from :class:`Normalized`.
+        attack_mode: mode of the network during the attack, "eval" or "train".
+        selection: see :class:`Objective`; None: the objective's default.
+        generator: generator of the attack's noise.
+        attack: start and steps of the attack, if not the objective's own; used by baselines.
     """
 
     attack_loss: str | AttackLoss = "ce"
     random_start: RandomStart = "normal"
     own_selection: Selection = "eval"
     usual_beta: float | None = None
-    """β unless given; None: the loss has no such weight."""
+    """Default of β; None: the loss has no such weight."""
     beta: float
 
     def __init__(
@@ -249,19 +248,19 @@ class AdversarialObjective(Objective):
         self.attack = attack
 
     def attacked_by(self: Adversarial, attack: Attack) -> Adversarial:
-        """The same objective with another attack."""
+        """Return the same objective with another attack."""
         other = copy.copy(self)
         other.attack = attack
         return other
 
     @property
     def needs_target(self) -> bool:  # type: ignore[override]
-        """Whether the attack's loss is a divergence from the clean prediction."""
+        """Whether the attack maximises the divergence from the clean prediction."""
         return self.attack_loss == "kl"
 
     @property
     def step_passes(self) -> float:
-        """As its ascent step says: YOPO's is a cheaper stand-in."""
+        """Passes per example of one ascent step; YOPO's is cheaper."""
         return self.attack.ascent.passes
 
     @property
@@ -271,23 +270,23 @@ class AdversarialObjective(Objective):
 
     @property
     def ball(self) -> Ball:
-        """Where x' may be."""
+        """The ball and bounds of x'."""
         return Ball(self.norm, self.eps, self.bounds, self.attack.project)
 
     def noise(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """What chance adds to a batch before its attack, shaped as ``like`` (m, …)."""
+        """Draw the noise of the starting points, shaped like ``like`` (m, …)."""
         return random_noise(self.start, self.ball.on(like), like, self.attack.radius, generator)
 
     def start_from(self, x: Tensor, noise: Tensor) -> Tensor:
-        """Where the attack on ``x`` (m, …) starts, given :meth:`noise`."""
+        """Return the starting points of the attack on ``x`` (m, …), from the result of :meth:`noise`."""
         return starting_point(self.start, x.detach(), noise, self.ball.on(x))
 
     def initial_perturbation(self, x: Tensor) -> Tensor:
-        """Points (m, …) that the attack on ``x`` starts from, drawn anew."""
+        """Draw starting points (m, …) of the attack on ``x``."""
         return self.start_from(x, self.noise(x, self.generator))
 
     def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
-        """Where the attack starts."""
+        """Return the starting points."""
         assert start is not None
         if start.shape != x.shape:
             raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
@@ -296,12 +295,12 @@ class AdversarialObjective(Objective):
     def corrupt(
         self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None
     ) -> Tensor | None:
-        """One ascent step."""
+        """Take one ascent step."""
         functions = fast or AscentFunctions(self._attack_loss, self.ball.on(attack.clean))
         return ascent_step(net, attack, rows, functions, self.attack.ascent)
 
     def fast_functions(self, compiled: Compile, like: Tensor) -> AscentFunctions:
-        """The gradient at the logits in closed form, and the move."""
+        """Return the gradient at the logits, in closed form, and the move."""
         return AscentFunctions(self._attack_loss, self.ball.on(like, check=False), compiled)
 
     @property
@@ -309,28 +308,28 @@ class AdversarialObjective(Objective):
         return loss_named(self.attack_loss) if isinstance(self.attack_loss, str) else self.attack_loss
 
     def check_inputs(self, x: Tensor) -> None:
-        """``x`` within the bounds."""
+        """Check that ``x`` is within the bounds."""
         self.ball.check_inputs(x)
 
     def check_perturbed(self, x: Tensor, x_prime: Tensor, eps: Tensor | None = None) -> None:
-        """x' in the ball and within the bounds."""
+        """Check that x' is in the ball and within the bounds."""
         self.ball.check_perturbed(x, x_prime, eps)
 
 
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-    """The mean over the examples, each by its weight."""
+    """Return the mean cross-entropy, weighted by example."""
     if weight is None:
         return F.cross_entropy(logits, y)
     return (weight * F.cross_entropy(logits, y, reduction="none")).mean()
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """Softmax (m, K), above 0: a divergence from exactly 0 has a gradient that is not a number."""
+    """Return the softmax (m, K), clamped above 0: the gradient of a divergence from exactly 0 is NaN."""
     return F.softmax(logits, dim=1).clamp_min(torch.finfo(logits.dtype).tiny)
 
 
 def mean_over(values: Tensor, m: int, weight: Tensor | None = None, touched: Tensor | None = None) -> Tensor:
-    """Mean over a batch of ``m`` of which only the ``touched`` examples have a value, (t,); the others' is 0."""
+    """Return the mean over ``m`` examples of which only the ``touched`` ones have a value (t,); the others have 0."""
     if weight is not None:
         values = values * (weight if touched is None else weight[touched])
     return values.mean() if len(values) == m else values.sum() / m
