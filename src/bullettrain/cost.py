@@ -1,4 +1,4 @@
-"""What training costs: counted passes, and the paper's theoretical speed-up."""
+"""The cost of training: counted passes, and the paper's theoretical speed-up."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def theoretical_speedup(
     steps: int | None = None,
     views: int = 1,
 ) -> float:
-    """The paper's figure: sequential passes of the plain algorithm over those with ``budget``.
+    """Return the paper's theoretical speed-up: sequential passes of the plain algorithm over those with ``budget``.
 
     (N + 1) / (F_B·N_B + F_R·N_R + F_O·N_O + 1) for attacks; with ``views=2`` AugMix's 3 / (1 + 2·F_B).
-    It is an upper bound on parallel hardware without limits, not a measurement: see :class:`Cost`.
+    It is an upper bound for hardware without limits, not a measurement: see :class:`Cost`.
 
     Args:
         budget: N_B, N_R, N_O.
         boundary, robust, outlier: measured average fractions F_B, F_R, F_O.
-        steps: N of the plain algorithm; N_B unless given.
-        views: forwards that one step of the corruption adds; 1 for an attack, 2 for AugMix's two views.
+        steps: N of the plain algorithm; None: N_B.
+        views: forwards that one step of the corruption adds: 1 for an attack, 2 for AugMix.
     """
     plain = budget.boundary if steps is None else check_count(steps, "steps")
     spent = boundary * budget.boundary + robust * budget.robust + outlier * budget.outlier
@@ -35,16 +35,18 @@ def theoretical_speedup(
 
 @dataclass(frozen=True)
 class Work:
-    """Counted passes of one step, summed over the examples: a forward, a backward to the input and a
-    backward to the weights are one each."""
+    """Counted passes of one step, summed over the examples.
+
+    A forward, a backward to the input and a backward to the weights count as one pass each.
+    """
 
     examples: int
     selection: float
-    """To choose: clean logits that nothing else needs."""
+    """Passes of the selection: clean logits that nothing else needs."""
     attack: float
-    """To corrupt: the target of the attack and its steps."""
+    """Passes of the corruption: the target of the attack, and its steps."""
     update: float
-    """To learn: training-mode forward and backward."""
+    """Passes of the update: training-mode forward and backward."""
 
     @property
     def total(self) -> float:
@@ -53,35 +55,35 @@ class Work:
 
     @property
     def per_example(self) -> float:
-        """Passes an example: 27 for plain TRADES with ten steps."""
+        """Passes per example: 27 for plain TRADES with ten steps."""
         return self.total / self.examples
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an objective's parts cost, in passes an example."""
+    """The cost of an objective's parts, in passes per example."""
 
     selection: int = 0
-    """Forward that selects; not made with a uniform budget, and 0 where the loss's own logits select."""
+    """Selection forward; 0 if the logits of the loss select. A uniform budget does not select."""
     target: int = 0
-    """Clean forward that the attack needs (TRADES)."""
+    """Clean forward for the target of the attack (TRADES)."""
     shared: bool = False
     """Whether the forward that selects is also the attack's target."""
     step: float = 2
     """One attack step: forward, and backward to the input."""
     clean: int = 3
-    """Update on the clean example; 0 where the loss has no clean term."""
+    """Update on the clean example; 0 if the loss has no clean term."""
     corrupted: int = 3
     """Update on the corrupted example (AugMix: its two views)."""
     untouched: int = 0
-    """The same for an example that got no steps: 0 where its clean logits stand in."""
+    """Update on an example without steps: 0 if its clean logits are used."""
     penalty: int = 0
-    """A term of the loss that has to see the network itself (GradAlign)."""
+    """A term of the loss that needs the network itself (GradAlign)."""
 
     def work(self, *, steps: float, touched: float, examples: int = 1, selects: bool = True) -> Work:
-        """Passes for ``examples`` of which ``touched`` got ``steps`` altogether.
+        """Return the passes of ``examples`` of which ``touched`` got ``steps`` in total.
 
-        With one example and average fractions this is the expected work an example.
+        With one example and average fractions this is the expected work per example.
         """
         aimed = steps and not (selects and self.shared)
         return Work(
@@ -96,7 +98,7 @@ class Cost:
     def speedup(
         self, budget: StepBudget, *, boundary: float, robust: float, outlier: float, steps: int | None = None
     ) -> float:
-        """Plain work, with ``steps`` (N_B unless given) for everyone, over that of ``budget`` at these fractions."""
+        """Return the work with ``steps`` (None: N_B) for all examples over that of ``budget`` at these fractions."""
         full = budget.boundary if steps is None else check_count(steps, "steps")
         parts = ((boundary, budget.boundary), (robust, budget.robust), (outlier, budget.outlier))
         plain = self.work(steps=full, touched=1, selects=False)

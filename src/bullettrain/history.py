@@ -1,4 +1,4 @@
-"""What is remembered of each example of a dataset."""
+"""The history of each example of a dataset: last score, last margin, last steps, visits."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from bullettrain.validation import described
 
 
 class Past(NamedTuple):
-    """What is remembered of the examples of a batch, (m,) each; 0 where nothing is."""
+    """The history of the examples of a batch, (m,) each; 0 for examples that have not been seen."""
 
     score: Tensor
-    """Score of the clean logits of the loss."""
+    """Last score of the clean logits of the loss."""
     margin: Tensor
-    """Probability of the true class on x' less the largest other one, the mean over views."""
+    """Last margin on x': probability of the true class minus the largest other one, averaged over views."""
     steps: Tensor
-    """Steps that the corruption took."""
+    """Last number of steps."""
     visits: Tensor
-    """How often the example has been trained on."""
+    """Number of times the example was trained on."""
 
 
 class History:
-    """The last score, the last margin on x', the last steps and the number of visits of each example.
+    """The last score, last margin on x', last steps and number of visits of each example.
 
-    Scores and allocations that ask for it are given the rows of their batch; ``selection="last"`` selects by the last
-    score. Tensors are changed in place, so that a captured graph finds them where they were.
+    Allocations receive the rows of their batch as ``past``; ``selection="last"`` selects by the last score. Tensors are
+    changed in place, where captured graphs read them.
 
     Args:
-        examples: how many there are; steps name them by 0 to ``examples`` − 1, each at most once a batch.
+        examples: size of the dataset. Indices are 0 to ``examples`` − 1, each at most once in a batch.
     """
 
     def __init__(self, examples: int) -> None:
@@ -43,41 +43,41 @@ class History:
 
     @property
     def examples(self) -> int:
-        """How many there are."""
+        """Size of the dataset."""
         return len(self.score)
 
     def tensors(self) -> list[Tensor]:
-        """Everything that steps change."""
+        """Return the tensors that steps change."""
         return [self.score, self.margin, self.steps, self.visits]
 
     def to(self, device: torch.device) -> None:
-        """Keep it there."""
+        """Move the history to a device."""
         if self.score.device != device:
             self.score, self.margin, self.steps, self.visits = (t.to(device) for t in self.tensors())
 
     def of(self, index: Tensor) -> Past:
-        """What is remembered of the examples ``index`` (m,)."""
+        """Return the history of the examples ``index`` (m,)."""
         return Past(*(t.index_select(0, index) for t in self.tensors()))
 
     def keep(self, index: Tensor, score: Tensor | None, margin: Tensor, steps: Tensor) -> None:
-        """What the examples ``index`` (m,) have from now on; NaN, of a forward that overflowed, is 0."""
+        """Store new values for the examples ``index`` (m,); NaN, from a forward that overflowed, becomes 0."""
         for mine, new in ((self.score, score), (self.margin, margin), (self.steps, steps)):
             if new is not None:
                 mine.index_copy_(0, index, new.to(mine.dtype).nan_to_num(nan=0.0) if mine.is_floating_point() else new)
         self.visits.index_add_(0, index, torch.ones_like(index))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset all values to 0."""
         for tensor in self.tensors():
             tensor.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy, on the host."""
+        """Return a copy on the CPU."""
         names = ("score", "margin", "steps", "visits")
         return {name: t.to("cpu", copy=True) for name, t in zip(names, self.tensors(), strict=True)}
 
     def check_state(self, state: object) -> None:
-        """ValueError where ``state`` cannot be loaded."""
+        """Raise ValueError if ``state`` cannot be loaded."""
         own = self.state_dict()
         if (
             not isinstance(state, Mapping)
@@ -92,14 +92,14 @@ class History:
                 raise ValueError(f"the state has a history of {len(value)} examples; there are {self.examples} here")
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from :meth:`state_dict`."""
+        """Load the result of :meth:`state_dict`."""
         self.check_state(state)
         for mine, name in zip(self.tensors(), ("score", "margin", "steps", "visits"), strict=True):
             mine.copy_(state[name])
 
 
 class HistorySampler(Sampler[int]):
-    """An order of each epoch that may look at what is remembered, for a ``DataLoader`` that also returns indices.
+    """A sampler that chooses the examples of each epoch from the history, for a ``DataLoader`` that returns indices.
 
         def hard_half(history: History) -> Tensor:  # the half with the lowest margins, in random order
             hard = history.margin.argsort()[: history.examples // 2]
@@ -108,9 +108,9 @@ class HistorySampler(Sampler[int]):
         loader = DataLoader(dataset, batch_size=128, sampler=HistorySampler(train.history, hard_half))
 
     Args:
-        history: of `BulletTrain`.
-        choose: the examples of the next epoch, (n,) indices, in their order; called when an epoch begins. To weigh
-            those that are left, an allocation returns ``Allocated(…, weight=…)``.
+        history: the history of a `BulletTrain`.
+        choose: called at the start of each epoch; returns the indices (n,) of its examples, in order. To reweight the
+            chosen examples, let an allocation return ``Allocated(…, weight=…)``.
     """
 
     def __init__(self, history: History, choose: Callable[[History], Tensor]) -> None:
@@ -125,12 +125,12 @@ class HistorySampler(Sampler[int]):
         return iter(chosen.tolist())
 
     def __len__(self) -> int:
-        """Examples of the epoch that has begun; all there are before the first."""
+        """Number of examples of the current epoch; before the first, the size of the dataset."""
         return self._length
 
 
 def margin_of(z_prime: Tensor, y: Tensor) -> Tensor:
-    """(m,) probability of the true class less the largest other one, of logits (m, K), or the mean of (v, m, K)."""
+    """Return margins (m,) of logits (m, K): true class probability minus the largest other; (v, m, K): their mean."""
     p = at_least_float32(z_prime.detach()).softmax(dim=-1)
     true = (y[:, None] == torch.arange(p.shape[-1], device=y.device)).expand_as(p)
     margin = torch.where(true, p, 0).sum(dim=-1) - torch.where(true, 0, p).amax(dim=-1)
@@ -138,9 +138,9 @@ def margin_of(z_prime: Tensor, y: Tensor) -> Tensor:
 
 
 def unseen_on_boundary(separation: Separation) -> Separation:
-    """The same rule for last scores, with those on the boundary of which nothing is known: their score is 0.
+    """Return the same separation for last scores, with examples that have not been seen (score 0) on the boundary.
 
-    In the quantile they count as the safest of their batch, so that they make none of the others robust.
+    In the quantile they count as the safest of their batch, so that they do not make others robust.
     """
 
     def separated(score: Tensor, robust_fraction: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""Boundary example mining: which examples deserve the effort.
+"""Boundary example mining: which examples get the attack steps.
 
-The paper's rule in two pure functions over tensors, with F_R kept by one small class:
+The paper's rule is two pure functions of tensors; F_R is kept by one small class:
 
     svar     = signed_prediction_variance(logits, labels)   # how far from the boundary, and on which side
     category = separate(svar, robust_fraction)              # outlier / boundary / robust
 
-None of them waits for the device. Scores are computed in at least float32; float64 stays float64.
+None of them synchronises with the device. Scores are computed in at least float32.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ Score = Callable[[Tensor, Tensor], Tensor]
 """``score(logits (m, K), labels (m,)) -> (m,)``: negative where misclassified, larger where safer."""
 
 Separation = Callable[[Tensor, Tensor], Tensor]
-"""``separation(score (m,), robust_fraction) -> (m,)`` integers of :class:`Category`; F_R comes as a 0-d tensor.
+"""``separation(score (m,), robust_fraction) -> (m,)`` integers of :class:`Category`; F_R is a 0-d tensor.
 
-One with an attribute ``over_batches`` that is true also takes (k, m), k batches of which each is separated by itself.
+A separation with a true attribute ``over_batches`` also takes scores (k, m) of k batches, and separates each of them.
 """
 
 
 class Category(IntEnum):
-    """What an example is to the current network."""
+    """The category of an example for the current network."""
 
     OUTLIER = 0
-    """Misclassified as it is."""
+    """Misclassified without any corruption."""
     BOUNDARY = 1
-    """Classified correctly, and expected to be lost when corrupted."""
+    """Classified correctly, and expected to be misclassified when corrupted."""
     ROBUST = 2
     """Classified correctly, and expected to stay so when corrupted."""
 
@@ -50,14 +50,14 @@ class Category(IntEnum):
 
 
 def signed_prediction_variance(logits: Tensor, labels: Tensor) -> Tensor:
-    """SVar: the population variance of the class probabilities, negative where the prediction is wrong.
+    """SVar: the population variance of the class probabilities, negative for wrong predictions.
 
     Args:
         logits: (m, K).
         labels: (m,) class indices.
 
     Returns:
-        (m,) floats in [−1/4, 1/4]. A misclassified example with a uniform softmax gets −0.0: its sign counts.
+        (m,) floats in [−1/4, 1/4]. A misclassified example with a uniform softmax gets −0.0, whose sign counts.
     """
     variance = at_least_float32(logits).softmax(dim=1).var(dim=1, correction=0)
     return torch.where(is_correct(logits, labels), variance, -variance)
@@ -70,7 +70,7 @@ def signed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def signed_margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """Probability of the true class less the largest other one; the sign is the prediction's, also in a tie."""
+    """Probability of the true class minus the largest other one; in a tie the sign is that of the prediction."""
     p = at_least_float32(logits).softmax(dim=1)
     true = p.gather(1, labels[:, None])[:, 0]
     other = p.scatter(1, labels[:, None], -1.0).amax(dim=1)
@@ -86,7 +86,7 @@ def signed_gradient_norm(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def random_score(logits: Tensor, labels: Tensor) -> Tensor:
-    """A uniform draw with the prediction's sign: the control that any score has to beat."""
+    """A uniform random score with the sign of the prediction: the control that any score has to beat."""
     draw = torch.rand_like(at_least_float32(logits[:, 0]))
     return torch.where(is_correct(logits, labels), draw, -draw)
 
@@ -95,7 +95,7 @@ def random_score(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def separate(svar: Tensor, robust_fraction: float | Tensor) -> Tensor:
-    """The paper's rule f: outliers by sign, then the upper F_R of the whole batch is robust.
+    """The paper's rule f: outliers by sign, then the upper F_R of the batch is robust.
 
     The threshold is the (1 − F_R) quantile of ``svar`` over all m examples, outliers included, linearly
     interpolated; an example at the threshold is robust.
@@ -117,22 +117,22 @@ def separate(svar: Tensor, robust_fraction: float | Tensor) -> Tensor:
 
 @runtime_checkable
 class SeparationWithModel(Protocol):
-    """A separation that has to see the network, as an oracle does: bound to each batch before it is called."""
+    """A separation that needs the network, as an oracle does. It is bound to each batch before it is called."""
 
     passes_per_example: int
-    """What it costs: forward and backward passes an example, counted into the step's work."""
+    """Forward and backward passes per example, counted into the work of a step."""
 
     def bind(self, model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Separation:
-        """The separation for this batch: ``x`` (m, …), ``y`` (m,), ``logits`` (m, K)."""
+        """Return the separation for this batch: ``x`` (m, …), ``y`` (m,), ``logits`` (m, K)."""
         ...
 
 
 @runtime_checkable
 class SeparationForObjective(SeparationWithModel, Protocol):
-    """One that also takes settings from the objective that it is used with: asked for at every step."""
+    """A separation that also takes settings from the objective."""
 
     def suited_to(self, objective: Objective) -> SeparationWithModel:
-        """What separates for this objective; a ValueError where the two do not go together."""
+        """Return the separation for this objective; raise ValueError if the two do not go together."""
         ...
 
 
@@ -140,12 +140,12 @@ class SeparationForObjective(SeparationWithModel, Protocol):
 
 
 class RobustFraction:
-    """F_R: the moving average of robust accuracy, scaled by γ, that predicts the share of robust examples.
+    """F_R: a moving average of the robust accuracy, scaled by γ, that predicts the share of robust examples.
 
     F_R ← p·F_R + (1 − p)·γ·(share of examples with argmax z' = y), from 0.
 
     Args:
-        gamma: γ in (0, 1]; smaller is more careful (more examples count as boundary).
+        gamma: γ in (0, 1]; with a smaller γ more examples count as boundary.
         momentum: p in [0, 1).
     """
 
@@ -156,26 +156,26 @@ class RobustFraction:
 
     @property
     def value(self) -> Tensor:
-        """F_R, a 0-d tensor on the device of the logits seen last; later updates do not change it."""
+        """F_R as a 0-d tensor, a copy that later updates do not change."""
         return self._value.clone()
 
     @property
     def live(self) -> Tensor:
-        """The tensor that F_R is kept in, updated in place."""
+        """The tensor that holds F_R and is updated in place."""
         return self._value
 
     def to(self, device: torch.device) -> None:
-        """Keep F_R there; it is updated in place, so that a captured graph finds it where it was."""
+        """Move F_R to a device. On the same device it stays in place, where captured graphs read it."""
         if self._value.device != device:
             self._value = self._value.to(device, accumulation_dtype(device))
 
     def update(self, z_prime: Tensor, y: Tensor, *, group: dist.ProcessGroup | None = None) -> None:
-        """Fold in one mini-batch.
+        """Update F_R with one mini-batch.
 
         Args:
             z_prime: (m, K) corrupted logits, or (v, m, K) for v views, whose indicators are averaged.
             y: (m,) labels.
-            group: worker processes over which numerator and denominator are summed; None: this one alone.
+            group: processes over which numerator and denominator are summed; None: only this one.
         """
         counts = self.counts(z_prime, y)
         if group is not None:
@@ -184,29 +184,29 @@ class RobustFraction:
 
     @staticmethod
     def counts(z_prime: Tensor, y: Tensor) -> Tensor:
-        """(2,): how many predictions are right, of how many; what processes add up."""
+        """Return (2,) the number of correct predictions and the number of predictions."""
         correct = (z_prime.detach().argmax(dim=-1) == y).to(accumulation_dtype(y.device))
         return torch.stack([correct.sum(), correct.new_full((), correct.numel())])
 
     def move(self, counts: Tensor) -> None:
-        """Fold in the :meth:`counts` of one mini-batch."""
+        """Update F_R with the :meth:`counts` of one mini-batch."""
         share = counts[0] / counts[1]
         self.to(share.device)
         self._value.mul_(self.momentum).add_((1 - self.momentum) * self.gamma * share)
 
     def state_dict(self) -> dict[str, float]:
-        """F_R, γ and p as plain numbers."""
+        """Return F_R, γ and p as floats."""
         return {"value": float(self._value), "gamma": self.gamma, "momentum": self.momentum}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue from :meth:`state_dict`, with its γ and p."""
+        """Load the result of :meth:`state_dict`, including γ and p."""
         gamma = check_fraction(state["gamma"], "gamma", low_open=True)
         momentum = check_fraction(state["momentum"], "momentum", high_open=True)
         value = check_fraction(state["value"], "value")
         self.gamma, self.momentum = gamma, momentum
-        self._value.fill_(value)  # in place, as everything that a captured graph looks at
+        self._value.fill_(value)  # in place: captured graphs read it
 
 
 def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """(m,) booleans: argmax of logits (m, K) is the label; of equal logits the first counts."""
+    """Return (m,) booleans: whether the argmax of logits (m, K) is the label; in a tie the first class counts."""
     return logits.argmax(dim=1) == labels

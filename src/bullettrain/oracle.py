@@ -1,4 +1,4 @@
-"""The true classes, found by attacking every example: for studies of which examples matter."""
+"""The true categories, found by attacking every example: for studies."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bullettrain.validation import check_bounds, check_count, check_positive
 
 
 class OracleSeparation:
-    """The paper's MNIST study: boundary is what ``steps`` PGD steps break, robust what survives them.
+    """The separation of the paper's MNIST study: PGD breaks boundary examples, and robust ones survive it.
 
-    Far dearer than what it saves: it is there to study, not to train fast.
+    It costs far more than mining saves, and is meant for studies.
 
     Args:
         eps: radius of the ball; None: the objective's.
-        steps: of the attack that decides, at least 1.
-        step_size: its step; 1.7·eps/steps unless given.
-        norm: "linf" or "l2"; None: the objective's, or "linf" where it has none.
-        bounds: valid range of pixels; None: the objective's. Others than those are refused.
-        generator: source of its noise.
+        steps: PGD steps, at least 1.
+        step_size: of PGD; None: 1.7·eps/steps.
+        norm: "linf" or "l2"; None: the objective's, or "linf" if it has none.
+        bounds: valid range of pixels; None: the objective's. Other bounds than the objective's are refused.
+        generator: generator of the noise.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class OracleSeparation:
     __repr__ = one_line
 
     def suited_to(self, objective: Objective) -> OracleSeparation:
-        """The same oracle with the objective's ball and bounds where it was given none; this one stays as it is."""
+        """Return a copy with the objective's ball and bounds where none were given."""
         if self.bounds is not None and not _same(self.bounds, objective.bounds):
             given, valid = (brief(bounds) for bounds in (self.bounds, objective.bounds))
             raise ValueError(
@@ -69,7 +69,7 @@ class OracleSeparation:
         return suited
 
     def bind(self, model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Separation:
-        """Attack the batch; what is returned gives the categories that the attack found."""
+        """Attack the batch, and return a separation with the categories that were found."""
         if self.eps is None:
             raise ValueError("the oracle has no eps; give it one, or that of an objective: suited_to(objective)")
         unit = 1.0 if isinstance(self.eps, Tensor) else self.eps
@@ -94,5 +94,5 @@ class OracleSeparation:
 
 
 def _same(bounds: Bounds, others: Bounds) -> bool:
-    """Whether two ranges are equal, numbers or tensors."""
+    """Return whether two ranges, of numbers or tensors, are equal."""
     return all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(bounds, others, strict=True))

@@ -1,4 +1,4 @@
-"""Which precision things are computed in: at least float32, float64 where it was given."""
+"""Precision: at least float32, and float64 where the input is float64."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 
 def at_least_float32(t: Tensor) -> Tensor:
-    """Half precision as float32; float32 and float64 as they are."""
+    """Return half precision as float32; float32 and float64 unchanged."""
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:
-    """float64, except on Apple's GPUs, which have none."""
+    """Return float64, or float32 on Apple's GPUs, which have no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 @contextmanager
 def arithmetic(precision: Precision) -> Iterator[None]:
-    """Float32 products are exact to float32 unless ``tf32`` is asked for: by default torch convolves in TF32."""
+    """Compute float32 products in full float32 unless ``tf32`` is requested; torch convolves in TF32 by default."""
     fast = precision == "tf32"
-    # The older switches, which the compiler reads. Torch refuses to read them where a user has set the newer ones.
+    # The compiler reads the older switches. Torch refuses to read them once the newer ones have been set.
     try:
         old = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -38,7 +38,7 @@ def arithmetic(precision: Precision) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = fast
         torch.set_float32_matmul_precision("high" if fast else "highest")
         with warnings.catch_warnings():
-            # The compiler's advice, where TF32 is off on purpose.
+            # The compiler advises TF32, which is disabled on purpose.
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
             yield
     finally:
