@@ -1,4 +1,4 @@
-"""How an attack takes one of its steps: by the gradient of the whole network, or by a cheaper stand-in."""
+"""One ascent step of an attack: by the gradient of the whole network, or by a cheaper substitute."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from bullettrain.attacks.state import dynamic, forward_some
 
 LogitGradient = Callable[[Tensor], Tensor]
-"""``gradient(logits (n, K)) -> (n, K)``: of the attack's loss, summed over the examples, at the logits."""
+"""``gradient(logits (n, K)) -> (n, K)``: gradient of the summed attack loss at the logits."""
 
 Move = Callable[[Tensor, Tensor], Tensor]
-"""``move(images (n, …), gradient (n, …)) -> (n, …)``: along the gradient by the step size, then back into the ball."""
+"""``move(images (n, …), gradient (n, …)) -> (n, …)``: one step along the gradient, projected into the ball."""
 
 
 class AscentStep(Protocol):
@@ -22,21 +22,21 @@ class AscentStep(Protocol):
 
     @property
     def passes(self) -> float:
-        """What a step costs an example, in passes over the network."""
+        """Passes per example of one step."""
         ...
 
     def __call__(self, net: nn.Module, images: Tensor, gradient: LogitGradient, move: Move) -> tuple[Tensor, Tensor]:
-        """Moved ``images`` (n, …), and the logits (n, K) from before. ``net`` is frozen, and gradients are on."""
+        """Return the moved ``images`` (n, …) and the logits (n, K) before the step. ``net`` is frozen."""
         ...
 
 
 class WholeNetwork:
-    """The usual step: one forward, one backward to the input, one move."""
+    """The usual step: a forward, a backward to the input, and a move."""
 
     passes: float = 2
 
     def __call__(self, net: nn.Module, images: Tensor, gradient: LogitGradient, move: Move) -> tuple[Tensor, Tensor]:
-        """One move along the gradient at ``images``."""
+        """Move along the gradient at ``images``."""
         at = images.detach().requires_grad_()
         logits = forward_some(net, dynamic(at) if hasattr(net, "_orig_mod") else at)
         (to_input,) = torch.autograd.grad(logits, at, gradient(logits))

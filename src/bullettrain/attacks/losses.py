@@ -1,4 +1,4 @@
-"""What an attack ascends: one value an example, (n,), in at least float32."""
+"""Attack losses: one value per example, (n,), in at least float32."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 AttackLoss = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
-"""``loss(logits (n, K), labels (n,), target (n, K) or None) -> (n,)``, to be made large.
+"""``loss(logits (n, K), labels (n,), target (n, K) or None) -> (n,)``, which the attack maximises.
 
-One may bring ``gradient``, a function of the same: the gradient (n, K) of the sum at the logits, in closed form."""
+A loss may have an attribute ``gradient``, a function of the same arguments that returns the gradient (n, K) of the sum
+at the logits in closed form."""
 
 
 def ce(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
@@ -20,14 +21,14 @@ def ce(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
 
 
 def kl(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
-    """KL(target ‖ softmax of the logits); ``target`` are probabilities (n, K), and no label is needed."""
+    """KL(target ‖ softmax of the logits), with probabilities ``target`` (n, K); labels are not used."""
     if target is None:
         raise ValueError("loss='kl' needs target=, the clean probabilities (m, K)")
     return F.kl_div(F.log_softmax(logits, dim=1), target, reduction="none").sum(dim=1)
 
 
 def margin(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
-    """The largest wrong logit less the true one: positive once the example is lost."""
+    """The largest wrong logit minus the true one: positive once the example is misclassified."""
     true = logits.gather(1, labels[:, None])[:, 0]
     other = logits.scatter(1, labels[:, None], float("-inf")).amax(dim=1)
     return other - true
@@ -37,7 +38,7 @@ LOSSES: dict[str, AttackLoss] = {"ce": ce, "kl": kl, "margin": margin}
 
 
 def loss_named(name: str) -> AttackLoss:
-    """The loss called ``name``."""
+    """Return the loss with this name."""
     try:
         return LOSSES[name]
     except KeyError:
@@ -45,7 +46,7 @@ def loss_named(name: str) -> AttackLoss:
 
 
 def gradient_at_logits(loss: AttackLoss, logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
-    """The gradient (n, K) of the summed loss at the logits, by autograd."""
+    """Return the gradient (n, K) of the summed loss at the logits, by autograd."""
     with torch.enable_grad():
         at = logits.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(loss(at, labels, target).sum(), at)
@@ -53,7 +54,7 @@ def gradient_at_logits(loss: AttackLoss, logits: Tensor, labels: Tensor, target:
 
 
 def closed_form(loss: AttackLoss) -> AttackLoss:
-    """:func:`gradient_at_logits` of a loss, in closed form where there is one: two kernels instead of some twenty."""
+    """Return :func:`gradient_at_logits` of a loss, in closed form if there is one: two kernels instead of twenty."""
     if loss is ce:
         return ce_gradient
     if loss is kl:
@@ -63,7 +64,7 @@ def closed_form(loss: AttackLoss) -> AttackLoss:
 
 
 def ce_gradient(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
-    """Of :func:`ce`."""
+    """Return the gradient of :func:`ce`."""
     true = labels[:, None] == torch.arange(logits.shape[1], device=logits.device)
     return logits.softmax(dim=1) - true.to(logits.dtype)
 

@@ -1,4 +1,4 @@
-"""The balls that attacks live in. A norm is four small methods; the loop that uses them is in pgd.py."""
+"""Norms and balls of attacks. A norm is four small methods; the attack loop is in pgd.py."""
 
 from __future__ import annotations
 
@@ -21,93 +21,93 @@ Bounds = tuple[Limit, Limit]
 """The valid range of inputs, (low, high)."""
 
 AUTO: Literal["auto"] = "auto"
-"""The bounds that follow from the norm: those of :class:`Normalized`, else (0, 1)."""
+"""Bounds that follow from the norm: those of :class:`Normalized`, else (0, 1)."""
 
 
 class Norm(ABC):
-    """Where noise starts, which way is steepest, what is inside, and how far away something is."""
+    """Base class of norms."""
 
     @abstractmethod
     def noise(self, x: Tensor, eps: Limit, generator: torch.Generator | None) -> Tensor:
-        """A uniform draw from the ball of radius ``eps``, shaped as ``x`` (m, …)."""
+        """Draw uniformly from the ball of radius ``eps``, shaped like ``x`` (m, …)."""
 
     @abstractmethod
     def direction(self, gradient: Tensor) -> Tensor:
-        """Steepest ascent of length 1 for a gradient (m, …)."""
+        """Return the direction of steepest ascent, of length 1, for a gradient (m, …)."""
 
     @abstractmethod
     def project(self, x_adv: Tensor, x: Tensor, eps: Limit, bounds: Bounds) -> Tensor:
-        """``x_adv`` brought into the ball around ``x`` and into ``bounds``, both (m, …)."""
+        """Project ``x_adv`` (m, …) into the ball around ``x`` (m, …) and into ``bounds``."""
 
     @abstractmethod
     def distance(self, delta: Tensor, eps: Limit) -> Tensor:
-        """Length (m,) of perturbations (m, …), in units of ``eps``: above 1 is outside the ball."""
+        """Return the length (m,) of perturbations (m, …) in units of ``eps``; above 1 is outside the ball."""
 
     def pixels_of(self, x: Tensor) -> Tensor:
-        """``x`` (m, …) in the units that ``bounds`` are in."""
+        """Return ``x`` (m, …) in the units of ``bounds``."""
         return x
 
     def clip(self, x: Tensor, bounds: Bounds) -> Tensor:
-        """``x`` (m, …) brought into ``bounds``."""
+        """Clamp ``x`` (m, …) to ``bounds``."""
         return x.clamp(*bounds)  # type: ignore[arg-type]
 
 
 class Linf(Norm):
-    """Every value may move by ``eps``."""
+    """L∞: every value may change by ``eps``."""
 
     def noise(self, x: Tensor, eps: Limit, generator: torch.Generator | None) -> Tensor:
-        """Each value uniform in [−eps, eps]."""
+        """Draw each value uniformly from [−eps, eps]."""
         if isinstance(eps, Tensor):
             return torch.empty_like(x).uniform_(-1, 1, generator=generator) * eps
         return torch.empty_like(x).uniform_(-eps, eps, generator=generator)
 
     def direction(self, gradient: Tensor) -> Tensor:
-        """The sign."""
+        """Return the sign of the gradient."""
         return gradient.sign()
 
     def project(self, x_adv: Tensor, x: Tensor, eps: Limit, bounds: Bounds) -> Tensor:
-        """One clamp to the box that is the ball and the bounds together."""
+        """Clamp to the intersection of the ball and the bounds."""
         low, high = (x - eps).clamp(min=bounds[0]), (x + eps).clamp(max=bounds[1])
         return x_adv.clamp(low, high)
 
     def distance(self, delta: Tensor, eps: Limit) -> Tensor:
-        """The largest value, in units of eps."""
+        """Return the largest absolute value in units of eps."""
         return (delta.abs() / eps).flatten(1).amax(dim=1)
 
 
 class L2(Norm):
-    """The example may move by ``eps`` in Euclidean distance."""
+    """L2: the example may change by ``eps`` in Euclidean distance."""
 
     def noise(self, x: Tensor, eps: Limit, generator: torch.Generator | None) -> Tensor:
-        """A random direction, at a radius that makes the draw uniform in the ball: eps·U^(1/d)."""
+        """Draw a random direction and a radius eps·U^(1/d), which is uniform in the ball."""
         direction = torch.empty_like(x).normal_(generator=generator)
         radius = torch.empty(len(x), dtype=x.dtype, device=x.device).uniform_(generator=generator)
         dimensions = x[0].numel()
         return self.direction(direction) * per_example(eps * radius.pow(1 / dimensions), x)
 
     def direction(self, gradient: Tensor) -> Tensor:
-        """The unit vector; a gradient of 0 stays 0."""
+        """Return the gradient with length 1; 0 stays 0."""
         return gradient / per_example(length(gradient).clamp_min(1e-12), gradient)
 
     def project(self, x_adv: Tensor, x: Tensor, eps: Limit, bounds: Bounds) -> Tensor:
-        """Shorten to the radius, then clamp; with ``x`` inside the bounds clamping only shortens further."""
+        """Shorten to the radius, then clamp; if ``x`` is within the bounds, clamping only shortens further."""
         delta = x_adv - x
-        radius = eps.flatten(0) if isinstance(eps, Tensor) else eps  # (m,) where each example has its own
+        radius = eps.flatten(0) if isinstance(eps, Tensor) else eps  # (m,) if each example has its own
         delta = delta * per_example((radius / length(delta).clamp_min(1e-12)).clamp_max(1.0), x)
         return self.clip(x + delta, bounds)
 
     def distance(self, delta: Tensor, eps: Limit) -> Tensor:
-        """Euclidean length, in units of eps."""
+        """Return the Euclidean length in units of eps."""
         return length(delta) / (eps.flatten(0) if isinstance(eps, Tensor) else eps)
 
 
 NORMS: dict[str, Norm] = {"linf": Linf(), "l2": L2()}
 USUAL_EPS = {"linf": 0.031, "l2": 0.5}
-"""Radii where none is given: the paper's, and what is usual on CIFAR-10."""
+"""Default radii: the paper's for L∞, and the usual one on CIFAR-10 for L2."""
 
 
 def find_norm(norm: str | Norm) -> Norm:
-    """The norm of that name, in any case of its letters; a norm is itself."""
+    """Return the norm with this name, case-insensitive; a norm is returned as it is."""
     if isinstance(norm, Norm):
         return norm
     if not isinstance(norm, str) or norm.lower() not in NORMS:
@@ -116,16 +116,15 @@ def find_norm(norm: str | Norm) -> Norm:
 
 
 class Normalized(Norm):
-    """The ball of another norm in pixels, for inputs that a loader has normalised: x = (pixel − mean) / std.
+    """A norm in pixels for inputs that the loader has normalised: x = (pixel − mean) / std.
 
-    ``eps`` and step sizes are in pixels, and x' are inputs whose pixels are valid. An objective takes its bounds from
-    the norm.
+    ``eps`` and step sizes are in pixels, and x' has valid pixels. The objective takes its bounds from the norm.
 
     Args:
-        mean: (C,) of each channel; (D,) for tabular data.
-        std: likewise.
+        mean: (C,) mean of each channel; (D,) for tabular data.
+        std: standard deviation of each channel.
         norm: "linf" or "l2", in pixels.
-        pixels: their valid range; None: any are.
+        pixels: valid range of pixels; None: unbounded.
     """
 
     def __init__(
@@ -148,41 +147,41 @@ class Normalized(Norm):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """What normalised inputs may range over, whatever their channel."""
+        """Range of normalised inputs over all channels."""
         ends = [(value - self.mean) / self.std for value in self.pixels]
         return float(ends[0].min()), float(ends[1].max())
 
     def noise(self, x: Tensor, eps: Limit, generator: torch.Generator | None) -> Tensor:
-        """A uniform draw from the ball of pixels."""
+        """Draw uniformly from the ball in pixels."""
         return self.norm.noise(x, eps, generator) / self._of(x)[1]
 
     def direction(self, gradient: Tensor) -> Tensor:
-        """Steepest ascent of length 1 in pixels."""
+        """Return the direction of steepest ascent, of length 1 in pixels."""
         std = self._of(gradient)[1]
         return self.norm.direction(gradient / std) / std
 
     def project(self, x_adv: Tensor, x: Tensor, eps: Limit, bounds: Bounds) -> Tensor:
-        """Into the ball of pixels around ``x``, and to valid pixels."""
+        """Project into the ball in pixels around ``x``, and to valid pixels."""
         mean, std = self._of(x)
         inside = self.norm.project(x_adv * std + mean, x * std + mean, eps, self.pixels)
         return (inside - mean) / std
 
     def distance(self, delta: Tensor, eps: Limit) -> Tensor:
-        """In pixels, in units of eps."""
+        """Return the length in pixels, in units of eps."""
         return self.norm.distance(delta * self._of(delta)[1], eps)
 
     def pixels_of(self, x: Tensor) -> Tensor:
-        """x·std + mean."""
+        """Return x·std + mean."""
         mean, std = self._of(x)
         return x * std + mean
 
     def clip(self, x: Tensor, bounds: Bounds) -> Tensor:
-        """To valid pixels."""
+        """Clamp to valid pixels."""
         mean, std = self._of(x)
         return (self.norm.clip(x * std + mean, self.pixels) - mean) / std
 
     def _of(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and std, to go with ``x`` (m, C, …); they stay on its device."""
+        """Return mean and std in the shape, dtype and device of ``x`` (m, C, …); cached."""
         key = x.device, x.dtype, x.ndim
         if key not in self._ready:
             if x.ndim < 2 or x.shape[1] != len(self.mean):
@@ -199,10 +198,10 @@ class Ball:
     """A threat model: a norm, a radius and the valid range of inputs.
 
     Args:
-        norm: which one.
+        norm: the norm.
         eps: radius. In L∞ it may be a tensor that broadcasts to one example; step sizes are then in units of it.
         bounds: valid range; numbers, or tensors that broadcast to one example.
-        projects: whether perturbations stay inside; False: only the bounds hold.
+        projects: whether steps are projected into the ball; False: only into the bounds.
     """
 
     norm: Norm
@@ -212,12 +211,12 @@ class Ball:
 
     @classmethod
     def of(cls, norm: str | Norm, eps: Limit, bounds: Bounds | Literal["auto"] | None = AUTO) -> Ball:
-        """The ball of these settings, which are looked at."""
+        """Return the ball of these settings, after checking them."""
         norm = find_norm(norm)
         return cls(norm, check_eps(eps, norm), find_bounds(norm, bounds))
 
     def on(self, x: Tensor, *, check: bool = True) -> Ball:
-        """The same ball with its tensors on the device and in the precision of ``x``."""
+        """Return the ball with its tensors on the device and in the dtype of ``x``."""
         eps, low, high = (
             (_broadcast(v, x, name) if check else v.to(x)) if isinstance(v, Tensor) else v
             for v, name in ((self.eps, "eps"), (self.bounds[0], "the lower bound"), (self.bounds[1], "the upper bound"))
@@ -226,13 +225,18 @@ class Ball:
 
     @property
     def unit(self) -> float:
-        """What step sizes are computed from: eps, or 1 where they are in units of it."""
+        """Unit of step sizes: eps, or 1 if eps is a tensor."""
         return 1.0 if isinstance(self.eps, Tensor) else self.eps
 
     def step(self, images: Tensor, clean: Tensor, gradient: Tensor, size: Tensor, eps: Tensor | None = None) -> Tensor:
-        """``images`` (n, …) moved by ``size`` along the gradient, and brought back.
+        """Move ``images`` (n, …) by ``size`` along the gradient, and project them.
 
-        ``eps``: (n, 1, …) radii of each example's own, in the place of the ball's.
+        Args:
+            images: (n, …) current points.
+            clean: (n, …) centres of the balls.
+            gradient: (n, …).
+            size: (n, 1, …) step sizes.
+            eps: (n, 1, …) radius of each example; None: the ball's.
         """
         direction = self.norm.direction(gradient)
         if isinstance(self.eps, Tensor):
@@ -241,11 +245,11 @@ class Ball:
         return self.norm.project(images + size * direction, clean, radius, self.bounds)
 
     def check_inputs(self, x: Tensor) -> None:
-        """ValueError unless ``x`` is inside the bounds; waits for the device."""
+        """Raise ValueError if ``x`` is outside the bounds; synchronises with the device."""
         check_range(self.norm.pixels_of(x), getattr(self.norm, "pixels", self.on(x).bounds))
 
     def check_perturbed(self, x: Tensor, x_prime: Tensor, eps: Tensor | None = None) -> None:
-        """RuntimeError unless ``x_prime`` is in the ball around ``x`` and in the bounds; waits for the device."""
+        """Raise RuntimeError if ``x_prime`` is outside the ball around ``x``; synchronises with the device."""
         ball, x_prime = self.on(x), x_prime.detach()
         slack = 0.05 if x.element_size() < 4 else 1e-3
         radius = ball.eps if eps is None else eps
@@ -258,7 +262,7 @@ class Ball:
 
 
 def check_eps(eps: Limit, norm: Norm) -> Limit:
-    """A radius above 0; tensors are for L∞, in pixels or not."""
+    """Return a radius above 0; tensors are allowed in L∞."""
     if not isinstance(eps, Tensor):
         return check_positive(eps, "eps")
     inner = norm.norm if isinstance(norm, Normalized) else norm
@@ -270,7 +274,7 @@ def check_eps(eps: Limit, norm: Norm) -> Limit:
 
 
 def find_bounds(norm: Norm, bounds: Bounds | Literal["auto"] | None) -> Bounds:
-    """The bounds that were given, or those that follow from the norm; a ValueError where the two differ."""
+    """Return the given bounds, or those that follow from the norm; raise ValueError if the two differ."""
     if not isinstance(norm, Normalized):
         return (0.0, 1.0) if _is_auto(bounds) else check_bounds(bounds)
     own = norm.bounds
@@ -290,7 +294,7 @@ def _is_auto(bounds: object) -> bool:
 
 
 def _broadcast(value: Tensor, x: Tensor, name: str) -> Tensor:
-    """``value`` as ``x`` is, if it broadcasts to one example of it."""
+    """Return ``value`` on the device and in the dtype of ``x``, if it broadcasts to one example of ``x``."""
     shape, wanted = tuple(value.shape), tuple(x.shape[1:])
     if len(shape) > len(wanted) or any(n not in (1, m) for n, m in zip(shape[::-1], wanted[::-1], strict=False)):
         raise ValueError(f"{name} has the shape {shape}; it has to broadcast to one example, {wanted}")
@@ -302,11 +306,11 @@ def _close(a: float, b: float) -> bool:
 
 
 def per_example(values: Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """(m,) as (m, 1, …, 1), to go with ``like`` (m, …), in its precision unless told otherwise."""
+    """Return (m,) values as (m, 1, …, 1), to broadcast with ``like`` (m, …), in its dtype unless given."""
     return values.to(dtype or like.dtype).view(-1, *(1,) * (like.ndim - 1))
 
 
 def length(t: Tensor) -> Tensor:
-    """Euclidean length (m,) of each example of (m, …)."""
+    """Return the Euclidean length (m,) of each example of (m, …)."""
     lengths: Tensor = torch.linalg.vector_norm(t.flatten(1), dim=1)
     return lengths

@@ -1,4 +1,4 @@
-"""Projected gradient ascent with a step count of its own for every example: one visible loop."""
+"""Projected gradient ascent, with a number of steps for each example."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from bullettrain.precision import at_least_float32
 from bullettrain.validation import check_batch, check_count, check_logits_shape, check_module, check_positive
 
 RandomStart = Literal["uniform", "normal", "clipped", "bernoulli", "zero"]
-"""Where an attack starts: uniform in the ball; x + 0.001·N(0,1); uniform, clipped to valid pixels; a random corner of
-the ball, clipped likewise; x itself."""
+"""Starting point of an attack: uniform in the ball; x + 0.001·N(0,1); uniform, clipped to valid pixels; a random corner
+of the ball, clipped to valid pixels; x itself."""
 
 
 def pgd(
@@ -44,34 +44,34 @@ def pgd(
     ascent: AscentStep = WHOLE_NETWORK,
     check: bool = True,
 ) -> Tensor:
-    """Corrupt each example by as many ascent steps as it is given.
+    """Attack each example with its number of ascent steps.
 
-    At iteration t only the examples with more than t steps are forwarded: the batch really shrinks. Examples
-    without steps come back untouched. The network is left exactly as it was found.
+    Iteration t forwards only the examples with more than t steps. Examples without steps are returned unchanged. The
+    network is left as it was.
 
     Args:
         model: returns logits (n, K) for any n.
         x: (m, …) clean examples, within ``bounds``.
         y: (m,) labels.
-        eps: radius of the ball around ``x``; in L∞ also a tensor that broadcasts to one example, (C, 1, 1) or (D,),
-            in units of which step sizes then are.
-        steps: one number for all, or (m,) integers.
-        step_size: one number for all, or (m,).
+        eps: radius of the ball around ``x``; in L∞ also a tensor that broadcasts to one example, (C, 1, 1) or (D,);
+            step sizes are then in units of it.
+        steps: a number for all examples, or (m,) integers.
+        step_size: a number for all examples, or (m,).
         norm: "linf", "l2" or :class:`Normalized`.
         loss: "ce", "kl" or "margin", or a function of (logits, labels, target) that returns (n,).
-        target: (m, K) probabilities for "kl"; not tracked.
+        target: (m, K) probabilities for "kl".
         random_start: "uniform" in the ball, "normal" (x + 0.001·N(0,1), as TRADES and MART do), "clipped"
-            (uniform, then clipped to ``bounds``), "bernoulli" (each value by −eps or eps, then clipped), or None, which
-            is "zero": from x itself.
-        start: (m, …) points to start from instead; given as they are.
-        generator: source of the noise. Noise is drawn for the whole batch, so that an example's noise does
-            not depend on how many steps the others get.
-        bounds: valid range of ``x``, numbers or tensors as ``eps``; None: any is. "auto": (0, 1), or what follows
-            from :class:`Normalized`.
-        mode: of the network during the attack.
-        project: bring each step back into the ball. False: into ``bounds`` only.
-        ascent: how one step is taken; the usual one goes through the whole network.
-        check: refuse an ``x`` outside ``bounds``, for which there is no valid answer; waits for the device.
+            (uniform, then clipped to ``bounds``), "bernoulli" (each value by −eps or eps, then clipped), or None or
+            "zero" (x itself).
+        start: (m, …) starting points instead of a random start.
+        generator: generator of the noise. Noise is drawn for the whole batch, so that an example's noise does not
+            depend on the steps of others.
+        bounds: valid range (low, high) of ``x``, numbers or tensors; None: unbounded. "auto": (0, 1), or the range that
+            follows from :class:`Normalized`.
+        mode: mode of the network during the attack.
+        project: project each step into the ball. False: only into ``bounds``.
+        ascent: how one step is taken; by default through the whole network.
+        check: check that ``x`` is within ``bounds``; synchronises with the device.
 
     Returns:
         (m, …) corrupted examples, detached.
@@ -85,7 +85,7 @@ def pgd(
         ball.check_inputs(x)
     ascended = loss_named(loss) if isinstance(loss, str) else loss
     x = x.detach()
-    counts = _host_counts(steps, len(x))  # the one thing the host has to know: how the batch shrinks
+    counts = _host_counts(steps, len(x))  # the host has to know how the batch shrinks
     if not any(counts):
         return x.clone()
     if start is None:
@@ -112,54 +112,54 @@ def pgd(
 
 
 class AttackState(NamedTuple):
-    """A batch under attack: tensors with one row an example."""
+    """The state of an attack: tensors with one row per example."""
 
     x_prime: Tensor
-    """(m, …) as far as the attack has got; changed in place."""
+    """(m, …) current points; changed in place."""
     clean: Tensor
     """(m, …)."""
     labels: Tensor
     """(m,)."""
     target: Tensor | None
-    """(m, K) probabilities that the attack moves away from, where its loss has a target."""
+    """(m, K) target of the attack loss, if it has one."""
     size: Tensor
     """(m, 1, …) step sizes."""
     eps: Tensor | None = None
-    """(m, 1, …) radii, where each example has its own."""
+    """(m, 1, …) radii, if each example has its own."""
     start: Tensor | None = None
-    """What a corruption that is no attack is made of: AugMix's draws (m, …), or views (2, m, …)."""
+    """For AugMix: random draws (m, …), or views (2, m, …)."""
 
     def x_prime_of(self, rows: slice) -> Tensor:
-        """x' of some examples, (n, …), or (num_views, n, …)."""
+        """Return x' of these rows, (n, …) or (num_views, n, …)."""
         x_prime = self.x_prime.detach()
         return x_prime[rows] if x_prime.ndim == self.clean.ndim else x_prime[:, rows]
 
     def with_spare(self) -> AttackState:
-        """The same with a row more, which is nobody's: places that stand idle look there, and write there."""
+        """Return the state with one spare row, which idle places read and write."""
         return self._by_rows(lambda tensor, dim: torch.cat([tensor, tensor.narrow(dim, 0, 1)], dim))
 
     def without_spare(self) -> AttackState:
-        """The same without its last row."""
+        """Return the state without its last row."""
         return self._by_rows(lambda tensor, dim: tensor.narrow(dim, 0, len(self.labels) - 1))
 
     def _by_rows(self, change: Callable[[Tensor, int], Tensor]) -> AttackState:
-        """Each tensor changed along the dimension that counts examples: 1 for views (2, m, …), else 0."""
+        """Apply ``change`` to each tensor and its dimension of examples: 1 for views (2, m, …), else 0."""
         one = tuple(self.clean.shape)
         return AttackState(*(None if t is None else change(t, int(tuple(t.shape[1:]) == one)) for t in self))  # type: ignore[arg-type]
 
 
 Compile = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
-"""What makes a function of tensors faster, or leaves it as it is."""
+"""Compiles a function of tensors, or returns it unchanged."""
 
 
 class AscentFunctions:
-    """What an attack does around the network: the gradient at its logits, and the move.
+    """The parts of an attack step around the network: the gradient at the logits, and the move.
 
     Args:
-        loss: to be made large.
-        ball: where examples may be.
-        compiled: makes both faster, with the gradient in closed form and looking rows up as part of the kernels; None:
-            autograd's gradient, and both as they are.
+        loss: the attack loss.
+        ball: ball and bounds.
+        compiled: compiles both, with the gradient in closed form and the indexing of rows inside the kernels; None: the
+            gradient is autograd's, and nothing is compiled.
     """
 
     def __init__(self, loss: AttackLoss, ball: Ball, compiled: Compile | None = None) -> None:
@@ -185,23 +185,23 @@ def ascent_step(
     functions: AscentFunctions,
     ascent: AscentStep = WHOLE_NETWORK,
 ) -> Tensor:
-    """One ascent step of some rows (n,), or of all: ``attack.x_prime`` is changed in place.
+    """Take one ascent step for some rows, or for all; ``attack.x_prime`` is changed in place.
 
     Args:
-        net: frozen in the attack's mode; gradients are on.
+        net: the network, frozen in the attack's mode; gradients are enabled.
         attack: the batch.
-        rows: which examples; None: all.
-        functions: what comes around the network's passes.
+        rows: (n,) examples that take the step; None: all.
+        functions: gradient at the logits, and move.
         ascent: how a step is taken.
 
     Returns:
-        (n, K) logits from before the step.
+        (n, K) logits before the step.
     """
 
     def gradient(logits: Tensor) -> Tensor:
         check_logits_shape(logits, len(attack.labels) if rows is None else len(rows))
         found = functions.gradient(at_least_float32(logits.detach()), attack.labels, attack.target, rows)
-        # A power of two changes no direction; float16 would round small gradients to 0 without it.
+        # In float16 small gradients would become 0; a power of two does not change the direction.
         return (found * 1024 if underflows(logits.device) else found).to(logits.dtype)
 
     def move(images: Tensor, to_input: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ def ascent_step(
 
 
 def take(values: Tensor, rows: Tensor | None) -> Tensor:
-    """These rows (n, …), or all, laid out in memory as they were; `index_select` would forget channels_last."""
+    """Return these rows (n, …), or all, in the memory format of ``values``, which `index_select` would not keep."""
     if rows is None:
         return values
     if values.ndim == 4 and values.is_contiguous(memory_format=torch.channels_last):
@@ -239,7 +239,7 @@ def _host_counts(steps: int | Tensor, m: int) -> list[int]:
 def random_noise(
     kind: RandomStart, ball: Ball, x: Tensor, radius: float = 1.0, generator: torch.Generator | None = None
 ) -> Tensor:
-    """What a random start adds to ``x`` (m, …); ``radius`` of one in the ball is in units of eps."""
+    """Draw the noise of a random start for ``x`` (m, …); ``radius`` is in units of eps."""
     if kind in ("uniform", "clipped"):
         return ball.norm.noise(x, radius * ball.eps, generator)
     if kind == "bernoulli":
@@ -254,19 +254,19 @@ def random_noise(
 
 
 def starting_point(kind: RandomStart, x: Tensor, noise: Tensor, ball: Ball) -> Tensor:
-    """Where an attack starts, (m, …): ``x`` and its noise."""
+    """Return starting points (m, …): ``x`` plus noise, clipped if the kind says so."""
     start = x + noise
     return ball.norm.clip(start, ball.bounds) if kind in ("clipped", "bernoulli") else start
 
 
 @dataclass(frozen=True)
 class Attack:
-    """How an objective's attack starts and moves, where it is not the objective's own way.
+    """Start and steps of an attack, for objectives that are attacked in another way than their own.
 
     Args:
-        start: see :data:`RandomStart`; None: the objective's own.
-        radius: of a uniform or Bernoulli start, in units of eps.
-        project: bring each step back into the ball of eps. False: into valid pixels only.
+        start: see :data:`RandomStart`; None: the objective's.
+        radius: radius of a uniform or Bernoulli start, in units of eps.
+        project: project each step into the ball. False: only to valid pixels.
         ascent: how a step is taken.
     """
 

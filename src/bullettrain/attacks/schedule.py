@@ -1,9 +1,9 @@
-"""Which examples are under attack at which iteration, from their step counts alone.
+"""Schedules: which examples are attacked at which iteration, from their step counts.
 
-Ragged is the paper's way: iteration t forwards the examples with more than t steps. Packed lets examples with few steps
-take turns in the place of one with many, so that every iteration has the same size: all steps stand in one line,
-example after example, and are dealt out to places that have room for as many steps as the longest attack has
-(McNaughton's wrap-around rule). No example meets itself, since none has more steps than that.
+A ragged schedule is the paper's: iteration t forwards the examples with more than t steps. In a packed schedule
+examples with few steps share a place with others, so that all iterations have the same size: the steps of all examples
+are concatenated and cut into rows as long as the longest attack (McNaughton's wrap-around rule). No example is in two
+places at the same iteration, since none has more steps than that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def ragged_sizes(counts: Sequence[int]) -> list[int]:
-    """How many examples have more than t steps, for t = 0, 1, … up to the longest attack."""
+    """Return the number of examples with more than t steps, for t = 0, 1, … up to the longest attack."""
     most = max(counts, default=0)
     sizes = [0] * most
     for count in counts:
@@ -27,7 +27,7 @@ def ragged_sizes(counts: Sequence[int]) -> list[int]:
 
 
 def ragged(steps: Tensor, counts: Sequence[int]) -> Iterator[Tensor | None]:
-    """Rows (n,) at each iteration, those with the most steps first; None: all of them as they are.
+    """Yield the rows (n,) of each iteration, those with the most steps first; None: all rows.
 
     Args:
         steps: (m,) steps of each example.
@@ -37,25 +37,25 @@ def ragged(steps: Tensor, counts: Sequence[int]) -> Iterator[Tensor | None]:
     if not sizes or sizes[-1] == len(counts):
         yield from [None] * len(sizes)
         return
-    # Stable: examples with as many steps stay in their order, as in the plain algorithm.
+    # Stable: examples with equal steps keep their order, as in the plain algorithm.
     order = steps.argsort(descending=True, stable=True)
     for n in sizes:
         yield order[:n]
 
 
 def packed_sizes(counts: Sequence[int], multiple: int = 1) -> list[int]:
-    """Places at each iteration, rounded up to a multiple, and never more than there are examples."""
+    """Return the number of places at each iteration, rounded up to a multiple, at most the number of examples."""
     total, most = sum(counts), max(counts, default=0)
     return [min(-(-(total - t) // most // multiple) * multiple, len(counts)) for t in range(min(most, total))]
 
 
 def packed(steps: Tensor, most: int, places: int) -> Tensor:
-    """Rows (most, places): who is at which place at each iteration; m is nobody.
+    """Return rows (most, places): the example at each place and iteration; m marks an idle place.
 
     Args:
-        steps: (m,) steps of each example, none more than ``most``.
-        most: iterations.
-        places: of :func:`packed_sizes`.
+        steps: (m,) steps of each example, at most ``most``.
+        most: number of iterations.
+        places: the first of :func:`packed_sizes`.
     """
     line = torch.arange(places, device=steps.device) * most + torch.arange(most, device=steps.device)[:, None]
     return torch.searchsorted(steps.cumsum(0), line, right=True)

@@ -1,4 +1,4 @@
-"""The network as an attack sees it: in the mode that is asked for, weights held, everything put back after."""
+"""The state of a network during an attack: its mode, frozen weights, and restoring everything afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Mode = Literal["eval", "train"]
 
 
 def check_mode(mode: Mode, name: str) -> Mode:
-    """``mode``, if there is such a one."""
+    """Return ``mode`` if it is "eval" or "train"."""
     if mode not in ("eval", "train"):
         raise ValueError(f"{name} is {mode!r}; a network is in 'eval' or 'train' mode")
     return mode
@@ -23,15 +23,15 @@ def check_mode(mode: Mode, name: str) -> Mode:
 
 @contextmanager
 def frozen(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
-    """Hold the network still: its modules in ``mode``, no gradient for weights, no statistic changed.
+    """Freeze the network: modules in ``mode``, no gradients for weights, no change of buffers.
 
-    On leaving, also by an exception, each module's mode, each parameter's ``requires_grad`` and each buffer
-    are what they were. Weights without gradient also keep autocast from caching casts that have none.
+    On exit, also by an exception, the mode of each module, ``requires_grad`` of each parameter and all buffers are
+    restored. Without gradients for weights autocast also does not cache casts that have none.
     """
     check_mode(mode, "mode")
     training = [(module, module.training) for module in model.modules()]
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # In training mode batch norm writes its statistics: it gets copies, and the originals never change.
+    # In training mode batch norms update copies of their statistics.
     buffers = [
         (module._buffers, name, buffer)
         for module, _ in training
@@ -39,7 +39,7 @@ def frozen(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
         if mode == "train" and buffer is not None
     ]
     try:
-        if mode == "eval" or not model.training:  # a network in training mode keeps the modes of its parts
+        if mode == "eval" or not model.training:  # a network in training mode keeps the modes of its modules
             model.train(mode == "train")
         for parameter in learning:
             parameter.requires_grad_(False)
@@ -58,7 +58,7 @@ def frozen(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
 
 @contextmanager
 def training(model: nn.Module) -> Iterator[None]:
-    """The network in training mode. One that is in training mode keeps the modes of its parts (frozen norms)."""
+    """Put the network into training mode. If it already is, its modules keep their modes (frozen norms)."""
     if model.training:
         yield
         return
@@ -73,7 +73,7 @@ def training(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_sync(model: nn.Module) -> Iterator[None]:
-    """Forwards that other processes may not make: a DistributedDataParallel inside the model does not wait for them."""
+    """Disable the synchronisation of DistributedDataParallel, for forwards that other processes may not make."""
     wrapped = [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
     flags = ("require_backward_grad_sync", "require_forward_param_sync")
     before = [[getattr(module, flag) for flag in flags] for module in wrapped]
@@ -89,18 +89,17 @@ def without_sync(model: nn.Module) -> Iterator[None]:
 
 
 def forward_some(model: nn.Module, x: Tensor) -> Tensor:
-    """Logits (n, K) of a part of a batch, in the mode that the network is in.
+    """Return logits (n, K) of part of a batch, in the present mode of the network.
 
-    One example alone has no statistics over 1×1 maps, and a batch norm in training mode refuses it there. How
-    many examples are left is the method's doing, not the user's: such an example is normalised by the running
-    statistics, by every batch norm, and changes none.
+    A batch norm in training mode refuses a single example with 1×1 feature maps. The method, not the user, decides how
+    many examples remain, so a single example is then normalised by the running statistics in all batch norms.
     """
     if len(x) > 1:
         return model(x)  # type: ignore[no-any-return]
     try:
         with buffers_restored_on_error(model):
             return model(x)  # type: ignore[no-any-return]
-    except Exception as error:  # a compiled network wraps the ValueError in an error of its own
+    except Exception as error:  # a compiled network wraps the ValueError
         if "more than 1 value per channel" not in str(error):
             raise
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
@@ -114,10 +113,10 @@ def forward_some(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The module inside DistributedDataParallel, or the model itself.
+    """Return the module inside DistributedDataParallel, or the model itself.
 
-    Attacks differ in length from worker to worker, so they must not wait for each other's gradients. Of a
-    compiled wrapper this is the uncompiled module: compile first, then wrap, to attack compiled code.
+    Attacks differ in length from process to process, so they must not synchronise. For a compiled wrapper this is the
+    uncompiled module: compile first, then wrap, to attack compiled code.
     """
     inner = getattr(model, "_orig_mod", model)  # a compiled wrapper around DistributedDataParallel
     if isinstance(inner, nn.parallel.DistributedDataParallel):
@@ -128,19 +127,19 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """The plain module inside all wrappers: compiled code calls no hooks of its parts, and has no second gradient."""
+    """Return the plain module inside all wrappers: compiled code has no module hooks and no second derivatives."""
     inner = bare(model)
     plain: nn.Module = getattr(inner, "_orig_mod", inner)
     return plain
 
 
 def underflows(device: torch.device) -> bool:
-    """Whether autocast runs in float16 here, whose small gradients round to 0."""
+    """Return whether autocast runs in float16 here, in which small gradients become 0."""
     return torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type) == torch.float16
 
 
 def dynamic(x: Tensor, dim: int = 0) -> Tensor:
-    """Tell the compiler that the batch's size varies; without compilation this does nothing."""
+    """Mark the batch dimension as dynamic for the compiler."""
     if x.is_cuda:
         torch._dynamo.maybe_mark_dynamic(x, dim)
     return x
