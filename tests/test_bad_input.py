@@ -149,7 +149,7 @@ def test_nan_that_appears_in_mid_training_names_its_step():
         (lambda: bt.AugMix(views="x"), "views are 'x'; give a ViewMaker, or a function"),
         (lambda: bt.AugMix(views=ViewMaker), "views are <class"),
         (lambda: bt.AugMix(bounds=None), "give your own views"),
-        (lambda: bt.TRADES(selection="test"), "'eval' or 'train'"),
+        (lambda: bt.TRADES(selection="test"), "'eval', 'train' or 'last'"),
         (lambda: bt.TRADES(bounds=(1, 1)), "low < high"),
         (lambda: bt.TRADES(norm="l3"), "linf, l2"),
         (lambda: bt.TRADES(norm=2), "no norm 2; there are linf, l2"),
@@ -227,6 +227,7 @@ def test_networks_that_wait_for_other_workers_are_refused(check_every):
         (lambda z, y: y, "the score returned int64"),
         (lambda z, y: None, "the score returned NoneType"),
         (lambda z, y: z[:, 0] * float("nan"), "the score returned NaN"),
+        (lambda z, y: z.softmax(dim=1).amax(dim=1), r"negative for none of \d+ misclassified examples"),
     ],
 )
 def test_a_score_that_returns_no_scores_is_named(score, message):

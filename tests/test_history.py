@@ -359,7 +359,7 @@ def test_examples_that_are_not_there_are_refused(index, message):
             ),
             "the separation looks at what logits are now",
         ),
-        (lambda: bt.TRADES(selection="latest"), "'eval' or 'train' mode, or 'last'"),
+        (lambda: bt.TRADES(selection="latest"), "'eval', 'train' or 'last'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(build, message):

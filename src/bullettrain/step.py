@@ -234,6 +234,8 @@ class BulletTrain:
             validation.check_unnormalised(logits.detach())
         if self.checking and assigned.svar is not None:
             validation.check_selection(assigned.svar, assigned.category, list(Category))
+            if logits is not None and self.separation is separate:
+                validation.check_score_sign(assigned.svar, logits, y)
         same = self.budget.uniform_steps
         steps: list[int] = assigned.steps.tolist() if same is None else [same] * len(assigned.steps)
         validation.check_count(min(steps), "steps")

@@ -127,6 +127,16 @@ def check_selection(svar: Tensor, category: Tensor, known: Sequence[int]) -> Non
         )
 
 
+def check_score_sign(score: Tensor, logits: Tensor, y: Tensor) -> None:
+    """Check that a score is negative for misclassified examples; synchronises with the device."""
+    wrong = logits.argmax(dim=1) != y
+    if bool(wrong.any()) and not bool((torch.signbit(score) & wrong).any()):
+        raise ValueError(
+            f"the score is negative for none of {int(wrong.sum())} misclassified examples, so that there would be no "
+            "outliers; it has to be negative where the prediction is wrong"
+        )
+
+
 def check_parts(objective: Any, budget: Any, score: object, separation: object) -> None:
     """Check that the parts of a training step have the methods and signatures that the step calls."""
     if isinstance(objective, type) or not hasattr(objective, "corrupt"):
