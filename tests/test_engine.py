@@ -596,7 +596,8 @@ def test_the_output_prints_as_figures_not_as_images():
 
 
 def test_an_engine_prints_as_its_settings_in_a_line():
-    trades = "TRADES(beta=6, eps=0.0313725, norm=Linf, bounds=(0, 1), attack_mode='eval', selection='eval')"
+    settings = "norm=Linf, bounds=(0, 1), attack_mode='eval', selection='eval', label_smoothing=0"
+    trades = f"TRADES(beta=6, eps=0.0313725, {settings})"
     train = BulletTrain(bt.TRADES(eps=8 / 255), budget=StepBudget(10, 2))
     assert repr(train.objective) == trades
     assert repr(train) == (
@@ -633,3 +634,16 @@ def test_checks_do_not_break_the_graph_of_a_network_that_is_compiled_in_place(wr
     else:
         train.step(net, x, y).loss.backward()
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.parametrize("kind", [bt.PGDAT, bt.TRADES, bt.MART])
+def test_labels_are_smoothed_in_the_loss_as_torch_does(kind):
+    z, z_prime, y = torch.randn(8, 4).double(), torch.randn(8, 4).double(), torch.arange(8) % 4
+    plain, smoothed = (kind(label_smoothing=s).loss(z, z_prime, y) for s in (0.0, 0.2))
+    logits = z if kind is bt.TRADES else z_prime
+    hard, soft = (torch.nn.functional.cross_entropy(logits, y, label_smoothing=s) for s in (0.0, 0.2))
+    assert smoothed - plain == pytest.approx(float(soft - hard), abs=1e-12)
+    weighted = kind(label_smoothing=0.2).loss(z, z_prime, y, None, torch.ones(8).double())
+    assert weighted == pytest.approx(float(smoothed), abs=1e-12)
+    with pytest.raises(ValueError, match=r"label_smoothing is 1; it has to lie in \[0, 1\)"):
+        kind(label_smoothing=1)

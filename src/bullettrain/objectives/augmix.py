@@ -21,16 +21,16 @@ Views = Callable[[Tensor], tuple[Tensor, Tensor]]
 class AugMix(Objective):
     """Hendrycks et al.: CE(z, y) + β·JSD(z, z', z''), β = 12, with x', x'' two random views of x.
 
-    One step is both views: budgets are ``StepBudget(1, 0)`` with mining and ``StepBudget.uniform(1)`` without.
-    The training-mode logits z are computed first and select.
+    One step makes both views: use ``StepBudget(1, 0)`` with mining and ``StepBudget.uniform(1)`` without. The
+    training-mode logits z are computed first and select.
 
     Args:
-        views: the settings of the views, or a function that makes two of the examples that get any.
+        views: settings of the views, or a function that makes two views of its examples.
         beta: weight of the JSD.
-        jsd: False is "AugMix − JSD": CE(z', y) on one view x', and no clean forward.
+        jsd: False is "AugMix − JSD": CE(z', y) on one view x', without a clean forward.
         selection: see :class:`Objective`.
-        bounds: valid range of pixels; those of a :class:`ViewMaker` lie in [0, 1].
-        generator: source of the views. They are drawn for the whole batch, so that an example's views do not
+        bounds: valid range of pixels; [0, 1] for a :class:`ViewMaker`.
+        generator: generator of the views. Views are drawn for the whole batch, so that those of an example do not
             depend on which others get any.
     """
 
@@ -60,21 +60,21 @@ class AugMix(Objective):
         self.generator = generator
 
     def draw(self, m: int, device: torch.device, generator: torch.Generator | None = None) -> Tensor | None:
-        """What :meth:`corrupt` takes as ``start`` to fix the views of m examples; None where a function makes them."""
+        """Draw the random numbers of the views of m examples, for ``start``; None if a function makes the views."""
         if not isinstance(self.views, ViewMaker):
             return None
         return self.views.draw(m, self.num_views, generator=generator, device=device)
 
     def initial_perturbation(self, x: Tensor) -> Tensor | None:
-        """Draws of the views of ``x`` (m, …); None where a function makes them."""
+        """Draw the random numbers of the views of ``x`` (m, …); None if a function makes the views."""
         return self.draw(len(x), x.device, self.generator)
 
     def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
-        """The example itself in the place of each view, (2, m, …); without the JSD (m, …)."""
+        """Return the example itself as each view, (2, m, …); without the JSD (m, …)."""
         return x.detach().expand(2, *x.shape) if self.jsd else x.detach()
 
     def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None) -> None:
-        """Views of some examples, by their draws, or those that were made before."""
+        """Make the views of some examples from their draws, or take given views."""
         x, start = take(attack.clean, rows), attack.start
         x_prime = attack.x_prime if self.jsd else attack.x_prime[None]
         shape, m = tuple(attack.x_prime.shape), len(attack.clean)
@@ -95,7 +95,7 @@ class AugMix(Objective):
             x_prime.index_copy_(1, rows, views)
 
     def _from_function(self, x: Tensor) -> Tensor:
-        """The views (num_views, n, …) that the user's function makes."""
+        """Return the views (num_views, n, …) of the user's function."""
         assert not isinstance(self.views, ViewMaker)
         made = self.views(x.detach())
         if torch.is_tensor(made) and made.ndim == x.ndim + 1:
@@ -109,7 +109,7 @@ class AugMix(Objective):
         return torch.stack(tuple(made[: self.num_views])).to(x.dtype)
 
     def fill_in(self, z: Tensor, moved: Tensor | None, touched: Tensor | None) -> Tensor:
-        """z' (2, m, K) from z (m, K) and the logits (2·t, K) of both views of ``touched`` (t,), or of all, if any."""
+        """Return z' (2, m, K): z (m, K) with the logits (2·t, K) of both views of ``touched`` (t,) filled in."""
         both = torch.stack([z, z])
         if moved is None:
             return both

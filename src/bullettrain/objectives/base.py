@@ -19,7 +19,7 @@ from bullettrain.attacks.pgd import AscentFunctions, AttackState, Compile, ascen
 from bullettrain.attacks.state import Mode, check_mode
 from bullettrain.brief import one_line
 from bullettrain.cost import Cost
-from bullettrain.validation import check_positive, check_range
+from bullettrain.validation import check_fraction, check_positive, check_range
 
 Adversarial = TypeVar("Adversarial", bound="AdversarialObjective")
 
@@ -207,6 +207,7 @@ class AdversarialObjective(Objective):
         selection: see :class:`Objective`; None: the objective's default.
         generator: generator of the attack's noise.
         attack: start and steps of the attack, if not the objective's own; used by baselines.
+        label_smoothing: in [0, 1), of the cross-entropy of the loss, as in PyTorch; the attack's loss has none.
     """
 
     attack_loss: str | AttackLoss = "ce"
@@ -227,6 +228,7 @@ class AdversarialObjective(Objective):
         selection: Selection | None = None,
         generator: torch.Generator | None = None,
         attack: Attack = Attack(),  # noqa: B008 (frozen)
+        label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(self.own_selection if selection is None else selection)
         norm = find_norm(norm)
@@ -246,6 +248,7 @@ class AdversarialObjective(Objective):
         self.attack_mode = check_mode(attack_mode, "attack_mode")
         self.generator = generator
         self.attack = attack
+        self.label_smoothing = check_fraction(label_smoothing, "label_smoothing", high_open=True)
 
     def attacked_by(self: Adversarial, attack: Attack) -> Adversarial:
         """Return the same objective with another attack."""
@@ -316,11 +319,11 @@ class AdversarialObjective(Objective):
         self.ball.check_perturbed(x, x_prime, eps)
 
 
-def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None, label_smoothing: float = 0.0) -> Tensor:
     """Return the mean cross-entropy, weighted by example."""
     if weight is None:
-        return F.cross_entropy(logits, y)
-    return (weight * F.cross_entropy(logits, y, reduction="none")).mean()
+        return F.cross_entropy(logits, y, label_smoothing=label_smoothing)
+    return (weight * F.cross_entropy(logits, y, reduction="none", label_smoothing=label_smoothing)).mean()
 
 
 def probabilities(logits: Tensor) -> Tensor:

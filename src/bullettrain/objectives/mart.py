@@ -13,8 +13,8 @@ from bullettrain.precision import at_least_float32
 class MART(AdversarialObjective):
     """Wang et al.: BCE(z', y) + β·KL(softmax z ‖ softmax z')·(1 − p_y(z)), with x' by ascent on the cross-entropy.
 
-    BCE = CE(z', y) − log(1 − largest wrong p'). The small constants are those of the authors' code. The
-    training-mode logits z are computed first and select.
+    BCE = CE(z', y) − log(1 − largest wrong p'). The small constants are those of the authors' code. The training-mode
+    logits z are computed first and select.
 
     Args:
         beta: β, the weight of the KL term; others: see :class:`AdversarialObjective`.
@@ -32,14 +32,13 @@ class MART(AdversarialObjective):
         assert z is not None
         z_prime = at_least_float32(z_prime)
         p, p_prime = probabilities(at_least_float32(z)), F.softmax(z_prime, dim=1)
-        rival = p_prime.scatter(1, y[:, None], -1.0).argmax(dim=1)  # the wrong class that comes nearest
+        rival = p_prime.scatter(1, y[:, None], -1.0).argmax(dim=1)  # the likeliest wrong class
         log_rest = torch.log(1.0001 - p_prime + 1e-12)
         if weight is None:
-            boosted = F.cross_entropy(z_prime, y) + F.nll_loss(log_rest, rival)
+            margin = F.nll_loss(log_rest, rival)
         else:
-            boosted = (
-                cross_entropy(z_prime, y, weight) + (weight * F.nll_loss(log_rest, rival, reduction="none")).mean()
-            )
+            margin = (weight * F.nll_loss(log_rest, rival, reduction="none")).mean()
+        boosted = cross_entropy(z_prime, y, weight, self.label_smoothing) + margin
         m = len(y)
         if touched is not None:
             p, p_prime, y = p[touched], p_prime[touched], y[touched]

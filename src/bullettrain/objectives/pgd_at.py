@@ -11,7 +11,7 @@ from bullettrain.precision import at_least_float32
 class PGDAT(AdversarialObjective):
     """Madry et al.: CE(z', y), with x' by ascent on the cross-entropy from a uniform start in the ball.
 
-    Its loss has no clean term, so x' is forwarded once with the untouched examples in it as they are, and
+    Its loss has no clean term. The batch x', which contains untouched examples unchanged, is forwarded once, and
     selecting costs a clean forward of its own.
 
     Args: see :class:`AdversarialObjective`.
@@ -25,4 +25,4 @@ class PGDAT(AdversarialObjective):
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
         """CE(z', y); ``z`` may be None."""
-        return cross_entropy(at_least_float32(z_prime), y, weight)
+        return cross_entropy(at_least_float32(z_prime), y, weight, self.label_smoothing)

@@ -12,7 +12,7 @@ from bullettrain.precision import at_least_float32
 class TRADES(AdversarialObjective):
     """Zhang et al.: CE(z, y) + β·KL(softmax z ‖ softmax z'), with x' by ascent on the same KL.
 
-    The attack's target, the clean probabilities in eval mode, is computed once; the same logits select.
+    The target of the attack, the clean softmax in eval mode, is computed once. The same logits select.
 
     Args:
         beta: β = 1/λ, the weight of the robust term; others: see :class:`AdversarialObjective`.
@@ -30,4 +30,5 @@ class TRADES(AdversarialObjective):
         z, z_prime = at_least_float32(z), at_least_float32(z_prime)
         clean, corrupted = (z, z_prime) if touched is None else (z[touched], z_prime[touched])
         kl = F.kl_div(F.log_softmax(corrupted, dim=1), probabilities(clean), reduction="none").sum(dim=1)
-        return cross_entropy(z, y, weight) + self.beta * mean_over(kl, len(y), weight, touched)
+        clean_loss = cross_entropy(z, y, weight, self.label_smoothing)
+        return clean_loss + self.beta * mean_over(kl, len(y), weight, touched)
