@@ -66,7 +66,9 @@ def adapt(app: Sphinx, page: str, source: list[str]) -> None:
         name = file.relative_to(ROOT).as_posix()
         if file.suffix in (".png", ".json", ".csv", ".yaml"):
             return link[0]  # to download
-        return f"`{name}`" if name.endswith(text.strip("`")) else f"{text} (`{name}`)"
+        if name.endswith(text.strip("`")):
+            return f"`{name}`"
+        return f"{text} `{name}`" if text in ("record", "records") else f"{text} (`{name}`)"  # records are in brackets
 
     source[0] = LINK.sub(site_link, source[0])
     source[0] = re.sub(r"^( *)%", r"\1\\%", source[0], flags=re.MULTILINE)  # MyST takes such a line for a comment
