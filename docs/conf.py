@@ -48,7 +48,7 @@ PAGES = {"../results/README.md": "records.md"}
 
 
 def adapt(app: Sphinx, page: str, source: list[str]) -> None:
-    """Make links that work in the repository work on the site, where folders and source files are not."""
+    """Adapt links of the repository to the site, which has no source files and no folders of results."""
     if page == "records":
         text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
         text = re.sub(r"\]\((?!https?:|#|\.\./)", "](../results/", text)
@@ -62,17 +62,20 @@ def adapt(app: Sphinx, page: str, source: list[str]) -> None:
             return f"[{text}]({PAGES[path]})"
         file = (here / path).resolve()
         if target.startswith("http") or not path or file.is_relative_to(DOCS) or not file.exists():
-            return link[0]  # Sphinx says so where there is no such page
+            return link[0]  # Sphinx warns if the page does not exist
         name = file.relative_to(ROOT).as_posix()
         if file.suffix in (".png", ".json", ".csv", ".yaml"):
             return link[0]  # to download
-        return f"{text} (`{name}`)" if text.strip("`") != name else text
+        if name.endswith(text.strip("`")):
+            return f"`{name}`"
+        return f"{text} `{name}`" if text in ("record", "records") else f"{text} (`{name}`)"  # records are in brackets
 
     source[0] = LINK.sub(site_link, source[0])
+    source[0] = re.sub(r"^( *)%", r"\1\\%", source[0], flags=re.MULTILINE)  # MyST takes such a line for a comment
 
 
 def tidy(app: Sphinx, kind: str, name: str, it: object, options: object, lines: list[str]) -> None:
-    """Show an indented paragraph of a docstring as code, and keep "0-d: …" of an attribute from being its type."""
+    """Show indented paragraphs of docstrings as code; do not take "0-d: …" of an attribute for its type."""
     for number in range(len(lines) - 1, 1, -1):
         before, between, line = lines[number - 2 : number + 1]
         if before and not between and line.startswith("    ") and not before.startswith((" ", "* ", "- ")):
@@ -82,6 +85,6 @@ def tidy(app: Sphinx, kind: str, name: str, it: object, options: object, lines: 
 
 
 def setup(app: Sphinx) -> None:
-    """Register what is above."""
+    """Connect the functions above."""
     app.connect("source-read", adapt)
     app.connect("autodoc-process-docstring", tidy, priority=400)  # before napoleon

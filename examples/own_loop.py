@@ -1,4 +1,4 @@
-"""BulletTrain in a loop of your own: TRADES on scikit-learn's digits, plain and with mining, on the CPU.
+"""Train TRADES on scikit-learn's digits in a loop of your own, plain and with BulletTrain, on the CPU.
 
 python examples/own_loop.py
 """
@@ -14,7 +14,7 @@ import bullettrain as bt
 from bullettrain.attacks import pgd
 from bullettrain.models import SmallCNN
 
-EPS = 0.15  # of the range from white to black, in L∞
+EPS = 0.15  # L∞ radius, for pixels in [0, 1]
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -34,12 +34,12 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 def train_network(budget: bt.StepBudget, epochs: int, seed: int) -> dict[str, float]:
     x, y, x_test, y_test = digits()
-    torch.set_num_threads(1)  # the network is small: threads cost more than they give
+    torch.set_num_threads(1)  # a network this small is slower with several threads
     torch.manual_seed(seed)
     model = SmallCNN(channels=1, image_size=8)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
-    # The five lines: an objective, a budget, a step.
+    # BulletTrain: an objective, a budget, and a step for each mini-batch.
     train = bt.BulletTrain(bt.TRADES(beta=6.0, eps=EPS), budget=budget, gamma=0.8)
     passes, seconds = 0.0, time.perf_counter()
     for _ in range(epochs):
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     budgets = {"TRADES": bt.StepBudget.uniform(10), "TRADES + BulletTrain": bt.StepBudget(boundary=10, robust=2)}
-    print(f"{'':22}{'clean %':>9}{'PGD-20 %':>10}{'seconds':>9}{'passes an example':>19}")
+    print(f"{'':22}{'clean %':>9}{'PGD-20 %':>10}{'seconds':>9}{'passes per example':>19}")
     for name, budget in budgets.items():
         row = train_network(budget, args.epochs, args.seed)
         print(
