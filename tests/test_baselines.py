@@ -382,7 +382,7 @@ def test_free_in_l2_stays_in_its_ball():
 
 def test_free_is_one_step_for_everyone():
     for budget in (bt.StepBudget.uniform(2), bt.StepBudget(1, 0)):
-        with pytest.raises(ValueError, match="other than one step"):
+        with pytest.raises(ValueError, match="one step for all examples"):
             BulletTrain(Free(eps=EPS), budget=budget).step(norm_net(), *batch())
 
 

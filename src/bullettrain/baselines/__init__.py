@@ -1,17 +1,17 @@
-"""What a user might train with instead: each a few settings, or a small piece, of the same engine.
+"""Methods of other authors, each a few settings or a small part of the same engine.
 
-Every function returns a :class:`~bullettrain.engine.BulletTrain` for one's own loop:
+Every function returns a :class:`~bullettrain.BulletTrain` for your own loop:
 
     train = baselines.fast(bt.TRADES(beta=6.0, eps=8 / 255))
 
-docs/baselines.md says what each of them does, what it costs and when it fails.
+docs/baselines.md says what each does, what it costs and when it fails.
 """
 
-from bullettrain.baselines.fast import FAST, N_FGSM, fast, fast_budget, n_fgsm, n_fgsm_budget
-from bullettrain.baselines.fgsm_pgi import FGSMPGI, fgsm_pgi, fgsm_pgi_budget
-from bullettrain.baselines.free import Free, free, free_budget
-from bullettrain.baselines.gat import GAT, gat, gat_budget
-from bullettrain.baselines.gradalign import GradAlign, grad_align, grad_align_budget
+from bullettrain.baselines.fast import FAST, N_FGSM, ONE_STEP, fast, fast_budget, n_fgsm
+from bullettrain.baselines.fgsm_pgi import FGSMPGI, fgsm_pgi
+from bullettrain.baselines.free import Free, free
+from bullettrain.baselines.gat import GAT, gat
+from bullettrain.baselines.gradalign import GradAlign, grad_align
 from bullettrain.baselines.nuat import NuAT, nuat
 from bullettrain.baselines.yopo import FirstLayer, yopo, yopo_budget
 
@@ -20,6 +20,7 @@ __all__ = [
     "FGSMPGI",
     "GAT",
     "N_FGSM",
+    "ONE_STEP",
     "FirstLayer",
     "Free",
     "GradAlign",
@@ -27,15 +28,10 @@ __all__ = [
     "fast",
     "fast_budget",
     "fgsm_pgi",
-    "fgsm_pgi_budget",
     "free",
-    "free_budget",
     "gat",
-    "gat_budget",
     "grad_align",
-    "grad_align_budget",
     "n_fgsm",
-    "n_fgsm_budget",
     "nuat",
     "yopo",
     "yopo_budget",

@@ -1,4 +1,4 @@
-"""FAST and N-FGSM: settings of the attack, and nothing else."""
+"""FAST and N-FGSM, which are settings of the attack; and what the single-step baselines share."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from bullettrain.objectives import AdversarialObjective
 from bullettrain.step import BulletTrain
 
 FAST = Attack(start="clipped")
-"""Wong et al.: from a uniform point of the ball, clipped to valid pixels."""
+"""Wong et al.: start at a uniform point of the ball, clipped to valid pixels."""
 
 N_FGSM = Attack(start="clipped", radius=2.0, project=False)
-"""De Jorge et al.: from uniform noise twice as wide as the ball, and never back into it."""
+"""De Jorge et al.: start with uniform noise of twice the radius, without projection."""
+
+
+ONE_STEP = StepBudget.uniform(1, scale=1.0)
+"""One step of ε for all examples."""
 
 
 def fast_budget(steps: int = 1) -> StepBudget:
-    """One step of 1.25·ε; more steps of 1.7·ε/N each."""
+    """Return a budget of one step of 1.25·ε, or of several steps of 1.7·ε/N."""
     return StepBudget.uniform(steps, scale=1.25 if steps == 1 else 1.7)
 
 
-def n_fgsm_budget() -> StepBudget:
-    """One step of ε."""
-    return StepBudget.uniform(1, scale=1.0)
-
-
 def fast(objective: AdversarialObjective, *, steps: int = 1) -> BulletTrain:
-    """FAST: the objective with one large FGSM step for everyone, or with a few (multi-step FAST).
+    """FAST: the objective with one large FGSM step for all examples, or with a few (multi-step FAST).
 
     Args:
         objective: PGDAT, TRADES or MART with its settings.
@@ -35,14 +34,22 @@ def fast(objective: AdversarialObjective, *, steps: int = 1) -> BulletTrain:
 
 
 def n_fgsm(objective: AdversarialObjective) -> BulletTrain:
-    """N-FGSM: noise of ±2ε, one step of ε from there, no projection; its authors have it on PGDAT."""
-    return BulletTrain(attacked(objective, N_FGSM), budget=n_fgsm_budget())
+    """N-FGSM: noise of ±2ε, one step of ε from there, no projection. Its authors use PGDAT."""
+    return BulletTrain(attacked(objective, N_FGSM), budget=ONE_STEP)
 
 
 def attacked(objective: AdversarialObjective, attack: Attack) -> AdversarialObjective:
-    """The same objective with another attack, unless its corruption is its own."""
+    """Return the same objective with another attack; raise TypeError if its corruption is not PGD."""
     own = getattr(type(objective), "corrupt", None)
     if own is not AdversarialObjective.corrupt or objective.whole_step:
         name = getattr(objective, "__name__", type(objective).__name__)
         raise TypeError(f"the objective is {name}; give PGDAT, TRADES or MART, e.g. TRADES(eps=8/255)")
     return objective.attacked_by(attack)
+
+
+def one_step(objective: AdversarialObjective, kind: type[AdversarialObjective]) -> BulletTrain:
+    """Return a training step with one step of ε for all examples; raise TypeError if the objective is no ``kind``."""
+    if not isinstance(objective, kind):
+        name = kind.__name__
+        raise TypeError(f"the objective is {type(objective).__name__}; give {name}, e.g. {name}(eps=8/255)")
+    return BulletTrain(objective, budget=ONE_STEP)

@@ -1,4 +1,4 @@
-"""FGSM-PGI: one step from where the example's last attack ended, and a loss that holds both ends together."""
+"""FGSM-PGI: one step from the end of the example's last attack, and a loss that keeps both ends together."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bullettrain.allocation import Allocation, StepBudget
 from bullettrain.attacks import NORMS, Attack, Norm
 from bullettrain.attacks.norms import AUTO, Bounds
 from bullettrain.attacks.state import Mode
+from bullettrain.baselines.fast import one_step
 from bullettrain.objectives import PGDAT
 from bullettrain.objectives.base import mean_over
 from bullettrain.precision import at_least_float32
@@ -24,10 +24,10 @@ RESET_EPOCHS = 40
 class FGSMPGI(PGDAT):
     """Jia et al. (2022): CE(z', y) + λ·‖z' − z₀‖²₂/K, z₀ the logits of x + start, the example's last perturbation.
 
-    Numbers and labels are those of the authors' code: λ = 10 over the K classes, a step of ε, a first start of ±ε by
-    chance, and smoothed labels, 0.6 for the true class, in the attack too. Theirs also attacks in training mode, does
-    not move perturbations with the crop and the flip, and can let a momentum over all epochs choose the next start
-    (FGSM-MEP), which is not here. ``start`` is the loop's to give:
+    Settings are those of the authors' code: λ = 10 over the K classes, a step of ε, random first starts of ±ε, and
+    smoothed labels, 0.6 for the true class, also in the attack. Their code also attacks in training mode, does not move
+    perturbations with the crop and the flip, and has a variant with momentum over epochs (FGSM-MEP), which is not
+    implemented here. The loop provides ``start``:
 
         stored = StoredPerturbations(len(dataset), (3, 32, 32), augment)
         stored.draw(8 / 255)
@@ -37,11 +37,12 @@ class FGSMPGI(PGDAT):
 
     Args:
         beta: λ; others: see :class:`AdversarialObjective`.
-        smoothing: probability that is taken from the true class, for the others in equal parts.
+        smoothing: probability that is moved from the true class to the others, in equal parts.
     """
 
     usual_beta = 10.0
     has_clean_term = True
+    uniform_only = True
     z_of = "start"
     attack_loss: SmoothedCE  # type: ignore[assignment]
 
@@ -69,11 +70,6 @@ class FGSMPGI(PGDAT):
             raise ValueError("FGSM-PGI keeps perturbations of L∞; give norm='linf'")
         self.attack_loss = SmoothedCE(check_fraction(smoothing, "smoothing", high_open=True))
 
-    def check_budget(self, budget: Allocation) -> None:
-        """The same steps for everyone, and at least one."""
-        if not budget.uniform_steps:
-            raise ValueError("FGSM-PGI was given other steps for other examples, or none; it wants the same for all")
-
     def loss(
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
@@ -85,17 +81,17 @@ class FGSMPGI(PGDAT):
 
 
 class SmoothedCE:
-    """Cross-entropy with labels that leave ``smoothing`` of their probability to the other classes, in equal parts."""
+    """Cross-entropy with labels that give ``smoothing`` of their probability to the other classes, in equal parts."""
 
     def __init__(self, smoothing: float) -> None:
         self.smoothing = smoothing
 
     def __call__(self, logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
-        """(n,)."""
+        """Return the loss (n,)."""
         return -(self._soft(logits, labels) * logits.log_softmax(dim=1)).sum(dim=1)
 
     def gradient(self, logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
-        """Of the sum, (n, K)."""
+        """Return the gradient (n, K) of the sum."""
         return logits.softmax(dim=1) - self._soft(logits, labels)
 
     def _soft(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -104,13 +100,6 @@ class SmoothedCE:
         return rest + (1 - self.smoothing - rest) * (labels[:, None] == classes).to(logits.dtype)
 
 
-def fgsm_pgi_budget() -> StepBudget:
-    """One step of ε."""
-    return StepBudget.uniform(1, scale=1.0)
-
-
 def fgsm_pgi(objective: FGSMPGI) -> BulletTrain:
-    """FGSM-PGI with its one step of ε for everyone. What each attack starts from is up to the loop."""
-    if not isinstance(objective, FGSMPGI):
-        raise TypeError(f"the objective is {type(objective).__name__}; give FGSMPGI, e.g. FGSMPGI(eps=8/255)")
-    return BulletTrain(objective, budget=fgsm_pgi_budget())
+    """FGSM-PGI with its one step of ε for all examples. The loop provides the starting points."""
+    return one_step(objective, FGSMPGI)

@@ -1,4 +1,4 @@
-"""GAT: one guided step, and a loss that holds the two predictions of an example together."""
+"""GAT: one guided step, and a loss that keeps clean and attacked predictions together."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bullettrain.allocation import StepBudget
 from bullettrain.attacks import Attack, AttackLoss, Norm
 from bullettrain.attacks.losses import ce, ce_gradient
 from bullettrain.attacks.norms import AUTO, Bounds
 from bullettrain.attacks.state import Mode
+from bullettrain.baselines.fast import one_step
 from bullettrain.objectives import AdversarialObjective
 from bullettrain.objectives.base import cross_entropy
 from bullettrain.precision import accumulation_dtype, at_least_float32
 from bullettrain.step import BulletTrain
 
 BERNOULLI = Attack(start="bernoulli", radius=0.5)
-"""Sriramanan et al.: from x with half of ε added to, or taken from, each pixel by chance."""
+"""Sriramanan et al.: start at x ± ε/2, with random signs for each pixel."""
 
 
 class GAT(AdversarialObjective):
     """Sriramanan et al. (2020): CE(z, y) + λ·‖softmax z' − softmax z‖²₂, with x' by ascent on CE(z', y) plus that term.
 
-    As in the authors' code the noise is ±ε/2, the step ε, and every other attack ascends the cross-entropy alone; λ is
-    10, and four times that in the last 14 of 100 epochs. A loop of one's own says how far it is, else λ stays:
+    As in the authors' code the noise is ±ε/2, the step is ε, every other attack ascends the cross-entropy alone, and λ
+    is 10, and four times that in the last 14 of 100 epochs. Your own loop has to report its progress, else λ stays:
 
         train.objective.progress(step / steps)
 
-    Theirs moves away from the clean prediction in training mode, this one from that in eval mode, in which both attack.
+    Their attack moves away from the clean prediction in training mode, this one from that in eval mode.
 
     Args:
         beta: λ; others: see :class:`AdversarialObjective`.
@@ -59,26 +59,26 @@ class GAT(AdversarialObjective):
             attack=BERNOULLI,
         )
         self.weights = torch.tensor([self.beta, 1.0], dtype=torch.float64)
-        """λ by now, and whether the attack of now has the term: changed in place, so that a captured graph sees it."""
+        """Current λ, and whether the current attack has the term; changed in place, where captured graphs read it."""
 
-    # --------------------------------------------------------------------------------------- what differs in NuAT
+    # ----------------------------------------------------------------------------------- overridden by NuAT
 
     def growth(self, done: float) -> float:
-        """What λ is multiplied by when this part of the training is done."""
+        """Return the factor of λ after this part of the training."""
         return 4.0 if done >= 0.86 else 1.0
 
     def distance(self, z_prime: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-        """How far predictions are from the clean ones' target, summed over the examples, each by its weight."""
+        """Return the distance of the predictions from the target, summed over the examples, weighted."""
         gap = (z_prime.softmax(dim=1) - target).square().sum(dim=1)
         return gap.sum() if weight is None else (weight * gap).sum()
 
     def distance_gradient(self, z_prime: Tensor, target: Tensor) -> Tensor:
-        """The gradient (n, K) of :meth:`distance` at z'."""
+        """Return the gradient (n, K) of :meth:`distance` at z'."""
         p = z_prime.softmax(dim=1)
         pull = 2 * p * (p - target)
         return pull - p * pull.sum(dim=1, keepdim=True)
 
-    # ------------------------------------------------------------------------------------------------ the method
+    # ------------------------------------------------------------------------------------------- the method
 
     def loss(
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
@@ -92,7 +92,7 @@ class GAT(AdversarialObjective):
         return clean + self.weights[0].to(z.dtype) * self.distance(z_prime, self.target_of(z), weight) / len(y)
 
     def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
-        """Where the attack starts. It has the term where that of the mini-batch before had none."""
+        """Return the starting points, and switch the term of the attack on or off."""
         self._on(x.device)[1].neg_().add_(1)
         return super().begin(x, start)
 
@@ -101,7 +101,7 @@ class GAT(AdversarialObjective):
         return _Guided(self)
 
     def progress(self, done: float) -> None:
-        """λ as it is then."""
+        """Set λ."""
         self.weights[0] = self.beta * self.growth(done)
 
     def _on(self, device: torch.device) -> Tensor:
@@ -124,33 +124,26 @@ class GAT(AdversarialObjective):
 
 
 class _Guided:
-    """What the attack ascends: the cross-entropy and, every other time, λ times how far apart predictions are."""
+    """Loss of the attack: the cross-entropy and, every other time, λ times the distance of the predictions."""
 
     def __init__(self, objective: GAT) -> None:
         self.objective = objective
 
     def __call__(self, logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
-        """(n,): each example has an equal part of the term, which is the batch's."""
+        """Return the loss (n,), with an equal part of the batch's term for each example."""
         assert target is not None
         weights = self.objective.weights
         term = self.objective.distance(logits, target, None) / len(labels)
         return ce(logits, labels, None) + weights[0] * weights[1] * term
 
     def gradient(self, logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
-        """Of the sum, (n, K)."""
+        """Return the gradient (n, K) of the sum."""
         assert target is not None
         weights = self.objective.weights
         term = self.objective.distance_gradient(logits, target)
         return ce_gradient(logits, labels, None) + weights[0] * weights[1] * term
 
 
-def gat_budget() -> StepBudget:
-    """One step of ε."""
-    return StepBudget.uniform(1, scale=1.0)
-
-
 def gat(objective: GAT) -> BulletTrain:
-    """GAT, or NuAT, with its one step of ε for everyone."""
-    if not isinstance(objective, GAT):
-        raise TypeError(f"the objective is {type(objective).__name__}; give GAT, e.g. GAT(eps=8/255)")
-    return BulletTrain(objective, budget=gat_budget())
+    """GAT, or NuAT, with its one step of ε for all examples."""
+    return one_step(objective, GAT)

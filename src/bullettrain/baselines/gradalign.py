@@ -1,4 +1,4 @@
-"""GradAlign: one FGSM step, and a term that keeps the loss near each example as linear as that step takes it to be."""
+"""GradAlign: one FGSM step, and a penalty that keeps the loss locally linear."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bullettrain.allocation import Allocation, StepBudget
 from bullettrain.attacks import Attack, Norm
 from bullettrain.attacks.ascent import LogitGradient, Move, WholeNetwork
 from bullettrain.attacks.norms import AUTO, Bounds, length, per_example
 from bullettrain.attacks.state import Mode, uncompiled, underflows
+from bullettrain.baselines.fast import one_step
 from bullettrain.engine.forwards import forward
 from bullettrain.objectives import PGDAT
 from bullettrain.objectives.base import Selection
@@ -24,8 +24,8 @@ from bullettrain.validation import check_positive
 class GradAlign(PGDAT):
     """Andriushchenko and Flammarion: CE(z', y) + λ·(1 − cos(∇x L(x), ∇x L(x+η))), η uniform in the ball.
 
-    The attack starts from x, so that its first gradient is ∇x L(x); as in the authors' code that one is held fixed,
-    and the network learns through the other. Both are of the network in training mode.
+    The attack starts at x, so that its first gradient is ∇x L(x). As in the authors' code this gradient is held fixed,
+    and the network learns through the other one. Both are computed in training mode.
 
     Args:
         weight: λ; 0.2 at eps = 8/255, and more for larger eps.
@@ -33,8 +33,9 @@ class GradAlign(PGDAT):
     """
 
     whole_step = True
+    uniform_only = True
     penalty_passes = 6
-    """A gradient at x+η is a forward and a backward, and learning through it two of each more."""
+    """The gradient at x+η is a forward and a backward; learning through it takes two more of each."""
 
     def __init__(
         self,
@@ -64,43 +65,38 @@ class GradAlign(PGDAT):
         return self.norm.noise(like, self.ball.on(like).eps, generator)
 
     def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
-        """The attack starts from x itself. ``start`` is x+η, where :meth:`penalty` looks."""
+        """Return x, where the attack starts. ``start`` is x+η, for :meth:`penalty`."""
         self._first.gradient = None
         return x
 
-    def check_budget(self, budget: Allocation) -> None:
-        """The same steps for everyone, and at least one."""
-        if not budget.uniform_steps:
-            raise ValueError("GradAlign was given other steps for other examples, or none; it wants the same for all")
-
     def penalty(self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None) -> Tensor:
-        """λ·(1 − cos) in the mean over the examples both of whose gradients are not 0."""
+        """Return λ·(1 − cos), averaged over the examples whose two gradients are not 0."""
         at_x, self._first.gradient = self._first.gradient, None
         assert at_x is not None
         if start is not None and start.shape != x.shape:
             raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
         at = (self.initial_perturbation(x) if start is None else start).detach().requires_grad_()
-        # The wrapper of several workers has seen this step's first forward, and syncs the gradients of this one.
+        # DistributedDataParallel has seen the first forward, and synchronises the gradients of this one.
         value = F.cross_entropy(at_least_float32(forward(uncompiled(model), at)), y, reduction="sum")
         (near_x,) = torch.autograd.grad(value * 1024 if underflows(x.device) else value, at, create_graph=True)
         cosine = (_unit(at_x) * _unit(near_x)).flatten(1).sum(dim=1)
-        told = (length(at_x) > 0) & (length(near_x) > 0)
-        return self.weight * torch.where(told, 1 - cosine, 0.0).sum() / told.sum().clamp_min(1)
+        defined = (length(at_x) > 0) & (length(near_x) > 0)
+        return self.weight * torch.where(defined, 1 - cosine, 0.0).sum() / defined.sum().clamp_min(1)
 
 
 def _unit(gradient: Tensor) -> Tensor:
-    """Each example's gradient (m, …) at length 1, however small it is; 0 stays 0."""
+    """Return the gradients (m, …) with length 1 for each example; 0 stays 0."""
     lengths = length(gradient)
     return gradient / per_example(torch.where(lengths > 0, lengths, 1.0), gradient)
 
 
 class _FirstGradient(WholeNetwork):
-    """The usual step, which keeps the first gradient (m, …) of an attack."""
+    """The usual step, which stores the first gradient (m, …) of an attack."""
 
     gradient: Tensor | None = None
 
     def __call__(self, net: nn.Module, images: Tensor, gradient: LogitGradient, move: Move) -> tuple[Tensor, Tensor]:
-        """One move along the gradient at ``images``."""
+        """Move along the gradient at ``images``."""
 
         def keep(at: Tensor, to_input: Tensor) -> Tensor:
             if self.gradient is None:
@@ -110,13 +106,6 @@ class _FirstGradient(WholeNetwork):
         return super().__call__(net, images, gradient, keep)
 
 
-def grad_align_budget() -> StepBudget:
-    """One step of ε."""
-    return StepBudget.uniform(1, scale=1.0)
-
-
 def grad_align(objective: GradAlign) -> BulletTrain:
-    """GradAlign with its one step of ε for everyone."""
-    if not isinstance(objective, GradAlign):
-        raise TypeError(f"the objective is {type(objective).__name__}; give GradAlign, e.g. GradAlign(eps=8/255)")
-    return BulletTrain(objective, budget=grad_align_budget())
+    """GradAlign with its one step of ε for all examples."""
+    return one_step(objective, GradAlign)

@@ -1,4 +1,4 @@
-"""YOPO-m-n: between full passes the attack moves on through the first layer alone."""
+"""YOPO-m-n: between full passes the attack moves through the first layer only."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from bullettrain.validation import check_count
 class FirstLayer:
     """A step of YOPO: one pass over the network, then ``updates`` moves through its first layer.
 
-    The pass gives p, the gradient at the first layer's output. With p held fixed, the gradient at the input is that
-    layer's alone: each of the moves costs a forward and a backward of one layer.
+    The pass gives p, the gradient at the first layer's output. With p held fixed, each move costs a forward and a
+    backward of that layer only.
 
     Args:
         updates: n, moves after each pass.
@@ -37,15 +37,15 @@ class FirstLayer:
             raise ValueError("updates is 0; YOPO-m-n wants n ≥ 1 moves after each pass")
         self.updates, self.layer = updates, layer
         self.share: float | None = None
-        """The first layer's part of a forward pass, in operations; known after the first step."""
+        """The first layer's share of the operations of a forward pass; known after the first step."""
 
     @property
     def passes(self) -> float:
-        """Forward, and backward as far as the first layer; then both of that layer for each of the moves."""
+        """A forward, a backward to the first layer's output, and both of that layer for each move."""
         return 2 + (2 * self.updates - 1) * (self.share or 0.0)
 
     def __call__(self, net: nn.Module, images: Tensor, gradient: LogitGradient, move: Move) -> tuple[Tensor, Tensor]:
-        """Moved ``images`` (n, …), and the logits (n, K) from before."""
+        """Return the moved ``images`` (n, …) and the logits (n, K) before the step."""
         net = uncompiled(net)
         with self._holding(net) as held:
             logits, whole = self._counted(lambda: forward_some(net, images.detach()))
@@ -64,7 +64,7 @@ class FirstLayer:
 
     @contextmanager
     def _holding(self, net: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
-        """Cut the graph at the first layer: what is listed is that layer and its output, a leaf that has a gradient."""
+        """Cut the graph at the first layer, and yield that layer and its output, a leaf that requires a gradient."""
         held: list[tuple[nn.Module, Tensor]] = []
 
         def hold(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
@@ -75,7 +75,7 @@ class FirstLayer:
 
         layers = _weighty(net) if self.layer is None else [net.get_submodule(self.layer)]
         hooks = [layer.register_forward_hook(hold) for layer in layers]
-        # A forward that is tried again begins anew.
+        # A repeated forward starts again.
         hooks.append(net.register_forward_pre_hook(lambda module, args: held.clear()))
         try:
             yield held
@@ -84,7 +84,7 @@ class FirstLayer:
                 hook.remove()
 
     def _counted(self, function: Callable[[], Tensor]) -> tuple[Tensor, float]:
-        """Its result and, as long as the first layer's share is not known, its floating-point operations."""
+        """Return the result and, until the first layer's share is known, its floating-point operations."""
         if self.share is not None:
             return function(), 0.0
         with _Operations() as operations:  # type: ignore[no-untyped-call]
@@ -93,7 +93,7 @@ class FirstLayer:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts floating-point operations. Torch's own counter also follows modules, by hooks that disturb a gradient."""
+    """Counts floating-point operations. Torch's own counter adds module hooks that disturb gradients."""
 
     count = 0.0
 
@@ -106,14 +106,14 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _ReachedError(Exception):
-    """The first layer has its output: nothing after it is run."""
+    """Stops a forward after the first layer."""
 
     def __init__(self, output: Tensor) -> None:
         self.output = output
 
 
 def front(net: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
-    """The output of ``layer`` for x (n, …), with its graph: the network's forward as far as there."""
+    """Return the output of ``layer`` for x (n, …), with its graph, without running the layers after it."""
 
     def stop(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         raise _ReachedError(output)
@@ -129,18 +129,18 @@ def front(net: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _weighty(net: nn.Module) -> list[nn.Module]:
-    """The modules with a weight matrix or kernel of their own: not norms, not containers."""
+    """Return the modules with their own weight matrix or kernel: no norms, no containers."""
     return [module for module in net.modules() if any(p.ndim > 1 for p in module.parameters(recurse=False))]
 
 
 def yopo_budget(eps: float, passes: int = 2, updates: int = 5) -> StepBudget:
-    """``passes`` for everyone; moves as large as those of an attack with passes·updates steps."""
+    """Return a budget of ``passes`` for all examples, with the step size of an attack of passes·updates steps."""
     step = StepBudget.uniform(passes * updates).boundary_step(eps)
     return StepBudget.uniform(passes, step_size=step or None)
 
 
 def yopo(objective: AdversarialObjective, *, passes: int = 2, updates: int = 5) -> BulletTrain:
-    """YOPO-m-n: the objective with ``passes`` (m) full passes for everyone and ``updates`` (n) moves after each.
+    """YOPO-m-n: the objective with ``passes`` (m) full passes for all examples and ``updates`` (n) moves after each.
 
     Args:
         objective: TRADES in the paper; PGDAT and MART work the same.

@@ -27,7 +27,7 @@ def n_fgsm(config: Config) -> Config:
     """N-FGSM: PGD-AT with noise of ±2·eps, one step of eps from there, no projection."""
     attack = baselines.N_FGSM
     settings = {"start": attack.start, "start_radius": attack.radius, "project": attack.project}
-    return _with(config, baselines.n_fgsm_budget(), objective="pgd-at", beta=None, **settings)
+    return _with(config, baselines.ONE_STEP, objective="pgd-at", beta=None, **settings)
 
 
 def yopo(config: Config, passes: int = 2, updates: int = 5) -> Config:
@@ -38,12 +38,12 @@ def yopo(config: Config, passes: int = 2, updates: int = 5) -> Config:
 
 def grad_align(config: Config) -> Config:
     """GradAlign: PGD-AT with one FGSM step of eps, and a term that aligns input gradients."""
-    return _with(config, baselines.grad_align_budget(), objective="pgd-at", beta=None, align=ALIGN)
+    return _with(config, baselines.ONE_STEP, objective="pgd-at", beta=None, align=ALIGN)
 
 
 def free(config: Config, replays: int = REPLAYS) -> Config:
     """Free: PGD-AT without an attack of its own; each batch is replayed M times (8), epochs ÷ M."""
-    changed = _with(config, baselines.free_budget(), objective="pgd-at", beta=None, carry=True)
+    changed = _with(config, baselines.ONE_STEP, objective="pgd-at", beta=None, carry=True)
     epochs = _up(config.training.epochs, replays)
     milestones = tuple(_up(milestone, replays) for milestone in config.schedule.milestones)
     changed = changed.replace_section("schedule", milestones=milestones)
@@ -52,17 +52,17 @@ def free(config: Config, replays: int = REPLAYS) -> Config:
 
 def gat(config: Config) -> Config:
     """GAT: one step from ±eps/2 by chance, and a term that holds clean and attacked softmax together."""
-    return _with(config, baselines.gat_budget(), objective="gat", beta=None, **AT_ONCE)
+    return _with(config, baselines.ONE_STEP, objective="gat", beta=None, **AT_ONCE)
 
 
 def nuat(config: Config) -> Config:
     """NuAT: as GAT, with the nuclear norm of the mini-batch's change of logits."""
-    return _with(config, baselines.gat_budget(), objective="nuat", beta=None, **AT_ONCE)
+    return _with(config, baselines.ONE_STEP, objective="nuat", beta=None, **AT_ONCE)
 
 
 def fgsm_pgi(config: Config) -> Config:
     """FGSM-PGI: one step from the perturbation of an epoch ago, and a term that holds both ends together."""
-    return _with(config, baselines.fgsm_pgi_budget(), objective="fgsm-pgi", beta=None, **AT_ONCE, eps_warmup=0.0)
+    return _with(config, baselines.ONE_STEP, objective="fgsm-pgi", beta=None, **AT_ONCE, eps_warmup=0.0)
 
 
 COUNT = r"([1-9]\d*)"

@@ -51,6 +51,8 @@ class Objective(ABC):
     """Whether a step of the corruption runs the network."""
     num_views = 1
     """Number of corrupted copies of each example; AugMix has two views."""
+    uniform_only = False
+    """Whether all examples need the same number of steps, at least one."""
     max_steps: int | None = None
     """Largest number of steps; AugMix has one step, which makes both views."""
     penalty_passes = 0
@@ -99,6 +101,9 @@ class Objective(ABC):
 
     def check_budget(self, budget: Allocation) -> None:
         """Raise ValueError if the objective does not support this budget."""
+        if self.uniform_only and (not budget.uniform_steps or hasattr(budget, "revise")):
+            name = type(self).__name__
+            raise ValueError(f"{name} needs a budget with the same number of steps for all examples, at least one")
         most = max(getattr(budget, name, 0) for name in ("boundary", "robust", "outlier", "most"))
         if self.max_steps is not None and most > self.max_steps:
             raise ValueError(
