@@ -286,7 +286,7 @@ def test_grad_align_wants_the_same_steps_for_everyone():
     with pytest.raises(ValueError, match="start has the shape"):
         baselines.grad_align(GradAlign(eps=EPS)).step(net, x, y, start=x[:3])
     for budget in (bt.StepBudget(1, 0), bt.StepBudget.uniform(0)):
-        with pytest.raises(ValueError, match="the same for all"):
+        with pytest.raises(ValueError, match="the same number of steps for all"):
             BulletTrain(GradAlign(eps=EPS), budget=budget).step(net, x, y)
 
 

@@ -116,7 +116,7 @@ def test_gat_takes_other_steps_for_other_examples_and_nuat_does_not():
     gap = (z_prime.softmax(1) - z.softmax(1)).square().sum(1)
     torch.testing.assert_close(out.loss, F.cross_entropy(z, y) + 10 * (gap * moved).mean())
     for budget in (bt.StepBudget(2, 1), bt.StepBudget.uniform(0), bt.EarlyStopBudget(2)):
-        with pytest.raises(ValueError, match="the same for all"):
+        with pytest.raises(ValueError, match="the same number of steps for all"):
             BulletTrain(NuAT(eps=EPS), budget=budget)
     with pytest.raises(TypeError, match="give GAT"):
         baselines.gat(bt.TRADES())
@@ -189,7 +189,7 @@ def test_fgsm_pgi_draws_a_start_where_it_is_given_none():
 
 def test_what_fgsm_pgi_refuses():
     for budget in (bt.StepBudget(1, 0), bt.StepBudget.uniform(0)):
-        with pytest.raises(ValueError, match="the same for all"):
+        with pytest.raises(ValueError, match="the same number of steps for all"):
             BulletTrain(FGSMPGI(eps=EPS), budget=budget)
     with pytest.raises(ValueError, match="of L∞"):
         FGSMPGI(norm="l2", eps=0.5)
