@@ -17,6 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from plane import ROOT, Result, description, read
+from rows import folder_name
 
 from bullettrain.evaluation.comparison import difference
 from bullettrain.evaluation.results import Store
@@ -51,12 +52,8 @@ def study(objective: str = "PGD-AT") -> dict[str, Result]:
 
 
 def folder(run: dict[str, str]) -> str:
-    """Where a run's survivors are: 3-1-1, 3-1-1-chance, 3-1-1-seed-1, trades-3-3-3 and so on."""
-    parts = ["trades"] if run["objective"] == "TRADES" else []
-    parts += [run["steps"].replace("/", "-")]
-    parts += [run["score"]] if run["score"] in ("chance", "oracle") else []
-    parts += ["seed", run["seed"]] if run["seed"] != "0" else []
-    return "-".join(parts)
+    """Where a run's survivors are."""
+    return folder_name(run["objective"], run["steps"], run["score"], run["seed"])
 
 
 @functools.cache

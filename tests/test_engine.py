@@ -612,7 +612,9 @@ def test_an_engine_prints_as_its_settings_in_a_line():
     views = "ViewMaker(severity=3, width=3, depth=-1, all_ops=False)"
     assert repr(bt.AugMix()) == f"AugMix(views={views}, beta=12, jsd=True, selection='train', bounds=(0, 1))"
     nfgsm = bt.PGDAT(attack=Attack(start="uniform", radius=2.0, project=False))
-    assert repr(nfgsm).endswith("attack=Attack(start='uniform', radius=2, project=False, ascent=WholeNetwork), label_smoothing=0)")
+    assert repr(nfgsm).endswith(
+        "attack=Attack(start='uniform', radius=2, project=False, ascent=WholeNetwork), label_smoothing=0)"
+    )
 
     class Own(bt.PGDAT):
         def __init__(self, depth, **others):

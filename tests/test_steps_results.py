@@ -1,6 +1,8 @@
 """What results/README.md says of the judge and of the study of steps is what was recorded."""
 
+import itertools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bullettrain.config import recipe
 from bullettrain.evaluation.results import Store, unpack
+from bullettrain.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -21,8 +25,30 @@ def figure():
         import steps_figure
 
         yield steps_figure
-        for name in ("steps_figure", "plane"):
+        for name in ("steps_figure", "rows", "plane"):
             del sys.modules[name]
+
+
+def test_a_finished_run_becomes_a_line(figure, tmp_path):
+    """The script that adds a row finds what is on record of one."""
+    rows = sys.modules["rows"]
+    recorded = next(run for run in figure.study("TRADES")["10/2/0 by chance"].runs)
+    name, words = rows.command("TRADES 10/2/0 chance")
+    assert " ".join(["bullettrain", *words]) == recorded["command"]
+    settings = [word for option, word in itertools.pairwise(words) if option == "--set"]
+    config = recipe("cifar10-trades-short").with_settings(settings)
+    environment = {"device": "NVIDIA H200", "commit": "172bd0d", "command": f"{recorded['command']} --out runs/a"}
+    folder = RunFolder(tmp_path / "run")
+    folder.create(config, environment)
+    for file in ("metrics.jsonl", "evaluation.json"):
+        shutil.copy(RESULTS / "steps" / name / file, folder.path / file)
+    shutil.copy(RESULTS / "plane.csv", tmp_path / "plane.csv")
+    assert rows.add(folder.path, tmp_path / "plane.csv", tmp_path / "steps") == recorded
+    before, after = ((path / "plane.csv").read_text(encoding="utf-8") for path in (RESULTS, tmp_path))
+    assert len(after.splitlines()) == len(before.splitlines()) + 1
+    for file in ("metrics.jsonl", "evaluation.json"):
+        kept = (tmp_path / "steps" / name / file).read_text(encoding="utf-8")
+        assert kept == (RESULTS / "steps" / name / file).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
