@@ -10,7 +10,7 @@ from bullettrain.config import recipe
 from bullettrain.data import load
 from bullettrain.run_folder import RunFolder, read_weights
 from bullettrain.training import run as runs
-from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
+from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss, low_probe
 from bullettrain.training.evaluator import probe_images
 from bullettrain.training.metrics import Sums
 from bullettrain.training.trainer import Trainer
@@ -121,6 +121,40 @@ def test_what_counts_as_collapse():
     assert "catastrophic" in look_at_epoch(0.7, 0.01, classes=10)
     fine = [(0.7, 0.3, 10), (0.2, 0.0, 10), (0.7, None, 10), (0.6, 0.0, 2)]  # the last: little above chance
     assert [look_at_epoch(robust, probe, classes=k) for robust, probe, k in fine] == [None] * 4
+
+
+def first_warning(epochs):
+    """The index of the first epoch with a warning, from accuracies under the training attack and of the probe."""
+    low = False
+    for index, accuracies in enumerate(epochs):
+        if look_at_epoch(*accuracies, classes=10, low_before=low):
+            return index
+        low = low_probe(*accuracies, classes=10)
+    return None
+
+
+def test_partial_catastrophic_overfitting_is_noticed():
+    """TRADES on CIFAR-10 with steps 3/1/1, epochs 21 to 30; it ended with 10 % under PGD-20."""
+    training = [0.689, 0.700, 0.719, 0.766, 0.826, 0.857, 0.878, 0.895, 0.912, 0.929]
+    probe = [0.406, 0.398, 0.301, 0.258, 0.211, 0.254, 0.223, 0.234, 0.277, 0.254]
+    assert first_warning(zip(training, probe, strict=True)) == 5
+
+
+@pytest.mark.parametrize(
+    ("training", "probe"),
+    [
+        # Epochs 2 to 9 with N_R = 0, whose unattacked examples count as robust; it ended with 40 % under PGD-20.
+        (
+            [0.488, 0.537, 0.570, 0.588, 0.598, 0.610, 0.620, 0.624],
+            [0.145, 0.238, 0.250, 0.262, 0.238, 0.273, 0.230, 0.273],
+        ),
+        # Epochs 5 to 9 with steps 10/2/0 and random scores; it ended with 49 % under PGD-20.
+        ([0.519, 0.539, 0.561, 0.573, 0.586], [0.270, 0.301, 0.199, 0.359, 0.324]),
+        ([0.297, 0.403, 0.445, 0.479], [0.01, 0.02, 0.10, 0.277]),  # before the network has learned much
+    ],
+)
+def test_a_probe_that_is_low_once_is_no_collapse(training, probe):
+    assert first_warning(zip(training, probe, strict=True)) is None
 
 
 def test_the_probe_has_every_class():

@@ -40,6 +40,8 @@ class Position:
     """Highest validation PGD-10 accuracy so far."""
     best_clean: float = -1.0
     """Clean validation accuracy of those weights."""
+    low_probe: bool = False
+    """Whether the probe of the last epoch was suspiciously low, see :func:`bullettrain.training.collapse.low_probe`."""
 
 
 def about(trainer: Trainer) -> Metadata:

@@ -20,7 +20,7 @@ from bullettrain.processes import Place, StoppedError, StopRequest
 from bullettrain.run_folder import SHARES, CheckpointWriter, RunFolder, Weights
 from bullettrain.step import StepOutput
 from bullettrain.training import state
-from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
+from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss, low_probe
 from bullettrain.training.display import Display
 from bullettrain.training.evaluator import Evaluator
 from bullettrain.training.metrics import StepMetrics, Sums, speedups
@@ -261,7 +261,9 @@ class Trainer:
         self.display.epoch(record)
         weak = self.engine.budget.uniform_steps == 0 or self.initial.part_of_eps(self.at.epoch) < 1
         if not weak:  # on purpose
-            self.alarm(look_at_epoch(figures["robust_accuracy"], probe, classes=self.described.num_classes))
+            accuracies, classes = (figures["robust_accuracy"], probe), self.described.num_classes
+            self.alarm(look_at_epoch(*accuracies, classes=classes, low_before=self.at.low_probe))
+            self.at.low_probe = low_probe(*accuracies, classes=classes)
         self.run_sums += self.epoch_sums
         self.epoch_sums = Sums()
         self.at.epoch, self.at.index, self.at.epoch_seconds = self.at.epoch + 1, 0, 0.0
