@@ -98,22 +98,22 @@ def test_keep_going_only_warns(tmp_path):
 
 def test_what_counts_as_collapse():
     counts = Sums()
-    counts.values.update(examples=600, outlier=600, loss=1200.0)
+    counts.update(examples=600, outlier=600, loss=1200.0)
     mined = bt.StepBudget(3, 1)
     streak = WrongStreak(bt.BulletTrain(bt.TRADES(eps=0.1), budget=mined))
     assert streak.look(counts) is None  # too few to tell
     assert "outlier" in streak.look(counts)
-    counts.values.update(outlier=599)
+    counts.update(outlier=599)
     assert streak.look(counts) is None
     assert look_at_loss(counts) is None
-    counts.values.update(loss=math.inf)
+    counts.update(loss=math.inf)
     assert "infinite" in look_at_loss(counts)
     plain = WrongStreak(bt.BulletTrain(bt.TRADES(eps=0.1), budget=bt.StepBudget.uniform(3)))
-    counts.values.update(examples=2000, outlier=0, clean=0)
+    counts.update(examples=2000, outlier=0, clean=0)
     assert "outlier" in plain.look(counts)  # a baseline has no outliers, but clean predictions
     # PGD-AT's baseline sees no clean predictions
     attacked = WrongStreak(bt.BulletTrain(bt.PGDAT(eps=0.1), budget=bt.StepBudget.uniform(3)))
-    counts.values.update(examples=2000, robust_hits=0)
+    counts.update(examples=2000, robust_hits=0)
     assert [attacked.look(counts) for _ in range(9)] == [None] * 9  # as it is with a large eps at first
     assert "no attacked example" in attacked.look(counts)
     views = WrongStreak(bt.BulletTrain(bt.AugMix(jsd=False), budget=bt.StepBudget.uniform(1)))

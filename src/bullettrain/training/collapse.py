@@ -25,7 +25,7 @@ class CollapseError(RuntimeError):
 
 def look_at_loss(sums: Sums) -> str | None:
     """Return a message if the loss is not finite."""
-    if math.isfinite(sums.values["loss"]):
+    if math.isfinite(sums["loss"]):
         return None
     return "the loss is NaN or infinite; lower the learning rate, or clip gradients (--set optimizer.clip=1)"
 
@@ -42,7 +42,7 @@ class WrongStreak:
 
     def look(self, sums: Sums) -> str | None:
         """Add the sums of some steps. Return a message if the series has become too long."""
-        examples, correct = sums.values["examples"], sums.values[self.key]
+        examples, correct = sums["examples"], sums[self.key]
         if self.key == "outlier":
             correct = examples - correct
         self.examples = 0.0 if correct else self.examples + examples
