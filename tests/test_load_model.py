@@ -237,7 +237,7 @@ def mistakes(tmp_path, robust_run):
         "no weights, no network": ([f"{here}/no.pt"], {}, "holds no state_dict; save the network's"),
         "checkpoint": ([f"{run}/checkpoint.pt"], {}, f"holds no state_dict; give {run}, the run that it lies in"),
         "no file": ([f"{here}/broken.pt"], {"network": "wrn-10-1"}, "cannot be read as weights"),
-        "not needed": ([run], {"mean": [0.5]}, "--mean was given, but the checkpoint says itself"),
+        "not needed": ([run], {"mean": [0.5]}, "--mean was given, but the checkpoint defines its normalisation"),
         "another network": (
             [run],
             {"network": "wrn-10-1"},

@@ -97,7 +97,7 @@ class StepMetrics:
         self.passes = sums["passes"]
 
 
-def speedups(objective: Objective, method: MethodConfig, figures: Mapping[str, float]) -> dict[str, float | None]:
+def speedups(objective: Objective, method: MethodConfig, figures: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the theoretical speed-up and that of counted work, from a run's own shares and passes.
 
     The theoretical one is the paper's formula for steps by category; it is None for other allocations.

@@ -8,8 +8,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,13 @@ class EventFile:
     """A TensorBoard event file, written synchronously: TensorBoard's own writer raises errors in a thread."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
         self.path = folder / f"events.out.tfevents.{time.time():010.0f}.{platform.node()}.{os.getpid()}"
-        self.event(file_version="brain.Event:2")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the floating-point values of a record."""
+        if not self.path.exists():
+            self.path.parent.mkdir(exist_ok=True)
+            self.event(file_version="brain.Event:2")
         figures = {key: value for key, value in record.items() if isinstance(value, float)}
         values = [{"tag": f"{record['kind']}/{key}", "simple_value": value} for key, value in figures.items()]
         self.event(step=record["step"], summary={"value": values})
@@ -67,14 +67,13 @@ class Recorder:
         self._board: EventFile | None = None
 
     def begin(self) -> None:
-        """Write the notes so far and open the TensorBoard log."""
+        """Prepare the records of a new or resumed run, and write the notes so far."""
         if self.folder is not None:
             earlier = (record for record in self.folder.records() if record.get("kind") == "note")
             self._noted = {str(record.get("message")) for record in earlier}
             self._write_notes(self.folder)
             if importlib.util.find_spec("tensorboard") is not None:
-                with self._stop_board_on_error():
-                    self._board = EventFile(self.folder.path / "tensorboard")
+                self._board = EventFile(self.folder.path / "tensorboard")
 
     def note(self, text: str) -> None:
         """Log a note, and write it with the next record."""
@@ -97,23 +96,18 @@ class Recorder:
         finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}
         self.folder.log(finite)
         if self._board is not None and record["kind"] in ("step", "epoch"):
-            with self._stop_board_on_error():
+            try:
                 self._board.write(finite)
+            except OSError as error:
+                self._board = None
+                self.notes.append(f"TensorBoard's log ends here, it could not be written: {error.strerror}")
+                logger.warning(self.notes[-1])
 
     def _write_notes(self, folder: RunFolder) -> None:
         for note in self.notes:
             if note not in self._noted:
                 self._noted.add(note)
                 folder.log({"kind": "note", "message": note})
-
-    @contextmanager
-    def _stop_board_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._board = None
-            self.notes.append(f"TensorBoard's log ends here, it could not be written: {error.strerror}")
-            logger.warning(self.notes[-1])
 
     def batch(self, x: Tensor, y: Tensor, out: StepOutput, classes: tuple[str, ...], *, step: int, epoch: int) -> None:
         """Write a mini-batch for the report: scores, steps, categories and some images. Skip it if the loss is NaN."""

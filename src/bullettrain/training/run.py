@@ -201,7 +201,7 @@ def compare(
     keep_going: bool = False,
     console: Console | None = None,
 ) -> tuple[Result, Result]:
-    """Train without and with BulletTrain, in ``out``/baseline and ``out``/bullettrain; arguments as of :func:`train`."""
+    """Train without and with BulletTrain, in ``out``/baseline and ``out``/bullettrain; arguments as for `train`."""
     existing = [folder for name in ("baseline", "bullettrain") if (folder := RunFolder(out / name)).exists]
     if existing and not resume:
         if len(existing) == 2 and all(folder.finished for folder in existing):
