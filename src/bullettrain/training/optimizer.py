@@ -31,9 +31,8 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: boo
         capturable: CUDA graphs can capture its steps; the learning rate is a tensor.
     """
     learning = [p for p in model.parameters() if p.requires_grad]
-    if config.decay_norms or not config.weight_decay:
-        groups = [{"params": learning, "weight_decay": config.weight_decay}]
-    else:
+    groups = [{"params": learning, "weight_decay": config.weight_decay}]
+    if config.weight_decay and not config.decay_norms:
         groups = [
             {"params": [p for p in learning if p.ndim > 1], "weight_decay": config.weight_decay},
             {"params": [p for p in learning if p.ndim <= 1], "weight_decay": 0.0},
@@ -51,17 +50,13 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: boo
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load a state that may come from another device; the settings ``fused`` and ``capturable`` stay as they are."""
-    before = [dict(group) for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, own in zip(optimizer.param_groups, before, strict=True):
-        group.update({key: own[key] for key in ("capturable", "fused", "foreach") if key in own})
-        device = group["params"][0].device
-        rate = float(group["lr"])
-        group["lr"] = torch.tensor(rate, device=device) if torch.is_tensor(own["lr"]) else rate
-        for parameter in group["params"]:  # Adam's step counts are on the device only if steps are captured
-            step = optimizer.state.get(parameter, {}).get("step")
-            if torch.is_tensor(step):
-                optimizer.state[parameter]["step"] = step.to(device if own.get("capturable") else "cpu")
+    groups = []
+    for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        rate = float(saved["lr"])
+        lr = torch.full_like(own["lr"], rate) if torch.is_tensor(own["lr"]) else rate
+        settings = {key: own[key] for key in ("capturable", "fused", "foreach") if key in own}
+        groups.append({**saved, **settings, "lr": lr})
+    optimizer.load_state_dict({**state, "param_groups": groups})
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

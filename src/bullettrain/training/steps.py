@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -128,24 +128,19 @@ class Stepper:
             batches: the mini-batches.
             rate: learning rate of the i-th one.
         """
-        if self.config.training.accumulate == 1:
-            for i, out in enumerate(self.fast.updates(batches)):
-                self._count(out)
-                self._update(rate(i))
-            return out
-        for i, batch in enumerate(batches):  # a single update of the weights
-            (out,) = self.fast.updates([batch], (i > 0, 1 / len(batches)))
-            self._count(out)
-        self._update(rate(len(batches) - 1))
+        accumulates = self.config.training.accumulate > 1
+        for i, out in enumerate(self._accumulated(batches) if accumulates else self.fast.updates(batches)):
+            self.metrics.passes += out.work.total
+            self.on_output(out)
+            if not accumulates or i + 1 == len(batches):
+                set_rate(self.optimizer, rate(i))
+                self.fast.runner(self.move_weights)
         return out
 
-    def _count(self, out: StepOutput) -> None:
-        self.metrics.passes += out.work.total
-        self.on_output(out)
-
-    def _update(self, rate: float) -> None:
-        set_rate(self.optimizer, rate)
-        self.fast.runner(self.move_weights)
+    def _accumulated(self, batches: Sequence[Batch]) -> Iterator[StepOutput]:
+        """Yield the output of each mini-batch, while gradients add up to their mean."""
+        for i, batch in enumerate(batches):
+            yield from self.fast.updates([batch], (i > 0, 1 / len(batches)))
 
     def move_weights(self) -> None:
         """Clip gradients, update the weights and the moving average. Runs as a phase."""
@@ -180,14 +175,19 @@ class Clock:
         """Wait for the device and add the seconds of training, and of captures since the last stop, to ``position``."""
         if self._started is None:
             return
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         captured = self.stepper.capture_seconds
         seconds = self.running() - (captured - self._captured_at_start)
         position.seconds += seconds
         position.epoch_seconds += seconds
         position.capture_seconds += captured - self._counted
         self._started, self._counted = None, captured
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device is idle."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def autocast_dtype(training: TrainingConfig, device: torch.device) -> torch.dtype | None:

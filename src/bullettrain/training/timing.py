@@ -16,6 +16,7 @@ from bullettrain.config import ConfigError
 from bullettrain.engine.phases import Batch, Runner
 from bullettrain.mining import Category
 from bullettrain.step import BulletTrain
+from bullettrain.training.steps import synchronize
 from bullettrain.training.trainer import Trainer
 
 PHASES = dict.fromkeys(("select", "allocate", "target"), "select_ms") | dict.fromkeys(
@@ -118,11 +119,11 @@ class Timed:
 
     def seconds(self, turns: int) -> float:
         """Return the seconds of so many units, data augmentation and noise included."""
-        _wait_for(self.device)
+        synchronize(self.device)
         began = time.perf_counter()
         for _ in range(turns):
             self.trainer.take(next(self.units))
-        _wait_for(self.device)
+        synchronize(self.device)
         return time.perf_counter() - began
 
 
@@ -159,9 +160,3 @@ class _TimedRunner:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-
-def _wait_for(device: torch.device) -> None:
-    """Wait until the device is idle."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
