@@ -67,7 +67,7 @@ def test_a_checkpoint_that_does_not_fit(tmp_path, robust_run):
     with pytest.raises(RunError, match=r"last\.safetensors does not fit wrn-10-1: Missing key.* \"block1"):
         bench(other, CPU, load_data(config, None), checkpoint=robust_run, **settings)
     (tmp_path / "text.pt").write_text("no weights")
-    with pytest.raises(RunError, match=r"text\.pt is no checkpoint: it is neither"):
+    with pytest.raises(RunError, match=r"text\.pt is not a checkpoint: it is neither"):
         bench(config, CPU, load_data(config, None), checkpoint=tmp_path / "text.pt", **settings)
 
 

@@ -209,7 +209,7 @@ MISTAKES = {
     "range": (["runs/robust", "--data", "npz:wide.npz"], "has x outside [0, 1] (from 0 to 3)"),
     "text": (
         ["text.pt"],
-        "text.pt is no checkpoint: it is neither",
+        "text.pt is not a checkpoint: it is neither",
     ),
     "model": (["nothing"], "'nothing' is no network"),
     "weights": (["runs/robust", "--weights", "best"], "has no 'best' weights"),

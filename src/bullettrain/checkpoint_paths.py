@@ -30,7 +30,7 @@ def check_kind(file: Path, give: str = GIVE) -> str:
     if start.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive, or a pickle of torch before 1.6
         return SAVED
     what = f"neither {SAFETENSORS} nor {SAVED}" if start else "empty"
-    raise RunError(f"{file} is no checkpoint: it is {what}; {rather(file, f'give {give}')}")
+    raise RunError(f"{file} is not a checkpoint: it is {what}; {rather(file, f'give {give}')}")
 
 
 def check_run(path: Path) -> RunFolder:
@@ -42,8 +42,8 @@ def check_run(path: Path) -> RunFolder:
     runs = [str(part) for part in content if RunFolder(part).exists]
     if runs:
         more = " …" if len(runs) > SHOWN else ""
-        raise RunError(f"{path} is no run but a folder of runs; give one of them: {', '.join(runs[:SHOWN])}{more}")
-    raise RunError(f"{path} is no run: it {'has no config.yaml' if content else 'is empty'}; give {GIVE}")
+        raise RunError(f"{path} is not a run but a folder of runs; give one of them: {', '.join(runs[:SHOWN])}{more}")
+    raise RunError(f"{path} is not a run: it {'has no config.yaml' if content else 'is empty'}; give {GIVE}")
 
 
 def choose_weights(path: Path, weights: str | None) -> str:

@@ -134,7 +134,7 @@ def find_source(model: str | Path, weights: str | None = None) -> Source:
     if not is_external(text := str(model)):
         hint = " (no such file or folder)" if os.sep in text or path.suffix else ""
         raise RunError(f"{text!r} is no network{hint}; {rather(path, f'give {FORMS}')}")
-    _unused(f"{text} is no run's folder", weights=weights)
+    _unused(f"{text} is not a run's folder", weights=weights)
     return Source(text, text)
 
 

@@ -171,7 +171,7 @@ class RunFolder:
         """Write the weights of a checkpoint as safetensors files, unless these are up to date."""
         for name, weights in checkpoint.weights.items():
             packed, file = pack_weights(*weights), self.path / f"{name}.safetensors"
-            if not (file.is_file() and file.stat().st_size == len(packed) and file.read_bytes() == packed):
+            if not file.is_file() or file.read_bytes() != packed:
                 self.write(file.name, packed)
 
     def has_checkpoint(self) -> bool:

@@ -1,4 +1,4 @@
-"""Detection of failed training: a diverged loss, a network that predicts nothing right, catastrophic overfitting."""
+"""Detection of failed training: a diverged loss, a network that is always wrong, catastrophic overfitting."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class WrongStreak:
         if self.examples < MIN_WRONG_EXAMPLES * (ATTACKED_FACTOR if self.attacked else 1):
             return None
         if self.attacked:
-            return "no attacked example has been predicted right for long; lower the learning rate, or method.eps"
-        return "every example has become an outlier: the network predicts nothing right; lower the learning rate"
+            return "no attacked example is classified correctly; lower the learning rate, or method.eps"
+        return "every example has become an outlier: the network classifies none correctly; lower the learning rate"
 
 
 def low_probe(robust_accuracy: float, probe: float | None, *, classes: int, share: float = LOW_SHARE) -> bool:

@@ -102,7 +102,7 @@ def train(
     trainer = Trainer(config, folder, place, data, console=console if place.first else None, keep_going=keep_going)
     with folder.alone() if place.first else contextlib.nullcontext():
         if place.first and (folder.finished or (not folder.exists, folder.has_checkpoint()) != (new, has_checkpoint)):
-            raise RunError(f"another process has trained in {out} meanwhile; look at it, and start this again")
+            raise RunError(f"another process has trained in {out}; check it, and run this command again")
         if has_checkpoint:
             state.resume(trainer)
         elif place.first:
@@ -141,7 +141,7 @@ def check_folder(
     """
     if not folder.exists:
         if folder.path.is_file() or (folder.path.is_dir() and folder.foreign()):
-            raise RunError(f"{folder.path} exists and is no run; choose another --out")
+            raise RunError(f"{folder.path} exists and is not a run; choose another --out")
         return False
     differences = folder.config().differences(config)
     changed = "; ".join(f"{key} is {old} there and {new} here" for key, (old, new) in differences.items())
