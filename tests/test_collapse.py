@@ -10,9 +10,11 @@ from bullettrain.config import recipe
 from bullettrain.data import load
 from bullettrain.run_folder import RunFolder, read_weights
 from bullettrain.training import run as runs
+from bullettrain.training import state
 from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss, low_probe
 from bullettrain.training.evaluator import probe_images
 from bullettrain.training.metrics import Sums
+from bullettrain.training.setup import load_data
 from bullettrain.training.trainer import Trainer
 from short_runs import CPU, kinds, small
 
@@ -155,6 +157,27 @@ def test_partial_catastrophic_overfitting_is_noticed():
 )
 def test_a_probe_that_is_low_once_is_no_collapse(training, probe):
     assert first_warning(zip(training, probe, strict=True)) is None
+
+
+def test_a_run_stops_when_the_probe_is_low_for_a_second_epoch_also_if_it_was_resumed(tmp_path):
+    config = small("training.log_every=100")
+    data, folder = load_data(config, None), RunFolder(tmp_path / "run")
+    folder.create(config, {})
+
+    def weak_attack():
+        trainer = Trainer(config, folder, CPU, data)
+        trainer.evaluator.probe = lambda *args: 0.25
+        trainer.figures = lambda sums, figures=trainer.figures: {**figures(sums), "robust_accuracy": 0.9}
+        return trainer
+
+    for resumed in (False, True):
+        trainer = weak_attack()
+        if resumed:
+            state.resume(trainer)
+        with pytest.raises(CollapseError, match=r"catastrophic overfitting: 90 % .* all but 25 %"):
+            trainer.run()
+        assert [record["epoch"] for record in kinds(folder.path, "epoch")] == [1, 2]
+        assert folder.load().state["position"]["low_probe"]
 
 
 def test_the_probe_has_every_class():

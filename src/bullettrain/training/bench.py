@@ -6,6 +6,8 @@ import gc
 import logging
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,34 +82,15 @@ def bench(
     with tempfile.TemporaryDirectory() as folder:
         first = "graphs" if place.device.type == "cuda" else "eager"
         state = _train(make_trainer(config, place, data, Path(folder), first, "bullettrain"), train_steps, checkpoint)
-        gc.collect()
+        gc.collect()  # CUDA graphs hold memory in reference cycles
         for engine in engines:
-            cases = []
-            for method in METHODS:
-                before = _memory(peak=False)
-                trainer = make_trainer(config, place, data, Path(folder), engine, method)
-                trainer.network.load_state_dict(state["weights"])
-                trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
-                if trainer.engine.history.examples:
-                    trainer.engine.history.load_state_dict(state["history"])
-                cases.append(Timed(trainer, shares, steps))
-                cases[-1].memory = _memory(peak=True) - before
-            for _ in range(repeats):
-                for case in cases:  # in turns, so that a device that slows down affects both
-                    case.time()
-            baseline, mined = ({"engine": engine, "method": METHODS[i]} | _figures(cases[i]) for i in range(2))
-            theoretical = speedups(config.method.build_objective(), config.method, mined)["theoretical_speedup"]
-            mined["theoretical_speedup"] = theoretical
-            mined["work_speedup"] = baseline["work"] / mined["work"]
-            mined["wall_clock_speedup"] = baseline["step_ms"] / mined["step_ms"]
-            rows += [baseline, mined]
-            notes[engine] = list(dict.fromkeys(note for case in cases for note in case.trainer.recorder.notes))
-            for row in rows[-2:]:
-                logger.info(
-                    "%s %s: %.2f ms a step, %.2f passes an example", engine, row["method"], row["step_ms"], row["work"]
-                )
-            del cases, case, trainer
-            gc.collect()  # CUDA graphs hold memory in reference cycles
+            make = partial(make_trainer, config, place, data, Path(folder), engine)
+            timed, notes[engine] = _time_methods(make, state, shares, steps, repeats)
+            for row in timed:
+                rows.append({"engine": engine, **row})
+                figures = row["method"], row["step_ms"], row["work"]
+                logger.info("%s %s: %.2f ms a step, %.2f passes an example", engine, *figures)
+            gc.collect()
     return {
         "config": config.to_dict(),
         "environment": environment(place.device),
@@ -159,6 +142,32 @@ def _train(trainer: Trainer, steps: int, checkpoint: Path | None) -> dict[str, A
         "robust_fraction": trainer.engine.robust_fraction.state_dict(),
         "history": trainer.engine.history.state_dict(),
     }
+
+
+def _time_methods(
+    make: Callable[[str], Trainer], state: dict[str, Any], shares: Shares | None, steps: int, repeats: int
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Time the baseline and BulletTrain, and return their rows and notes."""
+    cases = []
+    for method in METHODS:
+        before = _memory(peak=False)
+        trainer = make(method)
+        trainer.network.load_state_dict(state["weights"])
+        trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
+        if trainer.engine.history.examples:
+            trainer.engine.history.load_state_dict(state["history"])
+        cases.append(Timed(trainer, shares, steps))
+        cases[-1].memory = _memory(peak=True) - before
+    for _ in range(repeats):
+        for case in cases:  # in turns, so that a device that slows down affects both
+            case.time()
+    baseline, mined = ({"method": method, **_figures(case)} for method, case in zip(METHODS, cases, strict=True))
+    figures = speedups(trainer.engine.objective, trainer.config.method, mined)  # the last trainer is BulletTrain's
+    mined["theoretical_speedup"] = figures["theoretical_speedup"]
+    mined["work_speedup"] = baseline["work"] / mined["work"]
+    mined["wall_clock_speedup"] = baseline["step_ms"] / mined["step_ms"]
+    notes = (note for case in cases for note in case.trainer.recorder.notes)
+    return [baseline, mined], list(dict.fromkeys(notes))
 
 
 def _figures(timed: Timed) -> dict[str, Any]:

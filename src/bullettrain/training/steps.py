@@ -71,7 +71,7 @@ class Stepper:
             network,
             dtype=autocast_dtype(training, place.device),
             compile=training.compile,
-            attack_group=training.attack_group,
+            attack_group=1 if ungrouped else training.attack_group,
             size_multiple=training.size_multiple,
             pair=training.paired_forward,
             cudnn_benchmark_after=training.cudnn_benchmark_after,
