@@ -43,7 +43,7 @@ def test_rows_belong_together(caplog):
     assert len(table) == 4
     assert all(line.count("|") == len(baseline) + 1 for line in table)
     history = config.with_settings(["allocation=history", "robust=1"])
-    with pytest.raises(ConfigError, match="allocation=history knows of an example when it has been trained on"):
+    with pytest.raises(ConfigError, match="allocation=history needs a history of the examples"):
         bench(history, CPU, data, engines=["eager"], train_steps=6, steps=3, repeats=1)
     assert bench(history, CPU, data, engines=["eager"], train_steps=10, steps=3, repeats=1)["rows"][0]["work"] == 27
     with pytest.raises(ConfigError, match="eager, graphs, compile"):
@@ -56,7 +56,7 @@ def test_what_takes_long_is_said_before_it_does(monkeypatch, caplog):
     caplog.set_level("INFO", "bullettrain")
     bench(config, CPU, load_data(config, None), engines=["eager"], train_steps=3, steps=1, repeats=1)
     assert re.match(
-        r"that is some .* s, and the timing comes after it: --train-steps, --steps and --repeats", caplog.messages[1]
+        r"about .* s of training, and then the timing: --train-steps, --steps and --repeats", caplog.messages[1]
     )
 
 
@@ -67,7 +67,7 @@ def test_a_checkpoint_that_does_not_fit(tmp_path, robust_run):
     with pytest.raises(RunError, match=r"last\.safetensors does not fit wrn-10-1: Missing key.* \"block1"):
         bench(other, CPU, load_data(config, None), checkpoint=robust_run, **settings)
     (tmp_path / "text.pt").write_text("no weights")
-    with pytest.raises(RunError, match=r"text\.pt is no checkpoint: it is neither"):
+    with pytest.raises(RunError, match=r"text\.pt is not a checkpoint: it is neither"):
         bench(config, CPU, load_data(config, None), checkpoint=tmp_path / "text.pt", **settings)
 
 
@@ -146,7 +146,7 @@ def test_cases_begin_with_the_trained_states_scores_and_go_on_with_the_right_exa
     options = {"engines": ["eager"], "train_steps": 10, "steps": 2, "repeats": 2}
     bench(config, CPU, data, **options)
     assert begun == [True, True]
-    with pytest.raises(ConfigError, match="weights alone do not say that: give --shares, or leave --checkpoint out"):
+    with pytest.raises(ConfigError, match="weights do not hold: give --shares, or leave --checkpoint out"):
         bench(config, CPU, data, **options, checkpoint=Path("x"))
 
 

@@ -241,7 +241,7 @@ MISTAKES = {
     "augmix": (["train", "cifar10-augmix", "--set", "jsd=false"], "add --set robust=1 --set outlier=1"),
     "data": (["train", "mnist-pgd", "--data-dir", "nowhere"], "bullettrain data prepare mnist"),
     "folder": (["train", "--set", "data.name=folder:nowhere"], "nowhere"),
-    "out": (["train", "--out", "here"], "is no run; choose another --out"),
+    "out": (["train", "--out", "here"], "is not a run; choose another --out"),
     "report": (["report", "here"], "here"),
     "dataset": (["data", "verify", "svhn"], "mnist, cifar10, cifar100"),
     "network": (["train", "--set", "network.name=wrn-35-10"], "network: "),

@@ -10,9 +10,11 @@ from bullettrain.config import recipe
 from bullettrain.data import load
 from bullettrain.run_folder import RunFolder, read_weights
 from bullettrain.training import run as runs
-from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
+from bullettrain.training import state
+from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss, low_probe
 from bullettrain.training.evaluator import probe_images
 from bullettrain.training.metrics import Sums
+from bullettrain.training.setup import load_data
 from bullettrain.training.trainer import Trainer
 from short_runs import CPU, kinds, small
 
@@ -98,22 +100,22 @@ def test_keep_going_only_warns(tmp_path):
 
 def test_what_counts_as_collapse():
     counts = Sums()
-    counts.values.update(examples=600, outlier=600, loss=1200.0)
+    counts.update(examples=600, outlier=600, loss=1200.0)
     mined = bt.StepBudget(3, 1)
     streak = WrongStreak(bt.BulletTrain(bt.TRADES(eps=0.1), budget=mined))
     assert streak.look(counts) is None  # too few to tell
     assert "outlier" in streak.look(counts)
-    counts.values.update(outlier=599)
+    counts.update(outlier=599)
     assert streak.look(counts) is None
     assert look_at_loss(counts) is None
-    counts.values.update(loss=math.inf)
+    counts.update(loss=math.inf)
     assert "infinite" in look_at_loss(counts)
     plain = WrongStreak(bt.BulletTrain(bt.TRADES(eps=0.1), budget=bt.StepBudget.uniform(3)))
-    counts.values.update(examples=2000, outlier=0, clean=0)
+    counts.update(examples=2000, outlier=0, clean=0)
     assert "outlier" in plain.look(counts)  # a baseline has no outliers, but clean predictions
     # PGD-AT's baseline sees no clean predictions
     attacked = WrongStreak(bt.BulletTrain(bt.PGDAT(eps=0.1), budget=bt.StepBudget.uniform(3)))
-    counts.values.update(examples=2000, robust_hits=0)
+    counts.update(examples=2000, robust_hits=0)
     assert [attacked.look(counts) for _ in range(9)] == [None] * 9  # as it is with a large eps at first
     assert "no attacked example" in attacked.look(counts)
     views = WrongStreak(bt.BulletTrain(bt.AugMix(jsd=False), budget=bt.StepBudget.uniform(1)))
@@ -121,6 +123,61 @@ def test_what_counts_as_collapse():
     assert "catastrophic" in look_at_epoch(0.7, 0.01, classes=10)
     fine = [(0.7, 0.3, 10), (0.2, 0.0, 10), (0.7, None, 10), (0.6, 0.0, 2)]  # the last: little above chance
     assert [look_at_epoch(robust, probe, classes=k) for robust, probe, k in fine] == [None] * 4
+
+
+def first_warning(epochs):
+    """The index of the first epoch with a warning, from accuracies under the training attack and of the probe."""
+    low = False
+    for index, accuracies in enumerate(epochs):
+        if look_at_epoch(*accuracies, classes=10, low_before=low):
+            return index
+        low = low_probe(*accuracies, classes=10)
+    return None
+
+
+def test_partial_catastrophic_overfitting_is_noticed():
+    """TRADES on CIFAR-10 with steps 3/1/1, epochs 21 to 30; it ended with 10 % under PGD-20."""
+    training = [0.689, 0.700, 0.719, 0.766, 0.826, 0.857, 0.878, 0.895, 0.912, 0.929]
+    probe = [0.406, 0.398, 0.301, 0.258, 0.211, 0.254, 0.223, 0.234, 0.277, 0.254]
+    assert first_warning(zip(training, probe, strict=True)) == 5
+
+
+@pytest.mark.parametrize(
+    ("training", "probe"),
+    [
+        # Epochs 2 to 9 with N_R = 0, whose unattacked examples count as robust; it ended with 40 % under PGD-20.
+        (
+            [0.488, 0.537, 0.570, 0.588, 0.598, 0.610, 0.620, 0.624],
+            [0.145, 0.238, 0.250, 0.262, 0.238, 0.273, 0.230, 0.273],
+        ),
+        # Epochs 5 to 9 with steps 10/2/0 and random scores; it ended with 49 % under PGD-20.
+        ([0.519, 0.539, 0.561, 0.573, 0.586], [0.270, 0.301, 0.199, 0.359, 0.324]),
+        ([0.297, 0.403, 0.445, 0.479], [0.01, 0.02, 0.10, 0.277]),  # before the network has learned much
+    ],
+)
+def test_a_probe_that_is_low_once_is_no_collapse(training, probe):
+    assert first_warning(zip(training, probe, strict=True)) is None
+
+
+def test_a_run_stops_when_the_probe_is_low_for_a_second_epoch_also_if_it_was_resumed(tmp_path):
+    config = small("training.log_every=100")
+    data, folder = load_data(config, None), RunFolder(tmp_path / "run")
+    folder.create(config, {})
+
+    def weak_attack():
+        trainer = Trainer(config, folder, CPU, data)
+        trainer.evaluator.probe = lambda *args: 0.25
+        trainer.figures = lambda sums, figures=trainer.figures: {**figures(sums), "robust_accuracy": 0.9}
+        return trainer
+
+    for resumed in (False, True):
+        trainer = weak_attack()
+        if resumed:
+            state.resume(trainer)
+        with pytest.raises(CollapseError, match=r"catastrophic overfitting: 90 % .* all but 25 %"):
+            trainer.run()
+        assert [record["epoch"] for record in kinds(folder.path, "epoch")] == [1, 2]
+        assert folder.load().state["position"]["low_probe"]
 
 
 def test_the_probe_has_every_class():

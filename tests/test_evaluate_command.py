@@ -209,7 +209,7 @@ MISTAKES = {
     "range": (["runs/robust", "--data", "npz:wide.npz"], "has x outside [0, 1] (from 0 to 3)"),
     "text": (
         ["text.pt"],
-        "text.pt is no checkpoint: it is neither",
+        "text.pt is not a checkpoint: it is neither",
     ),
     "model": (["nothing"], "'nothing' is no network"),
     "weights": (["runs/robust", "--weights", "best"], "has no 'best' weights"),
@@ -221,7 +221,7 @@ MISTAKES = {
         ["runs/robust", "--attack", "corruptions", "--corruptions", "runs", "--mce-baseline", "their.pt"],
         "cannot be read",
     ),
-    "mean": (["runs/robust", "--mean", "0.5"], "--mean was given, but the checkpoint says itself"),
+    "mean": (["runs/robust", "--mean", "0.5"], "--mean was given, but the checkpoint defines its normalisation"),
     "number": (["runs/robust", "--mean", "grey"], "is no number"),
     "device": (["runs/robust", "--device", "tpu9"], "no device 'tpu9'"),
     "out": (["runs/robust", "--out", "their.pt"], "is a file; give a folder"),

@@ -201,7 +201,7 @@ def mistakes(tmp_path, robust_run):
     return {
         "name": (["digit"], {}, "'digit' is no network; give a run's folder, a checkpoint"),
         "path": (["runs/none"], {}, "no such file or folder"),
-        "folder": ([f"{here}/empty"], {}, "is no run: it is empty"),
+        "folder": ([f"{here}/empty"], {}, "is not a run: it is empty"),
         "comparison": ([f"{here}/both"], {}, f"a folder of runs; give one of them: {here}/both/baseline"),
         "weights of a file": (
             [f"{run}/last.safetensors"],
@@ -232,12 +232,12 @@ def mistakes(tmp_path, robust_run):
         "text": (
             [f"{here}/text.pt"],
             {},
-            "text.pt is no checkpoint: it is neither safetensors nor a file of torch.save; give a run's folder",
+            "text.pt is not a checkpoint: it is neither safetensors nor a file of torch.save; give a run's folder",
         ),
         "no weights, no network": ([f"{here}/no.pt"], {}, "holds no state_dict; save the network's"),
         "checkpoint": ([f"{run}/checkpoint.pt"], {}, f"holds no state_dict; give {run}, the run that it lies in"),
         "no file": ([f"{here}/broken.pt"], {"network": "wrn-10-1"}, "cannot be read as weights"),
-        "not needed": ([run], {"mean": [0.5]}, "--mean was given, but the checkpoint says itself"),
+        "not needed": ([run], {"mean": [0.5]}, "--mean was given, but the checkpoint defines its normalisation"),
         "another network": (
             [run],
             {"network": "wrn-10-1"},

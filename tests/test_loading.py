@@ -14,7 +14,7 @@ from bullettrain.loading import FORMS
 from bullettrain.run_folder import RunError
 
 GIVE = "; give a run's folder or one of its .safetensors files"
-NEITHER = "no checkpoint: it is neither safetensors nor a file of torch.save"
+NEITHER = "not a checkpoint: it is neither safetensors nor a file of torch.save"
 NAME = "; name it, e.g. --network wrn-34-10 (in Python: network=…)"
 
 
@@ -28,7 +28,7 @@ def told(path, **options):
 FILES = {
     "text.pt": (lambda p: p.write_text("hello, this is text"), NEITHER),
     "text.safetensors": (lambda p: p.write_text('version {"a": 1}'), NEITHER),
-    "empty.pt": (lambda p: p.write_bytes(b""), "no checkpoint: it is empty"),
+    "empty.pt": (lambda p: p.write_bytes(b""), "not a checkpoint: it is empty"),
     "noise.pt": (lambda p: p.write_bytes(bytes(range(256))), NEITHER),
 }
 
@@ -64,7 +64,7 @@ def test_a_checkpoint_that_was_cut_is_damaged(tmp_path, robust_run):
     (tmp_path / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
     assert "cut.safetensors is damaged" in told(tmp_path / "cut.safetensors")
     (tmp_path / "last.safetensors").write_bytes(b"")
-    assert "last.safetensors is no checkpoint: it is empty" in told(tmp_path)
+    assert "last.safetensors is not a checkpoint: it is empty" in told(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["checkpoint.pt", "config.yaml", "samples.safetensors", "none.safetensors"])
@@ -76,14 +76,14 @@ def test_folders_that_are_no_run(tmp_path, robust_run):
     empty, other, both = (tmp_path / name for name in ("empty", "other", "both"))
     for folder in (empty, other, both):
         folder.mkdir()
-    assert told(empty) == f"{empty} is no run: it is empty{GIVE}"
+    assert told(empty) == f"{empty} is not a run: it is empty{GIVE}"
     (other / "thing").write_text("no run")
-    assert told(other) == f"{other} is no run: it has no config.yaml{GIVE}"
+    assert told(other) == f"{other} is not a run: it has no config.yaml{GIVE}"
     (both / "comparison.json").write_text("{}")
     for name in ("baseline", "bullettrain"):
         shutil.copytree(robust_run, both / name)
     runs = f"{both}/baseline, {both}/bullettrain"
-    assert told(both) == f"{both} is no run but a folder of runs; give one of them: {runs}"
+    assert told(both) == f"{both} is not a run but a folder of runs; give one of them: {runs}"
 
 
 def test_weights_that_a_run_has_not(tmp_path, robust_run):

@@ -82,10 +82,10 @@ def test_what_is_no_network_is_said_before_anything_is_trained(tmp_path, mine, n
 
 def test_a_network_for_other_images_is_refused(tmp_path, mine):
     (tmp_path / "my_networks.py").write_text(SOURCE.replace("10))", "5))"))
-    with pytest.raises(ConfigError, match="network: my_networks:make tells 5 classes apart, but there are 10"):
+    with pytest.raises(ConfigError, match="network: my_networks:make has 5 outputs, but there are 10 classes"):
         runs.train(small(f"network.name={mine}"), tmp_path / "run", CPU)
     (tmp_path / "my_networks.py").write_text(SOURCE.replace("Conv2d(1", "Conv2d(3"))
     sys.modules.pop("my_networks")
-    with pytest.raises(ConfigError, match=r"network: my_networks:make cannot take images \(1, 8, 8\): .*channels"):
+    with pytest.raises(ConfigError, match=r"the network does not take the images of digits, 1×8×8: .*channels"):
         runs.train(small(f"network.name={mine}"), tmp_path / "run", CPU)
     assert not (tmp_path / "run").exists()

@@ -331,7 +331,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         runs.train(small(), tmp_path / "file" / "run", CPU)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thing").write_text("not a run")
-    with pytest.raises(RunError, match="is no run; choose another --out"):
+    with pytest.raises(RunError, match="is not a run; choose another --out"):
         runs.train(small(), tmp_path / "other", CPU)
 
 

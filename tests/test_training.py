@@ -163,7 +163,7 @@ def test_ones_own_images(tmp_path, caplog):
         settings = (f"data.name={name}", "data.train_size=0", "data.test_size=0", "data.validation=0", "epochs=2")
         result = runs.train(small(*settings), tmp_path / name[:3], CPU)
         assert result.finished
-        assert f"{name}: 48 images to train on, 12 to test by" in caplog.text
+        assert f"{name}: 48 training, 0 validation and 12 test images" in caplog.text
         assert bt.load(result.folder)(torch.rand(2, 3 if "folder" in name else 1, 12, 12)).shape[0] == 2
 
 

@@ -1,4 +1,4 @@
-"""A network from whatever names one: a run, a checkpoint, other people's weights, a function, or a timm name."""
+"""Load networks: from a run, a checkpoint, a state_dict of another project, a function, or timm."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from bullettrain.errors import user_path
 from bullettrain.models import Normalize, build
 from bullettrain.models.external import build_external, is_external
 from bullettrain.run_folder import Metadata, NetworkMetadata, RunError, RunFolder, read_weights
+from bullettrain.run_folder.weights import hash_tensors
 from bullettrain.validation import check_logits_shape
 
 FORMS = (
@@ -32,9 +33,9 @@ FORMS = (
     "package.module:function or timm:NAME"
 )
 EXPORTED = "model.safetensors"
-"""The weights in a folder that `bullettrain export --format hub` wrote."""
+"""Weights file in a folder written by `bullettrain export --format hub`."""
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
-"""Keys under which other people's checkpoints hold the weights."""
+"""Keys of the weights in checkpoints of other projects."""
 
 
 def load(
@@ -45,45 +46,45 @@ def load(
     network: str | None = None,
     trust: bool = False,
 ) -> nn.Module:
-    """The network of a run, in eval mode.
+    """Load the network of a run, in eval mode.
 
     Args:
-        run_or_checkpoint: a run's folder, or one of its .safetensors files; with ``network``, also a state_dict that
-            torch.save wrote.
-        weights: of a folder, which: "last", "best" or "averaged". None: the best on the run's validation set where it
-            held one out, else the last. A file is what it is, and takes none.
-        device: where to put it.
-        network: the network to build, instead of the one that the file names: a name of `bullettrain.models`, or
+        run_or_checkpoint: a run's folder or one of its .safetensors files; with ``network``, also a state_dict saved
+            with torch.save.
+        weights: which weights of a folder: "last", "best" or "averaged". Default: "best" if the run had a validation
+            set, else "last". Not allowed for a file.
+        device: of the network.
+        network: build this network instead of the one that the file names: a name of `bullettrain.models`, or
             "package.module:function", which is imported and called.
-        trust: import and call the function that the file names, where its network is not one of this package's.
+        trust: import and call the function that the file names, if its network is not part of this package.
 
     Returns:
         A network that takes images (m, C, H, W) in [0, 1] and returns logits (m, K). Its attributes say what it was
-        trained for: ``classes`` (their names), ``image_size`` (pixels a side), ``channels``, and ``threat`` (``norm``
-        and ``eps``; None where it was trained without an attack).
+        trained for: ``classes`` (their names), ``image_size`` (pixels per side), ``channels``, and ``threat``
+        (``norm`` and ``eps``; None if it was trained without an attack).
 
     Raises:
-        RunError: there is no such file, it is damaged, or it names a function and neither ``network`` nor ``trust``
-            was given.
+        RunError: the file is missing or damaged, or it names a function and neither ``network`` nor ``trust`` was
+            given.
     """
     return load_model(run_or_checkpoint, weights=weights, network=network, trust=trust).network.to(device)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a network comes from."""
+    """Origin of a network."""
 
     name: str
     weights: str
-    """Which of a run's: "last", "best", "averaged"; else what the user wrote."""
+    """Name of a run's weights ("last", "best", "averaged"); otherwise as the user wrote it."""
     file: Path | None = None
-    """Of the weights; None for a function."""
+    """File of the weights; None for a function."""
     folder: Path | None = None
-    """The run's, where there is one."""
+    """Folder of the run, if there is one."""
 
     @property
     def config(self) -> Config | None:
-        """The run's, where there is one."""
+        """Config of the run, if there is one."""
         return None if self.folder is None else RunFolder(self.folder).config()
 
     def __str__(self) -> str:
@@ -92,31 +93,28 @@ class Source:
 
 @dataclass(frozen=True)
 class LoadedModel(Source):
-    """A network in eval mode, on the CPU, and where it comes from."""
+    """A network in eval mode on the CPU, and its origin."""
 
     network: nn.Module = field(kw_only=True)
     about: Metadata = field(kw_only=True, default_factory=Metadata)
-    """What it is for, as far as that is known: the shape of images, the classes, the threat."""
+    """Shape of images, classes and threat, as far as known."""
 
     @property
     def digest(self) -> str:
-        """Changes with the architecture and with every weight and buffer, also those that no checkpoint holds."""
-        found = hashlib.blake2b(str(self.network).encode(), digest_size=16)
-        for name, tensor in (*self.network.named_parameters(), *self.network.named_buffers()):
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+        """Digest of the architecture, the parameters and all buffers, non-persistent ones included."""
+        architecture = hashlib.blake2b(str(self.network).encode(), digest_size=16)
+        return hash_tensors(architecture, (*self.network.named_parameters(), *self.network.named_buffers()))
 
 
 def find_source(model: str | Path, weights: str | None = None) -> Source:
-    """What ``model`` names.
+    """Find what ``model`` names.
 
     Args:
         model: a run's folder, a checkpoint, `package.module:function` or `timm:NAME`.
-        weights: of a run's folder, which; None: as :func:`load` has it.
+        weights: which weights of a run's folder; default as in :func:`load`.
 
     Raises:
-        RunError: there is nothing of that name, or no weights in it.
+        RunError: nothing has that name, or it has no weights.
     """
     path = user_path(model)
     if (path / EXPORTED).is_file():
@@ -136,7 +134,7 @@ def find_source(model: str | Path, weights: str | None = None) -> Source:
     if not is_external(text := str(model)):
         hint = " (no such file or folder)" if os.sep in text or path.suffix else ""
         raise RunError(f"{text!r} is no network{hint}; {rather(path, f'give {FORMS}')}")
-    _unused(f"{text} is no run's folder", weights=weights)
+    _unused(f"{text} is not a run's folder", weights=weights)
     return Source(text, text)
 
 
@@ -152,28 +150,29 @@ def load_model(
     channels: int | None = None,
     classes: int = 10,
 ) -> LoadedModel:
-    """The network that ``model`` names, as :func:`find_source` has it.
+    """Load the network that ``model`` names.
 
     Args:
         model: a run's folder, a checkpoint, `package.module:function` or `timm:NAME`.
-        weights: of a run's folder, which; None: as :func:`load` has it.
-        network: what a state_dict is of: a name of `bullettrain.models`, or a function or timm name as above. It is
-            built instead of what a run or its checkpoint names.
+        weights: which weights of a run's folder; default as in :func:`load`.
+        network: network of a state_dict: a name of `bullettrain.models`, or a function or timm name as above. It
+            replaces what a run or its checkpoint names.
         trust: import and call the function that a run or its checkpoint names.
-        mean: normalisation in front of a network that no run left, one value a channel; also as text, "0.5,0.5,0.5".
-        std: with ``mean``.
-        image_size: of the images; None: what the model says, else 32.
-        channels: likewise, else 3.
-        classes: where the weights do not tell.
+        mean: normalisation in front of a network that is not from a run, one value per channel; also as text,
+            "0.5,0.5,0.5".
+        std: likewise.
+        image_size: of the images; default: what the model says, else 32.
+        channels: of the images; default: what the model says, else 3.
+        classes: number of classes, if the weights do not tell.
 
     Raises:
-        RunError: there is no such network, it is damaged, or may not be built.
+        RunError: there is no such network, it is damaged, or it needs ``network`` or ``trust``.
     """
     source = find_source(model, weights)
     mean, std = _numbers(mean), _numbers(std)
-    sides: dict[str, Any] = {"image_size": image_size, "channels": channels}
-    sides = {name: value for name, value in sides.items() if value is not None}
-    shape = NetworkMetadata(network or str(model), 0, **{"channels": 3, "image_size": 32, **sides})
+    sizes: dict[str, Any] = {"image_size": image_size, "channels": channels}
+    sizes = {name: value for name, value in sizes.items() if value is not None}
+    shape = NetworkMetadata(network or str(model), 0, **{"channels": 3, "image_size": 32, **sizes})
     about = Metadata()
     if source.file is None:
         _unused(f"{model} is a network, not weights for one", network=network)
@@ -184,43 +183,43 @@ def load_model(
     else:
         tensors, about = read_state(source.file)
         if about.network is not None:
-            _unused("the checkpoint says itself what it is of", mean=mean, std=std)
+            _unused("the checkpoint defines its normalisation", mean=mean, std=std)
             name = permitted(about.network.name, source.file, network=network, trust=trust)
             shape = replace(about.network, name=name)
         elif network is None:
-            do = rather(source.file, "name it, e.g. --network wrn-34-10 (in Python: network=…)")
-            holds = textwrap.shorten(", ".join(tensors), 80, placeholder=" …")
-            raise RunError(f"{source.file} does not say which network it is of (it holds {holds}); {do}")
+            hint = rather(source.file, "name it, e.g. --network wrn-34-10 (in Python: network=…)")
+            names = textwrap.shorten(", ".join(tensors), 80, placeholder=" …")
+            raise RunError(f"{source.file} does not say which network it is of (it holds {names}); {hint}")
         else:
-            if {"mu", "sigma"} <= tensors.keys():  # RobustBench keeps the normalisation beside the weights
-                kept = [_numbers(tensors.pop(key).flatten().tolist()) for key in ("mu", "sigma")]
-                mean, std = (mean, std) if mean is not None else kept
+            if {"mu", "sigma"} <= tensors.keys():  # RobustBench stores the normalisation with the weights
+                stored = [_numbers(tensors.pop(key).flatten().tolist()) for key in ("mu", "sigma")]
+                mean, std = (mean, std) if mean is not None else stored
             shape = replace(shape, num_classes=_classes(tensors) or classes, mean=mean, std=std)
         made = _filled(shape, tensors, source.file)
     if about.network is None:
         shape = replace(shape, **_normalisation(made))
-    elif about.threat is None and source.folder is not None:  # older files do not say it; their run does
+    elif about.threat is None and source.folder is not None:  # a file of an older version; its run says it
         with suppress(RunError):
             about = replace(about, threat=RunFolder(source.folder).config().method.threat)
-    about = replace(about, network=replace(shape, **sides))
-    facts = {"classes": about.classes, "image_size": shape.image_size, "channels": shape.channels}
-    for fact, value in {**facts, "threat": about.threat}.items():
-        setattr(made, fact, value)
+    about = replace(about, network=replace(shape, **sizes))
+    attributes = {"classes": about.classes, "image_size": shape.image_size, "channels": shape.channels}
+    for name, value in {**attributes, "threat": about.threat}.items():
+        setattr(made, name, value)
     return LoadedModel(**vars(source), network=made.eval(), about=about)
 
 
 def _numbers(values: Sequence[float] | str | None) -> tuple[float, ...] | None:
-    """`0.49,0.48,0.45` as numbers."""
+    """Return numbers, also from text such as `0.49,0.48,0.45`."""
     if values is None:
         return None
     return tuple(map(number, values.split(","))) if isinstance(values, str) else tuple(values)
 
 
 def with_shape(model: LoadedModel) -> LoadedModel:
-    """``model``, on the CPU, with the number and the names of its classes, found by calling it on two black images.
+    """Return ``model`` with the number and names of its classes, found by a call on two black images.
 
     Raises:
-        ConfigError: the network does not take such images, or nobody does.
+        ConfigError: the network does not take such images, or their size is out of range.
     """
     shape = model.about.network
     assert shape is not None
@@ -234,10 +233,15 @@ def with_shape(model: LoadedModel) -> LoadedModel:
 
 
 def try_network(network: nn.Module, x: Tensor, what: str) -> Tensor:
-    """Logits (m, K) of images x (m, C, H, W), which are ``what``, in eval mode.
+    """Return the logits (m, K) of a network in eval mode.
+
+    Args:
+        network: the network to call.
+        x: images (m, C, H, W).
+        what: describes the images in the error message.
 
     Raises:
-        ConfigError: the network does not take them, or does not return logits.
+        ConfigError: the network does not take the images, or does not return logits.
     """
     try:
         with frozen(network), torch.no_grad():
@@ -255,18 +259,21 @@ def try_network(network: nn.Module, x: Tensor, what: str) -> Tensor:
 
 
 def read_state(path: Path) -> tuple[dict[str, Tensor], Metadata]:
-    """The tensors of a state_dict, and what a run has written about them.
+    """Read a state_dict and its metadata.
 
-    It is safetensors, or what torch.save wrote, bare or inside a checkpoint. The prefixes that DataParallel and
-    torch.compile put before names are taken off.
+    The file is safetensors, or was written by torch.save: a state_dict, or a checkpoint that contains one. Prefixes of
+    DataParallel and torch.compile are removed from the names.
+
+    Raises:
+        RunError: the file cannot be read, or holds no state_dict.
     """
     if check_kind(path, FORMS) == SAFETENSORS:
         return read_weights(path)
     try:
-        with path.open("rb") as opened:  # given a path, torch goes by its ending
+        with path.open("rb") as opened:  # given a path, torch looks at its suffix
             content = torch.load(opened, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a foreign file makes of the unpickler
-        # Torch advises to load it unsafely, which is not repeated.
+    except Exception as error:  # an unpickler can raise anything
+        # Torch's message advises to load the file unsafely.
         why = "it holds more than tensors" if "weights_only" in str(error) else f"it is damaged, {first_line(error)}"
         raise RunError(f"{path} cannot be read as weights: {why}; save its state_dict() with torch.save") from None
     for key in WRAPPERS:
@@ -274,24 +281,23 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], Metadata]:
             content = content[key]
             break
     if not isinstance(content, Mapping) or not content or not all(map(torch.is_tensor, content.values())):
-        do = rather(path, "save the network's state_dict() with torch.save")
-        raise RunError(f"{path} holds no state_dict; {do}")
-    return {
-        str(key).removeprefix("module.").removeprefix("_orig_mod."): value for key, value in content.items()
-    }, Metadata()
+        hint = rather(path, "save the network's state_dict() with torch.save")
+        raise RunError(f"{path} holds no state_dict; {hint}")
+    names = (str(name).removeprefix("module.").removeprefix("_orig_mod.") for name in content)
+    return dict(zip(names, content.values(), strict=True)), Metadata()
 
 
 def permitted(name: str, source: Path, *, network: str | None = None, trust: bool = False) -> str:
-    """The network to build for the file ``source``, which names ``name``: no other function runs code out of a file.
+    """Return the network to build for a file. Only this function permits a file to have code imported.
 
     Args:
-        name: as the file has it.
-        source: for the message.
-        network: what the user names; it is taken instead.
-        trust: whether the user allows what the file names.
+        name: network that the file names.
+        source: path of the file, for the message.
+        network: network that the user names; replaces ``name``.
+        trust: whether the user allows functions that the file names.
 
     Raises:
-        RunError: the file names a function outside this package, and the user has not allowed it.
+        RunError: the file names a function outside this package without permission.
     """
     if network is not None:
         return network
@@ -304,10 +310,10 @@ def permitted(name: str, source: Path, *, network: str | None = None, trust: boo
 
 
 def fill(network: nn.Module, tensors: Mapping[str, Tensor], file: Path, name: str) -> None:
-    """Load the tensors of ``file`` into a network, which is called ``name``; RunError where they do not fit."""
+    """Load the tensors of ``file`` into the network ``name``. Raises RunError if they do not fit."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a network without memory stays as it is
+            warnings.simplefilter("ignore")  # loading into meta tensors is a no-op, which is meant
             network.load_state_dict(tensors)
     except RuntimeError as error:
         wrong = textwrap.shorten(str(error).partition(":")[2], 300, placeholder=" …")
@@ -315,8 +321,8 @@ def fill(network: nn.Module, tensors: Mapping[str, Tensor], file: Path, name: st
 
 
 def _filled(shape: NetworkMetadata, tensors: dict[str, Tensor], file: Path) -> nn.Module:
-    """The network of that shape with the weights of ``file``, with or without those of a normalisation in front."""
-    # Without memory first, where the sizes are the file's: they have to be those of its tensors.
+    """Build a network and load the weights of ``file``, with or without those of its normalisation."""
+    # First on the meta device: sizes that the file claims but its tensors do not have would take memory.
     for device in ["cpu"] if is_external(shape.name) else ["meta", "cpu"]:
         try:
             with torch.device(device):
@@ -331,7 +337,7 @@ def _filled(shape: NetworkMetadata, tensors: dict[str, Tensor], file: Path) -> n
 
 
 def _normalisation(network: nn.Module) -> dict[str, Any]:
-    """Mean and standard deviation of the layer that normalises, if there is one."""
+    """Return mean and standard deviation of the network's Normalize layer, if it has one."""
     for layer in network.modules():
         if isinstance(layer, Normalize):
             return {name: tuple(getattr(layer, name).flatten().tolist()) for name in ("mean", "std")}
@@ -339,7 +345,7 @@ def _normalisation(network: nn.Module) -> dict[str, Any]:
 
 
 def _classes(tensors: Mapping[str, Tensor]) -> int | None:
-    """Rows of the last matrix: the classes of a network that ends in a linear layer."""
+    """Return the number of rows of the last matrix: the classes, if the network ends in a linear layer."""
     matrices = [tensor for key, tensor in tensors.items() if tensor.ndim == 2 and key.endswith("weight")]
     return len(matrices[-1]) if matrices and len(matrices[-1]) > 1 else None
 

@@ -1,4 +1,4 @@
-"""Processes: one at a time in a folder, and none without the one that started it."""
+"""File locks between processes, and workers that end with their parent."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 @contextmanager
 def alone(path: Path, refusal: Exception) -> Iterator[None]:
-    """Hold a file or folder while in here; ``refusal`` is raised where another process holds it.
+    """Lock a file or folder. Raises ``refusal`` if another process has locked it.
 
-    The lock goes with the process, however it ends. On Windows there is no such lock, and nothing is refused.
+    The lock ends with the process. On Windows there is no lock.
     """
     try:
         import fcntl
@@ -33,7 +33,7 @@ def alone(path: Path, refusal: Exception) -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """In a process of a pool: end when the first process does, however that ends, and do not wait for it for ever."""
+    """In a worker process: exit when the parent process ends, for whatever reason."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -1,4 +1,4 @@
-"""The processes of a run: where they run, and how they are stopped."""
+"""Processes of a run: devices, ranks and signals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bullettrain.config.settings import ConfigError
 
 @dataclass(frozen=True)
 class Place:
-    """Where this process runs: its device, its rank, and how many there are."""
+    """Device and rank of this process, and the number of processes."""
 
     device: torch.device
     rank: int = 0
@@ -30,27 +30,27 @@ class Place:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and talks."""
+        """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
 
     @property
     def together(self) -> bool:
-        """Whether there are others."""
+        """Whether there are several processes."""
         return self.world > 1
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait for all processes."""
         if self.together:
             dist.barrier()
 
     def equalize(self, tensors: Iterable[Tensor]) -> None:
-        """Give every process the values of the first."""
+        """Copy the values of rank 0 to every process, in place."""
         if self.together:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
     def largest(self, number: int) -> int:
-        """Of the numbers that the processes have."""
+        """Return the maximum of ``number`` over all processes."""
         if not self.together:
             return number
         shared = torch.tensor([number], device=self.device)
@@ -59,50 +59,53 @@ class Place:
 
 
 TORCHRUN = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets for each process besides their number."""
+"""Environment variables that torchrun sets besides WORLD_SIZE."""
 
 
 def find_place(device: str | None) -> Place:
-    """The device that is asked for, or the best there is; under torchrun also the group of processes."""
+    """Return the device, by default CUDA if available, and under torchrun join the process group.
+
+    Raises:
+        ConfigError: there is no such device, or torchrun's variables are incomplete.
+    """
     world = _process_number("WORLD_SIZE", "1")
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(name)
-        if found.type == "cuda" and not torch.cuda.is_available():
+        chosen = torch.device(name)
+        if chosen.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device cuda was asked for, but this machine has no CUDA device; use --device cpu")
-        float(torch.ones(1, device=found))
+        float(torch.ones(1, device=chosen))
     except (RuntimeError, NotImplementedError, AssertionError):
         raise ConfigError(f"there is no device {name!r}; write cpu, cuda or cuda:1") from None
-    if found.type == "cuda" and found.index is not None:
-        torch.cuda.set_device(found)  # captures are of the current device
+    if chosen.type == "cuda" and chosen.index is not None:
+        torch.cuda.set_device(chosen)  # graphs are captured on the current device
     if world == 1:
-        return Place(found)
+        return Place(chosen)
     if missing := [name for name in TORCHRUN if name not in os.environ]:
         raise ConfigError(f"WORLD_SIZE is set, but {missing[0]} is not; start several processes with torchrun")
     _process_number("RANK", "0")
-    if found.type == "cuda" and found.index is None:
-        found = torch.device("cuda", _process_number("LOCAL_RANK", "0"))
-        torch.cuda.set_device(found)
+    if chosen.type == "cuda" and chosen.index is None:
+        chosen = torch.device("cuda", _process_number("LOCAL_RANK", "0"))
+        torch.cuda.set_device(chosen)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if found.type == "cuda" else "gloo", timeout=timedelta(hours=1))
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=timedelta(hours=1))
     if dist.get_rank():
-        logging.getLogger("bullettrain").setLevel(logging.CRITICAL)  # of several processes one speaks
-    return Place(found, dist.get_rank(), world)
+        logging.getLogger("bullettrain").setLevel(logging.CRITICAL)  # only rank 0 logs
+    return Place(chosen, dist.get_rank(), world)
 
 
-def _process_number(variable: str, usual: str) -> int:
-    """What torchrun says of this process in the environment."""
-    text = os.environ.get(variable, usual)
+def _process_number(variable: str, default: str) -> int:
+    """Read one of torchrun's environment variables."""
+    text = os.environ.get(variable, default)
     if not text.isdecimal():
         raise ConfigError(f"{variable} is {text!r}; it has to be a whole number, as torchrun sets it, or not set")
     return int(text)
 
 
 def leave_group() -> None:
-    """Leave the other processes, if there are any, once all of them are done.
+    """Wait for the other processes and leave the process group, if there is one.
 
-    What still holds the group (a wrapped network, in a cycle of references) is collected first: gloo's threads must
-    end before the interpreter does, or it aborts now and then.
+    Garbage that refers to the group is collected first: if gloo's threads outlive the interpreter, it may abort.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
@@ -113,27 +116,27 @@ def leave_group() -> None:
 
 
 class StopRequest:
-    """Whether SIGINT or SIGTERM asked the run to stop, after the step it is in; a second one stops it at once."""
+    """Context in which SIGINT and SIGTERM are requests to stop; a second signal raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self._before: dict[int, Any] = {}
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
+                self._handlers[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
-            raise KeyboardInterrupt  # at once, but with everything closed on the way out
+            raise KeyboardInterrupt
         self.signal = number
 
 
 class StoppedError(Exception):
-    """The run was asked to stop, and stands where it can be saved."""
+    """The run was asked to stop. Its state can be saved."""

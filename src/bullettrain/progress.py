@@ -1,4 +1,4 @@
-"""Progress bars of evaluations and of training."""
+"""Progress bars."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from bullettrain.processes import StoppedError, StopRequest
 
 
 def progress_bar(console: Console, *, transient: bool = False, percent: bool = False) -> Progress:
-    """A bar with its name, how much is done and the time left; ``transient``: gone when it stops."""
+    """Return a progress display with name, bar, amount and remaining time.
+
+    Args:
+        console: where to show it.
+        transient: remove it when it stops.
+        percent: show the amount in percent.
+    """
     return Progress(
         TextColumn("{task.description}", style="bold", markup=False),
         BarColumn(bar_width=None),
@@ -30,7 +36,7 @@ def progress_bar(console: Console, *, transient: bool = False, percent: bool = F
 
 
 class EvaluationBar:
-    """The bar of one evaluation; call it with the number of images done."""
+    """The bar of an evaluation. Call it with the number of images that were finished."""
 
     def __init__(self, progress: Progress | None, what: str, total: int, stop: StopRequest | None) -> None:
         self.progress, self.stop = progress or Progress(disable=True), stop
@@ -45,7 +51,7 @@ class EvaluationBar:
         self.progress.remove_task(self.bar)
 
     def __call__(self, images: int) -> None:
-        """So many images are done; a run that was asked to stop does not wait for the rest."""
+        """Advance the bar. Raises StoppedError if the run was asked to stop."""
         if self.stop is not None and self.stop.signal is not None:
             raise StoppedError
         self.done += images
@@ -54,9 +60,9 @@ class EvaluationBar:
         self.progress.update(self.bar, completed=self.done, total=self.total)
 
     def partly(self, images: int) -> None:
-        """So many of the batch under way are done."""
+        """Show progress within the current batch."""
         self.progress.update(self.bar, completed=self.done + images)
 
     def left(self, images: int) -> None:
-        """So many are to come after the batch under way, at most: what is lost is not attacked again."""
+        """Set how many images remain after the current batch: lost ones are not attacked again."""
         self.to_come = images

@@ -1,7 +1,7 @@
-"""A run's folder: the only reader and writer of its files.
+"""The folder of a run. Only this package reads and writes its files.
 
-``config.yaml``, ``metrics.jsonl`` and ``checkpoint.pt`` are the run; with them it goes on, on any machine. The weights
-(``last``, ``best`` and ``averaged.safetensors``) are exported from the checkpoint, and the report is made of all.
+A run can be resumed, on any machine, from ``config.yaml``, ``metrics.jsonl`` and ``checkpoint.pt``. The weights
+(``last``, ``best`` and ``averaged.safetensors``) are exported from the checkpoint.
 """
 
 from bullettrain.run_folder.environment import environment

@@ -1,4 +1,4 @@
-"""Where a run runs: versions, machine, device."""
+"""The environment of a run: versions, machine, device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import bullettrain
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, machine, device, commit and command, for the record."""
+    """Return versions, machine, device, commit and command."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     machine = f"{platform.node()} {uuid.getnode()}".encode()
     return {
@@ -25,7 +25,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "machine": hashlib.sha256(machine).hexdigest()[:8],  # tells machines apart, and names none
+        "machine": hashlib.sha256(machine).hexdigest()[:8],  # distinguishes machines without naming them
         "device": name,
         "threads": torch.get_num_threads(),
         "commit": _commit(),
@@ -35,7 +35,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def _commit() -> str | None:
     try:
-        found = subprocess.run(
+        done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
             cwd=Path(__file__).resolve().parent,
             capture_output=True,
@@ -44,4 +44,4 @@ def _commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip() or None if found.returncode == 0 else None
+    return done.stdout.strip() or None if done.returncode == 0 else None

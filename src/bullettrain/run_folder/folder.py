@@ -1,4 +1,4 @@
-"""The files of one run, each written whole or not at all."""
+"""The files of a run. Each is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from bullettrain.run_folder.weights import Metadata, RunError, Weights, pack_wei
 from bullettrain.schema import conform
 
 FORMAT = 2
-"""Of the folder; 1 had no number, and kept its state in state.pt."""
+"""Version of the folder's format. Format 1 had no number, and its checkpoint was state.pt."""
 CONFIG, METRICS, CHECKPOINT = "config.yaml", "metrics.jsonl", "checkpoint.pt"
 DIGEST_BYTES = 32
 
 
 class Checkpoint(NamedTuple):
-    """All that a run goes on from; what users take is exported from it."""
+    """State from which a run is resumed."""
 
     weights: Mapping[str, Weights]
     """By name: last, averaged, best."""
     state: Mapping[str, Any]
-    """Everything else that the next step depends on; only what `torch.load(weights_only=True)` reads."""
+    """Everything else that the next step depends on, as `torch.load(weights_only=True)` can read it."""
 
 
 class RunFolder:
-    """The files of one run.
+    """The files of a run.
 
-    The checkpoint is one file, written beside and renamed, that ends with the SHA-256 of all before it. Weights are
-    exported after it; where a kill comes between, they are written again when the run is resumed.
+    The checkpoint is written to a temporary file and renamed; it ends with the SHA-256 of its content. Weights are
+    exported after it; if the process is killed in between, they are written when the run is resumed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,22 +51,22 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a run here."""
+        """Whether the folder holds a run."""
         return (self.path / CONFIG).is_file()
 
     @property
     def finished(self) -> bool:
-        """Whether the run here has come to its end."""
+        """Whether the run is finished."""
         return any(record.get("kind") == "end" and record.get("reason") == "finished" for record in self.records())
 
     def foreign(self) -> bool:
-        """Whether there is something here that no run left; one killed at its first write leaves a few files."""
+        """Return whether the folder holds other files than a run that was killed at its first write leaves."""
         return any(not (p.name.endswith(".new") or p.name == METRICS) for p in self.path.iterdir())
 
     # ------------------------------------------------------------------------------------ configuration
 
     def create(self, config: Config, environment: Mapping[str, Any]) -> None:
-        """Lay out a new run."""
+        """Create the folder of a new run."""
         with extra("a run's folder"):
             import yaml
         self.make()
@@ -74,19 +74,19 @@ class RunFolder:
         self.write(CONFIG, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
 
     def config(self) -> Config:
-        """The configuration that the run here was started with."""
+        """Return the config of the run."""
         try:
             return Config.from_dict(self.read_config())
         except ConfigError as error:
             raise RunError(f"{self.path / CONFIG} cannot be read: {first_line(error)}") from None
 
     def environment(self) -> dict[str, str]:
-        """Versions, device, commit and command that the run here was started with."""
-        found = self.read_config().get("environment")
-        return {str(key): str(value) for key, value in found.items()} if isinstance(found, Mapping) else {}
+        """Return versions, device, commit and command of the run's start."""
+        values = self.read_config().get("environment")
+        return {str(key): str(value) for key, value in values.items()} if isinstance(values, Mapping) else {}
 
     def read_config(self) -> Mapping[Any, Any]:
-        """config.yaml, not checked yet; one of an older format with the names of this one."""
+        """Read config.yaml without validation. Names of an older format are translated."""
         with extra("a run's folder"):
             import yaml
         path = self.path / CONFIG
@@ -108,8 +108,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the folder, which is made if need be: a second process that trains in it is refused."""
-        metrics = self.path / METRICS  # the one file that is never replaced by a new one
+        """Lock the folder, which is created if it does not exist. Raises RunError if another process trains in it."""
+        metrics = self.path / METRICS  # the only file that is never replaced
         self.make()
         with self._writing("the run's folder"):
             metrics.touch()
@@ -124,31 +124,31 @@ class RunFolder:
             file.write(json.dumps(record, allow_nan=True) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """All records so far; a last line that a kill cut short is left out."""
+        """Return all complete records."""
         return self.read_metrics()[0]
 
     def read_metrics(self) -> tuple[list[dict[str, Any]], int]:
-        """The records, and how many lines before the last, which a kill may have cut short, cannot be read."""
+        """Return the records and the number of unreadable lines, not counting an incomplete last line."""
         try:
             text = (self.path / METRICS).read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             return [], 0
-        found: list[Any] = []
+        values: list[Any] = []
         for line in filter(str.strip, text.split("\n")):
-            found.append(None)
+            values.append(None)
             with contextlib.suppress(ValueError, RecursionError):
-                found[-1] = json.loads(line)
-        broken = sum(not isinstance(record, dict) for record in found[:-1])
-        return [record for record in found if isinstance(record, dict)], broken
+                values[-1] = json.loads(line)
+        broken = sum(not isinstance(value, dict) for value in values[:-1])
+        return [value for value in values if isinstance(value, dict)], broken
 
     def metrics_size(self) -> int:
-        """Bytes of metrics so far, on the disk: the mark to which resuming cuts them back."""
+        """Flush metrics.jsonl to the disk and return its size, for :meth:`cut_metrics`."""
         with self._writing("metrics"), (self.path / METRICS).open("ab") as file:
             os.fsync(file.fileno())
             return file.tell()
 
     def cut_metrics(self, size: int) -> None:
-        """Forget the records after a mark: they are of steps that will be taken again."""
+        """Truncate metrics.jsonl: a resumed run repeats the steps after its checkpoint."""
         with self._writing("metrics"), (self.path / METRICS).open("ab") as file:
             if file.tell() < size:
                 raise RunError(f"{self.path / METRICS} is shorter than its checkpoint says: copy it again, too")
@@ -157,7 +157,7 @@ class RunFolder:
     # ---------------------------------------------------------------------------------------- checkpoints
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, then the weights that are exported from it."""
+        """Write a checkpoint and export its weights."""
         weights = {
             name: {"about": dataclasses.asdict(about), "tensors": dict(tensors)}
             for name, (tensors, about) in checkpoint.weights.items()
@@ -168,31 +168,31 @@ class RunFolder:
         self.export(checkpoint)
 
     def export(self, checkpoint: Checkpoint) -> None:
-        """Write the weights of a checkpoint for users; those that have not changed stay as they are."""
+        """Write the weights of a checkpoint as safetensors files, unless these are up to date."""
         for name, weights in checkpoint.weights.items():
             packed, file = pack_weights(*weights), self.path / f"{name}.safetensors"
-            if not (file.is_file() and file.stat().st_size == len(packed) and file.read_bytes() == packed):
+            if not file.is_file() or file.read_bytes() != packed:
                 self.write(file.name, packed)
 
     def has_checkpoint(self) -> bool:
-        """Whether there is something to resume from.
+        """Return whether there is a checkpoint.
 
         Raises:
-            RunError: there is, in the format of an older version.
+            RunError: it has the format of an older version.
         """
-        found = (self.path / CHECKPOINT).is_file()
-        if not found and (self.path / "state.pt").is_file():
+        exists = (self.path / CHECKPOINT).is_file()
+        if not exists and (self.path / "state.pt").is_file():
             raise RunError(
                 f"{self.path} was trained by an older version, in another format: it can be evaluated, not resumed; "
                 f"train it anew with another --out"
             )
-        return found
+        return exists
 
     def load(self) -> Checkpoint:
-        """The checkpoint, on the CPU.
+        """Load the checkpoint on the CPU.
 
         Raises:
-            RunError: it is damaged.
+            RunError: the checkpoint is damaged.
         """
         file = self.path / CHECKPOINT
         try:
@@ -205,7 +205,7 @@ class RunFolder:
                 for name, part in content["weights"].items()
             }
             return Checkpoint(weights, content["state"])
-        except Exception as error:  # whatever a damaged file makes of the unpickler
+        except Exception as error:  # an unpickler can raise anything
             raise RunError(
                 f"{file} is damaged and cannot be resumed from: {first_line(error)}; copy it again from where it was "
                 "made, or train anew with another --out"
@@ -214,15 +214,15 @@ class RunFolder:
     # ---------------------------------------------------------------------------------------- other files
 
     def make(self) -> None:
-        """Make the folder, where it is not there."""
+        """Create the folder if it does not exist."""
         with self._writing("the run's folder"):
             self.path.mkdir(parents=True, exist_ok=True)
 
     def read_json(self, name: str) -> Any:
-        """What a JSON file of the run holds; None where it is not there.
+        """Return the content of a JSON file, or None if it does not exist.
 
         Raises:
-            RunError: it is there and cannot be read, or is no JSON.
+            RunError: the file cannot be read, or is not JSON.
         """
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
@@ -232,24 +232,24 @@ class RunFolder:
             raise RunError(f"{self.path / name} cannot be read: {first_line(error)}") from None
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
-        """A JSON file of the run, whole or not at all; the folder is made if need be."""
+        """Write a JSON file atomically. The folder is created if it does not exist."""
         self.make()
         text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
         self.write(name, f"{text}\n".encode())
 
     def write(self, name: str, *parts: bytes | memoryview) -> None:
-        """A file of the run, whole or not at all."""
-        beside = self.path / f".{name}.new"
+        """Write a file atomically: to a temporary file that is then renamed."""
+        temporary = self.path / f".{name}.new"
         with self._writing(name):
             try:
-                with beside.open("wb") as file:
+                with temporary.open("wb") as file:
                     file.writelines(parts)
                     file.flush()
                     os.fsync(file.fileno())
-                os.replace(beside, self.path / name)
+                os.replace(temporary, self.path / name)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    beside.unlink(missing_ok=True)
+                    temporary.unlink(missing_ok=True)
                 raise
 
     @contextlib.contextmanager
@@ -262,7 +262,7 @@ class RunFolder:
 
 
 def try_folder(folder: Path) -> None:
-    """Make ``folder`` where it is not there, and try to write into it; OSError where that cannot be done."""
+    """Create ``folder`` if it does not exist, and try to write into it. Raises OSError if that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass

@@ -1,7 +1,7 @@
-"""What a run has recorded, in memory: tables of its steps and epochs, figures, warnings, example images.
+"""The records of a run in memory: tables of steps and epochs, results, warnings, example images.
 
-Nothing here trusts the folder: a log cut off in the middle of a line, a resumed run that logged some steps twice,
-keys that are missing or not numbers, all give what can be had. Only a folder that is no run at all is refused.
+The reader tolerates incomplete lines, repeated steps of resumed runs, and missing or wrong values. It raises only if
+the folder is not a run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Log = TypeVar("Log", bound="RunLog")
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Table = dict[str, Floats]
-"""Columns of equal length; NaN where nothing was logged."""
+"""Columns of equal length, NaN where nothing was recorded."""
 
 SHARES = tuple(category.name.lower() for category in Category)
 TRAINING = ("step", "epoch", "loss", "lr", "robust_fraction", *SHARES, "work", "clean_accuracy", "robust_accuracy")
@@ -38,7 +38,7 @@ END_KEYS += ("work", "plain_work", "theoretical_speedup", "work_speedup")
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """One mini-batch as it was separated: the score, the steps and the category of each of its m examples."""
+    """Scores, steps and categories of a mini-batch, (m,) each."""
 
     epoch: float
     svar: Floats
@@ -48,23 +48,23 @@ class ScoredBatch:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One accuracy on the test set, of one set of weights against one attack."""
+    """Accuracy of one set of weights under one attack on the test set."""
 
     weights: str
     attack: str
     accuracy: float
     examples: float
     precision: str = "float32"
-    """What the attack searched in."""
+    """Precision of the attack's search."""
     fingerprint: str = ""
-    """Of the images."""
+    """Fingerprint of the images."""
     survived: str = ""
-    """Which of them, a bit each; empty where it was not kept."""
+    """Which images are still classified correctly, packed as bits; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Example images (n, C, H, W) before and after the attack, and what the network made of them."""
+    """Example images (n, C, H, W) before and after the attack, with labels and predictions (n,)."""
 
     clean: NDArray[np.uint8]
     adversarial: NDArray[np.uint8]
@@ -75,7 +75,7 @@ class Samples:
     classes: list[str]
 
     def pack(self) -> bytes:
-        """As the file that :meth:`RunLog.read` reads."""
+        """Return the bytes of a safetensors file, for :meth:`RunLog.read`."""
         with extra("a checkpoint"):
             from safetensors.numpy import save
         packed: bytes = save(
@@ -86,38 +86,38 @@ class Samples:
 
 
 IMAGES = ("clean", "adversarial", "category", "label", "clean_prediction", "adversarial_prediction")
-"""The arrays of :class:`Samples`."""
+"""Names of the arrays in :class:`Samples`."""
 
 
 @dataclass(frozen=True)
 class RunLog:
-    """Everything that a run has recorded."""
+    """All records of a run."""
 
     folder: Path
     config: Mapping[str, Any]
-    """As it was written, with the names of this version; not checked."""
+    """Content of config.yaml, not validated, with names of this version."""
     steps: Table
     epochs: Table
-    """One row an epoch; ``seconds`` are those of the epoch itself."""
+    """One row per epoch; ``seconds`` are of that epoch."""
     batch: ScoredBatch | None
     evaluations: list[Evaluation]
     warnings: list[tuple[float, str]]
     ended: str | None
-    """Why the run ended; None while it goes on, or where it was killed."""
+    """Why the run ended; None if it has not, or was killed."""
     totals: dict[str, float]
-    """The figures of the ``end`` record; NaN where there is none."""
+    """Figures of the ``end`` record; NaN if there is none."""
     samples: Samples | None
     recorded: bool
-    """Whether its log has a record that can be read."""
+    """Whether there is any readable record."""
     notes: list[str]
-    """What the run could not have on its device, and what of the folder could not be read."""
+    """Features that were not available to the run, and parts of the folder that could not be read."""
 
     @classmethod
     def read(cls: type[Log], folder: Path) -> Log:
         """Read a run's folder.
 
         Raises:
-            RunError: the folder is not a run's.
+            RunError: the folder is not a run.
         """
         config = RunFolder(folder).read_config()
         if not isinstance(config.get("method"), Mapping):
@@ -131,7 +131,7 @@ class RunLog:
         evaluations = map(_read_evaluation, kinds["evaluation"])
         notes += [str(record.get("message", "")) for record in kinds["note"]]
         samples = _read_samples(folder / "samples.safetensors", notes)
-        # What comes after an end is of a run that was resumed: it has not ended.
+        # Records after an end are of a resumed run, which has not ended.
         ends = [record for record in records if record.get("kind") in ("step", "epoch", "end")][-1:]
         end = ends[0] if ends and ends[0]["kind"] == "end" else None
         return cls(
@@ -140,7 +140,7 @@ class RunLog:
             steps=_table(kinds["step"], "step", STEP_COLUMNS),
             epochs=_table(kinds["epoch"], "epoch", EPOCH_COLUMNS),
             batch=next(batches, None),
-            evaluations=list({(found.weights, found.attack): found for found in evaluations}.values()),
+            evaluations=list({(e.weights, e.attack): e for e in evaluations}.values()),
             warnings=[(_float(record.get("step")), str(record.get("message", ""))) for record in kinds["warning"]],
             ended=None if end is None else str(end.get("reason", "finished")),
             totals={key: _float((end or {}).get(key)) for key in END_KEYS},
@@ -150,17 +150,17 @@ class RunLog:
         )
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """A mapping of the configuration, empty where it is not there."""
+        """Return a section of the config, empty if it is missing."""
         value = self.config.get(name)
         return value if isinstance(value, Mapping) else {}
 
     def accuracy(self, weights: str, attack: str) -> float:
-        """Test accuracy, NaN where it was not evaluated."""
-        found = (e.accuracy for e in self.evaluations if (e.weights, e.attack) == (weights, attack))
-        return next(found, math.nan)
+        """Return the test accuracy, NaN if it was not evaluated."""
+        matches = (e.accuracy for e in self.evaluations if (e.weights, e.attack) == (weights, attack))
+        return next(matches, math.nan)
 
     def average(self, name: str) -> float:
-        """A figure of the whole run: as the ``end`` record has it, else the mean of the epochs or steps so far."""
+        """Return a figure of the whole run: from the ``end`` record, or else the mean over epochs or steps so far."""
         if math.isfinite(self.totals.get(name, math.nan)):
             return self.totals[name]
         values = self.epochs[name] if np.isfinite(self.epochs[name]).any() else self.steps[name]
@@ -168,7 +168,7 @@ class RunLog:
 
     @property
     def seconds(self) -> float:
-        """Training time, so far where the run has not ended."""
+        """Training time, of the epochs so far if the run has not ended."""
         if math.isfinite(self.totals["seconds"]):
             return self.totals["seconds"]
         logged = self.epochs["seconds"]
@@ -176,12 +176,12 @@ class RunLog:
 
     @property
     def capture_seconds(self) -> float:
-        """Spent on compiling and capturing, which training time is without; known when the run ends."""
+        """Time of compilation and captures, which is not part of the training time; 0 before the run ends."""
         return self.totals["capture_seconds"] if math.isfinite(self.totals["capture_seconds"]) else 0.0
 
 
 def read_batch(record: Mapping[str, Any]) -> ScoredBatch | None:
-    """The batch of a record, or None where its three lists do not fit together."""
+    """Return the batch of a record, or None if its lists are invalid."""
     try:
         svar = np.array([math.nan if value is None else value for value in record["svar"]], dtype=np.float64)
         steps, category = (np.array(record[name], dtype=np.int64) for name in ("steps", "category"))
@@ -193,25 +193,25 @@ def read_batch(record: Mapping[str, Any]) -> ScoredBatch | None:
 
 
 def _read_evaluation(record: Mapping[str, Any]) -> Evaluation:
-    usual = {"weights": "last", "attack": "clean", "precision": "float32", "fingerprint": "", "survived": ""}
-    weights, attack, *about = (str(record.get(name, value)) for name, value in usual.items())
-    return Evaluation(weights, attack, _float(record.get("accuracy")), _float(record.get("examples")), *about)
+    defaults = {"weights": "last", "attack": "clean", "precision": "float32", "fingerprint": "", "survived": ""}
+    texts = {name: str(record.get(name, value)) for name, value in defaults.items()}
+    return Evaluation(**texts, accuracy=_float(record.get("accuracy")), examples=_float(record.get("examples")))
 
 
 def _float(value: Any) -> float:
-    """A finite number as a float; NaN for everything else, infinity too: no figure can show it."""
+    """Return a finite number as a float, NaN for everything else."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if number else math.nan
 
 
 def _table(records: Iterable[Mapping[str, Any]], key: str, columns: Iterable[str]) -> Table:
-    """Columns of the records, by ``key``; what a killed run had logged beyond its checkpoint goes, and comes again."""
+    """Return columns of the records in order of ``key``. Steps that a resumed run repeated replace the earlier ones."""
     kept: list[Mapping[str, Any]] = []
     for record in records:
-        at = _float(record.get(key))
-        if math.isnan(at) or math.isnan(_float(record.get("epoch"))):
-            continue  # it has no place on any axis
-        while kept and kept[-1][key] >= at:
+        position = _float(record.get(key))
+        if math.isnan(position) or math.isnan(_float(record.get("epoch"))):
+            continue
+        while kept and kept[-1][key] >= position:
             kept.pop()
         kept.append(record)
     return {name: np.array([_float(record.get(name)) for record in kept], dtype=np.float64) for name in columns}

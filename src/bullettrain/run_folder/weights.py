@@ -1,11 +1,11 @@
-"""Weights as users take them: a safetensors file that says what it is of, with a digest of both."""
+"""Weights files: safetensors with metadata and a digest of both."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +23,12 @@ WEIGHTS = ("last", "best", "averaged")
 
 
 class RunError(UserError):
-    """A run folder that cannot be used as asked: one sentence that says why and what to do."""
+    """A run folder or weights file cannot be used. The message says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class NetworkMetadata:
-    """How the network of a weights file is built; see :func:`bullettrain.models.build`."""
+    """Arguments of :func:`bullettrain.models.build` for the network of a weights file."""
 
     name: str
     num_classes: int
@@ -40,50 +40,50 @@ class NetworkMetadata:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a weights file says about itself, beside its tensors."""
+    """Metadata of a weights file."""
 
     step: int = 0
     epoch: int = 0
     network: NetworkMetadata | None = None
-    """None: the file is not of a run."""
+    """None if the file was not written by a run."""
     classes: tuple[str, ...] = ()
     recipe: str = ""
     threat: Threat | None = None
 
 
 class Weights(NamedTuple):
-    """A network's tensors, and what they are of."""
+    """A network's tensors and their metadata."""
 
     tensors: Mapping[str, Tensor]
     about: Metadata
 
 
 def preferred(names: Container[str]) -> str:
-    """Which of a run's weights a user would take: the best on its validation set where there are any, else the last."""
+    """Return the preferred ones of a run's weights: "best", which needs a validation set, or else "last"."""
     return "best" if "best" in names else "last"
 
 
 def weights_in(path: Path) -> list[str]:
-    """The weights that lie in a run's folder."""
+    """List the weights in a run's folder."""
     return [name for name in WEIGHTS if (path / f"{name}.safetensors").is_file()]
 
 
 def pack_weights(tensors: Mapping[str, Tensor], about: Metadata) -> bytes:
-    """The bytes of a safetensors file: the tensors, and ``about`` as JSON in its metadata, with the digest of both."""
+    """Return the bytes of a safetensors file with ``about`` and a digest in its metadata."""
     with extra("a checkpoint"):
         from safetensors.torch import save
     tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     values = dataclasses.asdict(about)
     values["digest"] = _digest(values, tensors)
-    packed: bytes = save(tensors, metadata={"bullettrain": json.dumps(values)})  # one key: several have no order
+    packed: bytes = save(tensors, metadata={"bullettrain": json.dumps(values)})  # one key: the order of several varies
     return packed
 
 
 def read_weights(file: Path) -> tuple[dict[str, Tensor], Metadata]:
-    """Tensors of a safetensors file, and what is written about them; nothing that it names is imported.
+    """Read the tensors and metadata of a safetensors file. Nothing that it names is imported.
 
     Raises:
-        RunError: it is missing or damaged.
+        RunError: the file is missing or damaged.
     """
     with extra("a checkpoint"):
         from safetensors import safe_open
@@ -93,7 +93,10 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], Metadata]:
         with safe_open(str(file), framework="pt") as opened:
             tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (no mapping)
             values = json.loads((opened.metadata() or {}).get("bullettrain", "{}"))
-        if values.pop("digest", "") not in ("", _digest(values, tensors)):  # older and foreign files have none
+        if values.pop("digest", "") not in (
+            "",
+            _digest(values, tensors),
+        ):  # older files and those of others have none
             raise ValueError("its digest does not match")
         return tensors, conform(values, Metadata)
     except Exception as error:  # safetensors' own error type derives from Exception
@@ -103,9 +106,12 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], Metadata]:
 
 
 def _digest(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    found = hashlib.sha256(json.dumps(about).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+    return hash_tensors(hashlib.sha256(json.dumps(about).encode()), sorted(tensors.items()))
+
+
+def hash_tensors(digest: hashlib._Hash | hashlib.blake2b, tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Add named tensors to a hash, and return its hexadecimal digest."""
+    for name, tensor in tensors:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

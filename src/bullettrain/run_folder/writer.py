@@ -1,4 +1,4 @@
-"""Checkpoints, written while training goes on."""
+"""Writing checkpoints in the background."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class CheckpointWriter:
 
     Args:
         folder: of the run.
-        background: in a thread of its own, from a copy on the host. A GPU need not wait for the disk then: where an
-            epoch takes seconds, that is a good part of it. What goes wrong is raised by the next call.
+        background: write a copy on the host in a thread, so that a GPU does not wait for the disk. Errors are raised by
+            the next call.
     """
 
     def __init__(self, folder: RunFolder, *, background: bool) -> None:
@@ -25,7 +25,7 @@ class CheckpointWriter:
         self._writing: Future[None] | None = None
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """What :meth:`RunFolder.save` does; later changes to what is given are not in it."""
+        """Save a checkpoint as it is now, like :meth:`RunFolder.save`."""
         self.wait()
         if self._thread is None:
             self.folder.save(checkpoint)
@@ -34,7 +34,7 @@ class CheckpointWriter:
             self._writing = self._thread.submit(self.folder.save, on_host)
 
     def wait(self) -> None:
-        """Until the last checkpoint is on the disk."""
+        """Wait until the last checkpoint is on the disk."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -48,4 +48,4 @@ class CheckpointWriter:
                 self.wait()
         finally:
             if self._thread is not None:
-                self._thread.shutdown()  # waits, too
+                self._thread.shutdown()  # waits for the thread

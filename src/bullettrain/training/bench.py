@@ -1,4 +1,4 @@
-"""Seconds beside counted work: the same steps in several engines, with and without BulletTrain, in one run."""
+"""Benchmark: time and counted work of training steps in several engines, with and without BulletTrain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import gc
 import logging
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bullettrain.attacks import frozen
 from bullettrain.config import Config, ConfigError
-from bullettrain.cost import theoretical_speedup
 from bullettrain.data import ImageSet
 from bullettrain.loading import fill, find_source, read_state
 from bullettrain.processes import Place
 from bullettrain.run_folder import SHARES, RunFolder, environment
 from bullettrain.terminal import duration
+from bullettrain.training.metrics import speedups
 from bullettrain.training.timing import Shares, Timed, phases_ms, units
 from bullettrain.training.trainer import Trainer
 from bullettrain.validation import instead
@@ -34,7 +35,7 @@ ENGINES = {
 }
 METHODS = ("baseline", "bullettrain")
 LONG_SECONDS = 60.0
-"""Of training before the timing from which on it is said how long that will be."""
+"""Estimated seconds of training before the timing from which on the estimate is logged."""
 Data = tuple[ImageSet, ImageSet, ImageSet]
 
 
@@ -50,52 +51,46 @@ def bench(
     shares: Shares | None = None,
     checkpoint: Path | None = None,
 ) -> dict[str, Any]:
-    """Time every engine from the same trained state, with and without BulletTrain: two rows an engine.
+    """Time every engine from the same trained state, with and without BulletTrain.
 
     Args:
-        config, place, data: of the run.
-        engines: of ENGINES.
-        train_steps: steps of training first, so that the shares are a trained network's.
-        steps, repeats: mini-batches timed at once, and how often.
+        config: of the run.
+        place: device and processes.
+        data: training, validation and test images.
+        engines: names in ENGINES.
+        train_steps: steps of training before the timing, so that the shares are those of a trained network.
+        steps: mini-batches per timing.
+        repeats: number of timings; the median counts.
         shares: impose these fractions of outlier, boundary and robust examples instead.
         checkpoint: weights to start from instead of training.
+
+    Returns:
+        A JSON object whose "rows" are two per engine: the baseline and BulletTrain.
+
+    Raises:
+        ConfigError: an engine is unknown, or ``train_steps`` are too few for the method.
     """
     for engine in engines:
         if engine not in ENGINES:
             raise ConfigError(f"there is no engine {engine!r}{instead(engine, ENGINES)}")
     if shares is None and config.method.remembers:
-        _check_seen(config, len(data[0]), train_steps, checkpoint)
+        _check_history(config, len(data[0]), train_steps, checkpoint)
     if checkpoint is not None:
-        train_steps = min(train_steps, 30)  # F_R still has to find its level
+        train_steps = min(train_steps, 30)  # F_R still has to settle
     rows: list[dict[str, Any]] = []
     notes: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         first = "graphs" if place.device.type == "cuda" else "eager"
         state = _train(make_trainer(config, place, data, Path(folder), first, "bullettrain"), train_steps, checkpoint)
-        gc.collect()
+        gc.collect()  # CUDA graphs hold memory in reference cycles
         for engine in engines:
-            cases = []
-            for method in METHODS:
-                before = _memory(peak=False)
-                trainer = make_trainer(config, place, data, Path(folder), engine, method)
-                trainer.network.load_state_dict(state["weights"])
-                trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
-                if trainer.engine.history.examples:
-                    trainer.engine.history.load_state_dict(state["history"])
-                cases.append(Timed(trainer, shares, steps))
-                cases[-1].memory = _memory(peak=True) - before
-            for _ in range(repeats):
-                for case in cases:  # in turns, so that a device that slows down does so for both
-                    case.time()
-            baseline, mined = ({"engine": engine, "method": METHODS[i]} | _figures(cases[i]) for i in range(2))
-            rows += [baseline, mined | _speedups(mined, baseline, config)]
-            notes[engine] = list(dict.fromkeys(note for case in cases for note in case.trainer.recorder.notes))
-            for row in rows[-2:]:
-                logger.info(
-                    "%s %s: %.2f ms a step, %.2f passes an example", engine, row["method"], row["step_ms"], row["work"]
-                )
-            del cases, case, trainer
-            gc.collect()  # their graphs hold memory, in circles
+            make = partial(make_trainer, config, place, data, Path(folder), engine)
+            timed, notes[engine] = _time_methods(make, state, shares, steps, repeats)
+            for row in timed:
+                rows.append({"engine": engine, **row})
+                figures = row["method"], row["step_ms"], row["work"]
+                logger.info("%s %s: %.2f ms a step, %.2f passes an example", engine, *figures)
+            gc.collect()
     return {
         "config": config.to_dict(),
         "environment": environment(place.device),
@@ -109,39 +104,39 @@ def bench(
 
 
 def make_trainer(config: Config, place: Place, data: Data, folder: Path, engine: str, method: str) -> Trainer:
-    """A trainer of an engine, with or without BulletTrain."""
-    # What a long training comes to is what is timed; and what is chosen first stays.
+    """Return a trainer for an engine, with BulletTrain or its baseline."""
+    # Tune cuDNN at once: a long training is tuned for nearly all of its time.
     chosen = config.baseline() if method == "baseline" else config
     chosen = chosen.replace_section("training", **ENGINES[engine], cudnn_benchmark_after=0.0)
     return Trainer(chosen, RunFolder(folder), place, data)
 
 
-def _check_seen(config: Config, examples: int, train_steps: int, checkpoint: Path | None) -> None:
-    """ConfigError where steps follow from what is remembered of examples, and hardly anything would be."""
-    epochs = 2 * (examples // config.training.batch_size * config.training.replays)  # each leaves a few images out
+def _check_history(config: Config, examples: int, train_steps: int, checkpoint: Path | None) -> None:
+    """Raise ConfigError if the method needs a history of examples that ``train_steps`` would not give."""
+    needed = 2 * (examples // config.training.batch_size * config.training.replays)  # two epochs of full batches
     method = config.method
     which = "selection=last" if method.selection == "last" else f"allocation={method.allocation}"
-    why = f"{which} knows of an example when it has been trained on"
+    why = f"{which} needs a history of the examples"
     if checkpoint is not None:
-        raise ConfigError(f"{why}, and weights alone do not say that: give --shares, or leave --checkpoint out")
-    if train_steps < epochs:
-        raise ConfigError(f"{why}: give --shares, or two epochs of training first, --train-steps {epochs}")
+        raise ConfigError(f"{why}, which a checkpoint's weights do not hold: give --shares, or leave --checkpoint out")
+    if train_steps < needed:
+        raise ConfigError(f"{why}: give --shares, or two epochs of training first, --train-steps {needed}")
 
 
 def _train(trainer: Trainer, steps: int, checkpoint: Path | None) -> dict[str, Any]:
-    """Weights, F_R and history that every case starts from."""
+    """Train for some steps and return the weights, F_R and history that every case starts from."""
     if checkpoint is not None:
         file = find_source(checkpoint).file or checkpoint
         fill(trainer.network, read_state(file)[0], file, trainer.config.network.name)
     logger.info("training for %d steps first", steps)
     batches, began = units(trainer), time.perf_counter()
-    for taken in range(-(-steps // trainer.stepper.unit)):
+    for index in range(-(-steps // trainer.stepper.unit)):
         trainer.take(next(batches))
-        if taken == 1:  # the first one compiles, or allocates
-            left = (time.perf_counter() - began) / (2 * trainer.stepper.unit) * steps
-            if left > LONG_SECONDS:
-                less = "--train-steps, --steps and --repeats make it shorter"
-                logger.info("that is some %s, and the timing comes after it: %s", duration(left), less)
+        if index == 1:
+            estimate = (time.perf_counter() - began) / (2 * trainer.stepper.unit) * steps
+            if estimate > LONG_SECONDS:
+                hint = "--train-steps, --steps and --repeats make it shorter"
+                logger.info("about %s of training, and then the timing: %s", duration(estimate), hint)
     return {
         "weights": {key: value.clone() for key, value in trainer.network.state_dict().items()},
         "robust_fraction": trainer.engine.robust_fraction.state_dict(),
@@ -149,8 +144,34 @@ def _train(trainer: Trainer, steps: int, checkpoint: Path | None) -> dict[str, A
     }
 
 
+def _time_methods(
+    make: Callable[[str], Trainer], state: dict[str, Any], shares: Shares | None, steps: int, repeats: int
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Time the baseline and BulletTrain, and return their rows and notes."""
+    cases = []
+    for method in METHODS:
+        before = _memory(peak=False)
+        trainer = make(method)
+        trainer.network.load_state_dict(state["weights"])
+        trainer.engine.robust_fraction.load_state_dict(state["robust_fraction"])
+        if trainer.engine.history.examples:
+            trainer.engine.history.load_state_dict(state["history"])
+        cases.append(Timed(trainer, shares, steps))
+        cases[-1].memory = _memory(peak=True) - before
+    for _ in range(repeats):
+        for case in cases:  # in turns, so that a device that slows down affects both
+            case.time()
+    baseline, mined = ({"method": method, **_figures(case)} for method, case in zip(METHODS, cases, strict=True))
+    figures = speedups(trainer.engine.objective, trainer.config.method, mined)  # the last trainer is BulletTrain's
+    mined["theoretical_speedup"] = figures["theoretical_speedup"]
+    mined["work_speedup"] = baseline["work"] / mined["work"]
+    mined["wall_clock_speedup"] = baseline["step_ms"] / mined["step_ms"]
+    notes = (note for case in cases for note in case.trainer.recorder.notes)
+    return [baseline, mined], list(dict.fromkeys(notes))
+
+
 def _figures(timed: Timed) -> dict[str, Any]:
-    """What was found of one engine, with or without BulletTrain."""
+    """Return the row of a timed trainer."""
     trainer, m, seconds = timed.trainer, timed.trainer.config.training.batch_size, timed.step_ms / 1000
     figures = trainer.figures(trainer.metrics.read(False))
     phases = {} if trainer.engine.objective.whole_step else phases_ms(timed)
@@ -168,19 +189,8 @@ def _figures(timed: Timed) -> dict[str, Any]:
     }
 
 
-def _speedups(mined: Mapping[str, Any], baseline: Mapping[str, Any], config: Config) -> dict[str, float | None]:
-    share, views = {name: mined[name] for name in SHARES}, config.method.build_objective().num_views
-    return {
-        "theoretical_speedup": theoretical_speedup(config.method.budget(), **share, views=views)
-        if config.method.allocation == "categories"
-        else None,
-        "work_speedup": baseline["work"] / mined["work"],
-        "wall_clock_speedup": baseline["step_ms"] / mined["step_ms"],
-    }
-
-
 def _memory(*, peak: bool) -> int:
-    """Bytes on the GPU: those taken now, from which the peak is counted anew, or the peak since then."""
+    """Return the peak of GPU memory in bytes, or reset it and return the current use."""
     if not torch.cuda.is_available():
         return 0
     if peak:
@@ -190,7 +200,7 @@ def _memory(*, peak: bool) -> int:
 
 
 def _forward_flops(trainer: Trainer) -> float:
-    """Floating-point operations of one example's forward."""
+    """Return the floating-point operations of a forward pass per example."""
     image = trainer.train_set.images[:1].to(trainer.place.device).float() / 255
     with frozen(trainer.network), torch.no_grad(), FlopCounterMode(display=False) as counter:
         trainer.network(image)

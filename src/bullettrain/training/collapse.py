@@ -1,4 +1,4 @@
-"""Training that has gone wrong, noticed while it runs."""
+"""Detection of failed training: a diverged loss, a network that is always wrong, catastrophic overfitting."""
 
 from __future__ import annotations
 
@@ -8,56 +8,76 @@ from bullettrain.objectives import AdversarialObjective
 from bullettrain.step import BulletTrain
 from bullettrain.training.metrics import Sums
 
-HIGH_ABOVE_CHANCE, NEAR_ZERO, PROBE_SHARE = 0.35, 0.05, 0.2
-"""Accuracy on the training attack, above chance, that counts as high; on the PGD-10 probe as none at all; and the part
-of the former that the probe has to keep. Sound runs keep two fifths and more at every epoch."""
+HIGH_ABOVE_CHANCE = 0.35
+"""Accuracy under the training attack, above chance, from which on the PGD-10 probe is compared with it."""
+NEAR_ZERO, VERY_LOW_SHARE, LOW_SHARE = 0.05, 0.2, 1 / 3
+"""Probe accuracies that mean collapse: NEAR_ZERO or VERY_LOW_SHARE of the accuracy under the training attack at once,
+LOW_SHARE of it after two epochs in a row. Sound runs drop to a share of 0.3 for one epoch, of 0.43 for two."""
 MIN_WRONG_EXAMPLES = 1000
-"""Examples without a single correct one before a run is given up: fewer can be chance."""
+"""Examples in a row without a correct prediction that mean collapse; fewer can be chance."""
 ATTACKED_FACTOR = 20
-"""So many times more where only attacked examples are looked at: all of them are lost while a network knows little."""
+"""Multiplies MIN_WRONG_EXAMPLES if only attacked examples are counted: an untrained network gets all of them wrong."""
 
 
 class CollapseError(RuntimeError):
-    """The run has collapsed; the message says how."""
+    """The run has collapsed. The message says how."""
 
 
-def look_at_loss(counts: Sums) -> str | None:
-    """Whether the loss since the last look is a number."""
-    if math.isfinite(counts.values["loss"]):
+def look_at_loss(sums: Sums) -> str | None:
+    """Return a message if the loss is not finite."""
+    if math.isfinite(sums["loss"]):
         return None
     return "the loss is NaN or infinite; lower the learning rate, or clip gradients (--set optimizer.clip=1)"
 
 
 class WrongStreak:
-    """Notices that nothing has been predicted right for a long time."""
+    """Detects a long series of examples that are all predicted wrong."""
 
     def __init__(self, engine: BulletTrain) -> None:
-        # Of last logits who is wrong now is known an epoch later.
-        by_class = engine.selects and not engine.selects_by_last
-        self.key = "outlier" if by_class else "clean" if engine.objective.sees_clean else "robust_hits"
+        # With selection="last" the categories are an epoch old.
+        by_category = engine.selects and not engine.selects_by_last
+        self.key = "outlier" if by_category else "clean" if engine.objective.sees_clean else "robust_hits"
         self.attacked = isinstance(engine.objective, AdversarialObjective) and self.key == "robust_hits"
         self.examples = 0.0
 
-    def look(self, counts: Sums) -> str | None:
-        """Fold in some steps; what is wrong, if they and those before were all wrong."""
-        examples, right = counts.values["examples"], counts.values[self.key]
+    def look(self, sums: Sums) -> str | None:
+        """Add the sums of some steps. Return a message if the series has become too long."""
+        examples, correct = sums["examples"], sums[self.key]
         if self.key == "outlier":
-            right = examples - right
-        self.examples = 0.0 if right else self.examples + examples
+            correct = examples - correct
+        self.examples = 0.0 if correct else self.examples + examples
         if self.examples < MIN_WRONG_EXAMPLES * (ATTACKED_FACTOR if self.attacked else 1):
             return None
         if self.attacked:
-            return "no attacked example has been predicted right for long; lower the learning rate, or method.eps"
-        return "every example has become an outlier: the network predicts nothing right; lower the learning rate"
+            return "no attacked example is classified correctly; lower the learning rate, or method.eps"
+        return "every example has become an outlier: the network classifies none correctly; lower the learning rate"
 
 
-def look_at_epoch(robust_accuracy: float, probe: float | None, *, classes: int) -> str | None:
-    """Catastrophic overfitting: safe from the training attack, helpless against ten steps of PGD."""
+def low_probe(robust_accuracy: float, probe: float | None, *, classes: int, share: float = LOW_SHARE) -> bool:
+    """Return whether PGD-10 breaks far more examples than the training attack does.
+
+    Args:
+        robust_accuracy: under the training attack, over an epoch.
+        probe: under PGD-10, on some training images after the epoch; None if it was not measured.
+        classes: number of classes.
+        share: the probe is low up to this share of ``robust_accuracy``.
+    """
     if probe is None or robust_accuracy < 1 / classes + HIGH_ABOVE_CHANCE:
+        return False
+    return probe <= max(NEAR_ZERO, share * robust_accuracy)
+
+
+def look_at_epoch(robust_accuracy: float, probe: float | None, *, classes: int, low_before: bool = False) -> str | None:
+    """Return a message on catastrophic overfitting: the training attack fails, but PGD-10 does not.
+
+    Args:
+        robust_accuracy, probe, classes: as for :func:`low_probe`.
+        low_before: whether the probe was low after the previous epoch, too.
+    """
+    share = LOW_SHARE if low_before else VERY_LOW_SHARE
+    if probe is None or not low_probe(robust_accuracy, probe, classes=classes, share=share):
         return None
-    if probe <= max(NEAR_ZERO, PROBE_SHARE * robust_accuracy):
-        return (
-            f"catastrophic overfitting: {100 * robust_accuracy:.0f} % of the training attacks fail, but PGD-10 breaks "
-            f"all but {100 * probe:.0f} % of a probe; train against a stronger attack (method.boundary, step_size)"
-        )
-    return None
+    return (
+        f"catastrophic overfitting: {100 * robust_accuracy:.0f} % of the training attacks fail, but PGD-10 breaks "
+        f"all but {100 * probe:.0f} % of a probe; train against a stronger attack (method.boundary, step_size)"
+    )

@@ -1,4 +1,4 @@
-"""What a person sees while it trains: live bars on a terminal, plain lines elsewhere, nothing from other ranks."""
+"""Progress of training: a live display on a terminal, a line per epoch elsewhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ COLOURS = dict(zip(SHARES, ("magenta", "yellow", "cyan"), strict=True))
 
 
 class Display:
-    """Progress of a run.
+    """Shows the progress of a run.
 
     Args:
-        console: None: nothing is shown.
-        config, steps_per_epoch: of the run.
-        selects: whether there are classes to show.
+        console: None shows nothing.
+        config: of the run.
+        steps_per_epoch: for the length of the bar.
+        selects: whether to show the shares of the categories.
     """
 
     def __init__(self, console: Console | None, config: Config, steps_per_epoch: int, *, selects: bool) -> None:
@@ -36,7 +37,7 @@ class Display:
         self.bar = self.progress.add_task("starting", total=self.total)
         self.stop: StopRequest | None = None
         self.step, self.detail, self.validation = 0, Text(overflow="fold"), ""
-        # Figures on a line of their own: beside the bar they would not fit 80 columns.
+        # Beside the bar the figures would not fit into 80 columns.
         self.live = Live(Group(self.progress, self.detail), console=self.progress.console, refresh_per_second=8)
 
     def __enter__(self) -> Display:
@@ -49,26 +50,26 @@ class Display:
         self.live.stop()
 
     def tick(self, epoch: int, steps: int) -> None:
-        """So many steps are done; ``epoch`` counts from 0."""
+        """Advance the bar by some steps; ``epoch`` counts from 0."""
         self.step += steps
         self.progress.update(self.bar, completed=self.step, description=f"epoch {epoch + 1}/{self.epochs}")
 
     def interval(self, record: Mapping[str, Any]) -> None:
-        """New figures for the live line, after the last validation."""
+        """Update the live line."""
         self.detail.plain = ""
         self.detail.append_text(Text.from_markup("  ".join(self._figures(record, colour=True))))
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """An epoch is over: on a terminal the live line says so, elsewhere a line of its own."""
+        """Show the figures of an epoch, in the live line or as a printed line."""
         if record.get("validation_robust") is not None:
             clean, robust = (percent(record[f"validation_{kind}"]) for kind in ("clean", "robust"))
             self.validation = f"validation {clean}, {self.corruption} {robust}"
         if self.shown:
             self.interval(record)
         elif self.console is not None:
-            left = (record["seconds"] + record["evaluation_seconds"]) * (self.epochs - record["epoch"])
+            remaining = (record["seconds"] + record["evaluation_seconds"]) * (self.epochs - record["epoch"])
             parts = [f"epoch {record['epoch']}/{self.epochs}", f"step {record['step']}", *self._figures(record)]
-            self.console.print("  ".join([*parts, f"{duration(left)} left"]), soft_wrap=True)
+            self.console.print("  ".join([*parts, f"{duration(remaining)} left"]), soft_wrap=True)
 
     def _figures(self, record: Mapping[str, Any], *, colour: bool = False) -> list[str]:
         loss = "–" if record["loss"] is None else f"{record['loss']:.3f}"
@@ -80,5 +81,5 @@ class Display:
         return [*parts, self.validation] if self.validation else parts
 
     def evaluating(self, what: str, total: int) -> EvaluationBar:
-        """A bar for an evaluation of ``total`` images."""
+        """Return a progress bar for an evaluation of ``total`` images."""
         return EvaluationBar(self.progress, what, total, self.stop)

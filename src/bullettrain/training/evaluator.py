@@ -1,4 +1,4 @@
-"""Accuracy of a run's network, with the run's settings, while it trains and at its end."""
+"""Evaluation during and after training, with the settings of the run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from bullettrain.progress import EvaluationBar
 
 
 class Evaluator:
-    """What a run is handed to evaluate its network with: as its config says.
+    """Evaluates the network of a run as its config says.
 
     Args:
-        config, device: of the run.
-        bar: makes the progress bar of an evaluation, from its name and the number of images.
+        config: of the run.
+        device: of the networks.
+        bar: makes a progress bar from the name of an evaluation and the number of images.
     """
 
     def __init__(self, config: Config, device: torch.device, bar: Callable[[str, int], EvaluationBar]) -> None:
@@ -39,35 +40,35 @@ class Evaluator:
         self.makes_views, self.norm = config.method.objective == "augmix", threat_of(config).norm
 
     def validation(self, model: nn.Module, images: ImageSet) -> tuple[float | None, float | None]:
-        """Clean and robust accuracy; None where no images are held out."""
+        """Return clean and robust accuracy; None if there are no validation images."""
         if not len(images):
             return None, None
         return self._clean(model, images, "clean accuracy").share, self._quick(model, images)
 
     def probe(self, model: nn.Module, images: ImageSet) -> float | None:
-        """Robust accuracy on part of the training images, to tell whether the attack there has become too weak."""
+        """Return the accuracy under PGD-10 on some training images, to detect catastrophic overfitting."""
         size = self.config.training.probe
         return self._quick(model, probe_images(images, size)) if size and not self.makes_views else None
 
     def _quick(self, model: nn.Module, images: ImageSet) -> float:
-        """The quick look while training: ten steps of eps/5, or AugMix views."""
+        """Return the accuracy under PGD with ten steps of eps/5, or on AugMix views."""
         return self._corrupted(model, images, self._pgd(10, 1, self.config.method.eps / 5), "PGD-10").share
 
     def records(
         self, networks: Iterable[tuple[str, nn.Module]], images: ImageSet, epoch: int
     ) -> Iterator[dict[str, Any]]:
-        """What the run says of its networks at the end, each with the name of its weights, and of which images."""
+        """Evaluate networks, given with the names of their weights, and yield the records of their accuracy."""
         about = {"examples": len(images), "fingerprint": fingerprint((images,), most=len(images)), "epoch": epoch}
         search = self.config.evaluation.search
         for name, model in networks:
-            for attack, left in self.final(model, images, name).items():
-                figures = {"accuracy": left.share, **about, "survived": pack(left.alive)}
+            for attack, survival in self.final(model, images, name).items():
+                figures = {"accuracy": survival.share, **about, "survived": pack(survival.alive)}
                 if search != "float32" and attack.startswith("pgd"):
                     figures["precision"] = search
                 yield {"kind": "evaluation", "weights": name, "attack": attack, **figures}
 
     def final(self, model: nn.Module, images: ImageSet, name: str) -> dict[str, Survival]:
-        """What is left clean, and by the attack that the config evaluates with; AugMix: on views of its kind."""
+        """Evaluate a network on clean images and under the config's PGD attack, or on AugMix views."""
         evaluation, method = self.config.evaluation, self.config.method
         if evaluation.search != "float32":
             dtype = torch.bfloat16 if evaluation.search == "bf16" else torch.float32
@@ -75,9 +76,9 @@ class Evaluator:
         step = threat_of(self.config).step_size(evaluation.steps, self.norm, method.eps)
         pgd = self._pgd(evaluation.steps, evaluation.restarts, step)
         with arithmetic(evaluation.search):
-            left = self._corrupted(model, images, pgd, f"{name}: {'views' if self.makes_views else pgd.name}")
-            clean = self._clean(model, images, f"{name}: clean")
-            return {"clean": clean, "views" if self.makes_views else pgd.name: left}
+            attack = "views" if self.makes_views else pgd.name
+            corrupted = self._corrupted(model, images, pgd, f"{name}: {attack}")
+            return {"clean": self._clean(model, images, f"{name}: clean"), attack: corrupted}
 
     def _pgd(self, steps: int, restarts: int, step_size: float) -> PGD:
         return PGD(steps, restarts, step_size, "ce", self.norm, self.config.method.eps)
@@ -92,10 +93,10 @@ class Evaluator:
 
     def _survive(self, rounds: Sequence[Round], images: ImageSet, what: str) -> Survival:
         size, seed = self.config.evaluation.batch_size, self.config.training.seed
-        with self.bar(what, len(images) * len(rounds)) as bar:  # at most: the lost are left alone
+        with self.bar(what, len(images) * len(rounds)) as bar:  # an upper bound: images that are lost are skipped
             return survive(rounds, images, device=self.device, batch_size=size, seed=seed, tick=bar)
 
 
 def probe_images(images: ImageSet, size: int) -> ImageSet:
-    """At most ``size`` of the images, every class in proportion."""
+    """Return at most ``size`` of the images, stratified by class."""
     return images.subset(sample(images.labels, min(size, len(images))))

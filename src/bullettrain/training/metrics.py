@@ -1,9 +1,8 @@
-"""What a run measures: sums kept on the device step by step, and read by the host once in a while."""
+"""Training metrics: sums kept on the device at every step, and read by the host once in a while."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,14 +16,39 @@ from bullettrain.objectives import Objective
 from bullettrain.precision import accumulation_dtype
 from bullettrain.run_folder import SHARES
 
-FIELDS = ("examples", "loss", *SHARES, *(f"svar_{name}" for name in SHARES), "clean", "robust_hits")
+ON_DEVICE = ("examples", "loss", *SHARES, *(f"svar_{name}" for name in SHARES), "clean", "robust_hits")
+FIELDS = (*ON_DEVICE, "passes")
+
+
+class Sums(dict[str, float]):
+    """Sums over steps, by the names in FIELDS; zeros by default."""
+
+    def __init__(self, values: Mapping[str, float] | None = None) -> None:
+        super().__init__(dict.fromkeys(FIELDS, 0.0) if values is None else values)
+
+    def __add__(self, other: Mapping[str, float]) -> Sums:
+        return Sums({name: value + other[name] for name, value in self.items()})
+
+    def averages(self, *, selects: bool, has_clean: bool) -> dict[str, Any]:
+        """Return means per example; None for what the run does not measure."""
+        n = self["examples"] or 1.0
+        means: dict[str, float | None] = {
+            "loss": self["loss"] / n,
+            "work": self["passes"] / n,
+            "clean_accuracy": self["clean"] / n if has_clean else None,
+            "robust_accuracy": self["robust_hits"] / n,
+        }
+        for name in SHARES:
+            means[name] = self[name] / n
+            means[f"svar_{name}"] = self[f"svar_{name}"] / self[name] if selects and self[name] else None
+        return means
 
 
 class StepMetrics:
-    """Sums over steps, on the device; :meth:`read` is the only wait for it."""
+    """Accumulates sums on the device. Only :meth:`read` and :meth:`peek` wait for it."""
 
     def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(len(FIELDS), dtype=accumulation_dtype(device), device=device)
+        self.sums = torch.zeros(len(ON_DEVICE), dtype=accumulation_dtype(device), device=device)
         self.passes = 0.0
 
     def add(
@@ -37,8 +61,8 @@ class StepMetrics:
         svar: Tensor | None,
         loss_weight: float,
     ) -> None:
-        """One step of this process, but for its passes; ``loss_weight`` makes its loss a sum over examples."""
-        # By comparison: F.one_hot looks at its input, for which a CPU's recording would have to wait.
+        """Add a step of this process, without its passes. ``loss_weight`` turns its loss into a sum over examples."""
+        # Not F.one_hot, which reads its input on the host.
         classes = torch.arange(len(Category), device=category.device)
         one_hot = (category[:, None] == classes).to(self.sums.dtype)
         score = torch.zeros_like(y, dtype=self.sums.dtype) if svar is None else svar.to(self.sums.dtype)
@@ -55,63 +79,36 @@ class StepMetrics:
         self.sums += torch.cat([part.to(self.sums.dtype) for part in parts])
 
     def read(self, together: bool) -> Sums:
-        """Everything since the last reading, over all processes, and start again from zero."""
+        """Return the sums since the last call and reset them; ``together``: summed over all processes."""
         sums = torch.cat([self.sums, self.sums.new_full((1,), self.passes)])
         if together:
             dist.all_reduce(sums)
         self.sums.zero_()
         self.passes = 0.0
-        return Sums(dict(zip((*FIELDS, "passes"), sums.tolist(), strict=True)))
+        return Sums(dict(zip(FIELDS, sums.tolist(), strict=True)))
 
     def peek(self) -> Sums:
-        """What this process has counted since the last reading."""
-        return Sums(dict(zip((*FIELDS, "passes"), [*self.sums.tolist(), self.passes], strict=True)))
+        """Return the sums of this process since the last :meth:`read`."""
+        return Sums(dict(zip(FIELDS, [*self.sums.tolist(), self.passes], strict=True)))
 
     def restore(self, sums: Mapping[str, float]) -> None:
-        """Continue from what :meth:`peek` gave."""
-        self.sums.copy_(torch.tensor([sums[name] for name in FIELDS], dtype=self.sums.dtype))
+        """Continue from what :meth:`peek` returned."""
+        self.sums.copy_(torch.tensor([sums[name] for name in ON_DEVICE], dtype=self.sums.dtype))
         self.passes = sums["passes"]
 
 
-@dataclass
-class Sums:
-    """Sums that the host has read."""
+def speedups(objective: Objective, method: MethodConfig, figures: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the theoretical speed-up and that of counted work, from a run's own shares and passes.
 
-    values: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*FIELDS, "passes"), 0.0))
-
-    def __add__(self, other: Sums) -> Sums:
-        return Sums({key: value + other.values[key] for key, value in self.values.items()})
-
-    def averages(self, *, selects: bool, has_clean: bool) -> dict[str, Any]:
-        """Means an example; None for what this run does not have."""
-        n = self.values["examples"] or 1.0
-        found: dict[str, float | None] = {
-            "loss": self.values["loss"] / n,
-            "work": self.values["passes"] / n,
-            "clean_accuracy": self.values["clean"] / n if has_clean else None,
-            "robust_accuracy": self.values["robust_hits"] / n,
-        }
-        for name in SHARES:
-            count = self.values[name]
-            found[name] = count / n
-            found[f"svar_{name}"] = self.values[f"svar_{name}"] / count if selects and count else None
-        return found
-
-
-def speedups(objective: Objective, method: MethodConfig, figures: Mapping[str, float]) -> dict[str, float | None]:
-    """Theoretical and counted, from a run's own shares and passes; wall-clock needs a second run beside it.
-
-    The paper's formula, the theoretical one, is of steps by class; other allocations have none.
+    The theoretical one is the paper's formula for steps by category; it is None for other allocations.
     """
-    budget = method.budget()
+    budget, theoretical = method.budget(), None
     plain = objective.cost.work(steps=budget.boundary, touched=1, selects=False).total
-    outlier, boundary, robust = (figures[name] for name in SHARES)
+    if method.allocation == "categories":
+        shares = {name: figures[name] for name in SHARES}
+        theoretical = theoretical_speedup(budget, **shares, views=objective.num_views)
     return {
         "plain_work": plain,
-        "theoretical_speedup": theoretical_speedup(
-            budget, boundary=boundary, robust=robust, outlier=outlier, views=objective.num_views
-        )
-        if method.allocation == "categories"
-        else None,
+        "theoretical_speedup": theoretical,
         "work_speedup": plain / figures["work"] if figures["work"] else None,
     }

@@ -1,4 +1,4 @@
-"""How many epochs fit into so many minutes: a few steps are timed, and the rest is arithmetic."""
+"""Number of epochs that fit into a time limit, from the time of a few steps."""
 
 from __future__ import annotations
 
@@ -25,50 +25,51 @@ logger = logging.getLogger(__name__)
 
 TIMED_STEPS, REPEATS = 20, 3
 SECOND_START = 0.5
-"""Part of the time of compiling and capturing that a run still takes after the timing has done it once: compiled code
-is found again, graphs are captured anew."""
+"""Fraction of the compilation and capture time that the run takes again: compiled code is cached, graphs are not."""
 REPORT_SECONDS = 2.0
 USUAL_SHARES = (0.25, 0.33, 0.42)
-"""Of outlier, boundary and robust examples over a training; an untrained network takes nearly all for outliers."""
+"""Typical fractions of outlier, boundary and robust examples; for an untrained network nearly all are outliers."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a run's parts."""
+    """Seconds that the parts of a run take."""
 
     start: float
-    """Until the first step can be taken: compiling and capturing."""
+    """Compilation and captures."""
     epoch: float
-    """An epoch's steps, evaluation and checkpoint."""
+    """Steps, evaluation and checkpoint of an epoch."""
     end: float
-    """The final evaluation and the report."""
+    """Final evaluation and report."""
 
     def epochs(self, seconds: float) -> int:
-        """As many as come nearest to ``seconds`` in all, and at least one."""
+        """Return the number of epochs, at least one, whose run comes nearest to ``seconds``."""
         return max(1, round((seconds - self.start - self.end) / self.epoch))
 
     def total(self, epochs: int) -> float:
-        """Seconds of a run of so many epochs."""
+        """Return the seconds of a run."""
         return self.start + epochs * self.epoch + self.end
 
 
 def for_minutes(
     config: Config, minutes: float, place: Place, data: tuple[ImageSet, ImageSet, ImageSet], *, began: float
 ) -> Config:
-    """The config with as many epochs as fit into ``minutes``, and its milestones at the same part of them.
+    """Return the config with as many epochs as fit into ``minutes``, and its milestones scaled with them.
 
     Args:
-        config, place, data: of the run.
-        minutes: for all that the user waits for, from ``began`` on.
-        began: of time.monotonic().
+        config: of the run.
+        minutes: time limit for the whole command.
+        place: device and processes.
+        data: training, validation and test images.
+        began: time.monotonic() when the command started.
 
     Raises:
         ConfigError: an epoch takes longer than that.
     """
     timing = measure(config, place, data)
-    left = 60 * minutes - (time.monotonic() - began)
-    epochs = timing.epochs(left)
-    if timing.total(epochs) > 1.1 * left:
+    remaining = 60 * minutes - (time.monotonic() - began)
+    epochs = timing.epochs(remaining)
+    if timing.total(epochs) > 1.1 * remaining:
         least = (time.monotonic() - began + timing.total(1)) / 60
         raise ConfigError(
             f"--minutes {minutes:g} is too short: an epoch and the evaluation take {least:.2g}; give more"
@@ -80,7 +81,7 @@ def for_minutes(
 
 
 def measure(config: Config, place: Place, data: tuple[ImageSet, ImageSet, ImageSet]) -> Timing:
-    """Time a few steps of a run, its evaluations on a few images and a checkpoint, and throw the run away."""
+    """Time a few steps, evaluations on a few images and a checkpoint, in a temporary run."""
     images, batch_size = len(data[0]), config.training.batch_size * config.training.attack_group
     if images < batch_size:
         raise ConfigError(
@@ -96,7 +97,7 @@ def measure(config: Config, place: Place, data: tuple[ImageSet, ImageSet, ImageS
             timed.time()
         evaluator, network = trainer.evaluator, trainer.network
         sample = probe_images(trainer.test_set, config.evaluation.batch_size)
-        with torch.no_grad():  # its own predictions for labels: else hardly an image would be worth an attack
+        with torch.no_grad():  # predictions as labels: attacks skip images that are misclassified
             labels = network.eval()(to_unit(sample.images.to(place.device))).argmax(dim=1)
         sample = dataclasses.replace(sample, labels=labels.to(sample.labels.device))
         quick = _seconds(lambda: evaluator.validation(network, sample)) / len(sample)
@@ -108,7 +109,7 @@ def measure(config: Config, place: Place, data: tuple[ImageSet, ImageSet, ImageS
     return Timing(start, timed.epoch_seconds + checks + saving, kept * final + REPORT_SECONDS)
 
 
-def _seconds(do: Callable[[], object]) -> float:
+def _seconds(function: Callable[[], object]) -> float:
     began = time.monotonic()
-    do()
+    function()
     return time.monotonic() - began

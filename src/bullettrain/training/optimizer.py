@@ -1,4 +1,4 @@
-"""Optimiser, learning rate and moving average. The rate is a function of the step: resuming needs no scheduler."""
+"""Optimiser, learning rate and moving average of the weights."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ if TYPE_CHECKING:
     from bullettrain.training.trainer import Trainer
 
 STATISTICS_EXAMPLES = 4096
-"""Training examples that batch-norm statistics of averaged weights are taken of."""
+"""Training examples from which the batch-norm statistics of averaged weights are computed."""
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: bool = False) -> torch.optim.Optimizer:
-    """SGD, Adam or AdamW; norms and biases (every parameter of one dimension or none) without decay if so configured.
+    """Return SGD, Adam or AdamW.
 
-    ``capturable``: one that CUDA graphs can hold, with its rate in a tensor.
+    Args:
+        model: its parameters with ``requires_grad`` are optimised.
+        config: if ``decay_norms`` is off, parameters with less than two dimensions have no weight decay.
+        capturable: CUDA graphs can capture its steps; the learning rate is a tensor.
     """
     learning = [p for p in model.parameters() if p.requires_grad]
-    if config.decay_norms or not config.weight_decay:
-        groups = [{"params": learning, "weight_decay": config.weight_decay}]
-    else:
+    groups = [{"params": learning, "weight_decay": config.weight_decay}]
+    if config.weight_decay and not config.decay_norms:
         groups = [
             {"params": [p for p in learning if p.ndim > 1], "weight_decay": config.weight_decay},
             {"params": [p for p in learning if p.ndim <= 1], "weight_decay": 0.0},
@@ -47,22 +49,18 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: boo
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Continue from a saved state, which may be another device's: how steps are carried out stays as it is here."""
-    before = [dict(group) for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, own in zip(optimizer.param_groups, before, strict=True):
-        group.update({key: own[key] for key in ("capturable", "fused", "foreach") if key in own})
-        device = group["params"][0].device
-        rate = float(group["lr"])
-        group["lr"] = torch.tensor(rate, device=device) if torch.is_tensor(own["lr"]) else rate
-        for parameter in group["params"]:  # Adam counts its steps on the device only where they are captured
-            step = optimizer.state.get(parameter, {}).get("step")
-            if torch.is_tensor(step):
-                optimizer.state[parameter]["step"] = step.to(device if own.get("capturable") else "cpu")
+    """Load a state that may come from another device; the settings ``fused`` and ``capturable`` stay as they are."""
+    groups = []
+    for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        rate = float(saved["lr"])
+        lr = torch.full_like(own["lr"], rate) if torch.is_tensor(own["lr"]) else rate
+        settings = {key: own[key] for key in ("capturable", "fused", "foreach") if key in own}
+        groups.append({**saved, **settings, "lr": lr})
+    optimizer.load_state_dict({**state, "param_groups": groups})
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate; one that lies in a tensor stays where it is."""
+    """Set the learning rate, in place if it is a tensor."""
     for group in optimizer.param_groups:
         if torch.is_tensor(group["lr"]):
             group["lr"].fill_(lr)
@@ -71,7 +69,7 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def rate(config: ScheduleConfig, peak: float, step: int, steps_per_epoch: int, epochs: int) -> float:
-    """Learning rate of ``step``, counted from 0."""
+    """Return the learning rate of ``step``, counted from 0. A function of the step needs no scheduler state."""
     total = steps_per_epoch * epochs
     if config.name == "step":
         epoch = step // steps_per_epoch + 1  # milestones count epochs from 1
@@ -88,17 +86,17 @@ def rate(config: ScheduleConfig, peak: float, step: int, steps_per_epoch: int, e
 
 
 class MovingAverage(nn.Module):
-    """Of weights and statistics; of counts, the network's own.
+    """Exponential moving average of parameters and floating-point buffers; other buffers are copied.
 
-    A mean of statistics is not that of the mean weights: before these are evaluated, they get their own, within
-    :func:`statistics_anew`.
+    Averaged batch-norm statistics do not belong to the averaged weights: before these are evaluated,
+    :func:`average_statistics` computes their own.
 
     Update n, counted from 0, keeps min(``decay``, n / (n + 9)) of the average: the first copies the network, and a
-    short run's average is not of weights from before it had learned. At 0.999 that ends after 8,991 updates.
+    short run's average contains little of the initial weights. A decay of 0.999 applies from update 8,991 on.
     """
 
     n_averaged: Tensor
-    """Updates so far; on the network's device, and saved with the rest."""
+    """Number of updates, on the network's device."""
 
     def __init__(self, network: nn.Module, decay: float) -> None:
         super().__init__()
@@ -107,14 +105,14 @@ class MovingAverage(nn.Module):
 
     @torch.no_grad()
     def move(self, network: nn.Module) -> None:
-        """Take the network as it is now into the average."""
+        """Update the average with the network's current values."""
         kept = (self.n_averaged / (self.n_averaged + 9)).clamp(max=self.decay)
         pairs = list(zip(_tensors(self.module), _tensors(network), strict=True))
         for dtype in dict.fromkeys(mean.dtype for mean, _ in pairs):
             means, values = zip(*[pair for pair in pairs if pair[0].dtype == dtype], strict=True)
             if dtype.is_floating_point:
                 torch._foreach_sub_(means, values)
-                torch._foreach_mul_(means, kept.to(dtype))  # of their own type: else it is a kernel a tensor
+                torch._foreach_mul_(means, kept.to(dtype))  # with the same dtype, or it takes a kernel per tensor
                 torch._foreach_add_(means, values)
             else:
                 torch._foreach_copy_(means, values)
@@ -122,16 +120,16 @@ class MovingAverage(nn.Module):
 
 
 def norms(network: nn.Module) -> list[_BatchNorm]:
-    """Its batch norms that keep statistics and learn them."""
-    found = [module for module in network.modules() if isinstance(module, _BatchNorm) and module.training]
-    return [norm for norm in found if norm.running_mean is not None]
+    """Return the batch norms in training mode that have running statistics."""
+    batch_norms = [module for module in network.modules() if isinstance(module, _BatchNorm) and module.training]
+    return [norm for norm in batch_norms if norm.running_mean is not None]
 
 
 @contextmanager
 def statistics_anew(network: nn.Module, first: Tensor) -> Iterator[None]:
-    """Within, batch norms forget their statistics, and take the plain mean of those of the batches that they see.
+    """Reset batch-norm statistics and, within the context, compute their plain mean over batches.
 
-    Until they have seen one they have those of ``first``, images (n, …). Counts are put back.
+    Before the first batch they are those of ``first``, images (n, …). On exit, momentum and batch counts are restored.
     """
     learning = norms(network)
     before = [(norm.momentum, norm.num_batches_tracked.clone()) for norm in learning]  # type: ignore[union-attr]
@@ -150,12 +148,12 @@ def statistics_anew(network: nn.Module, first: Tensor) -> Iterator[None]:
 
 
 def average_statistics(trainer: Trainer) -> bool:
-    """Give averaged weights batch-norm statistics of their own: of what training steps would show them now.
+    """Compute batch-norm statistics for the averaged weights from training steps on some thousand examples.
 
-    They are those of plain training steps of some thousand examples, which change nothing else.
+    Nothing else of the trainer changes.
 
     Returns:
-        Whether there are any.
+        Whether there is an average with batch norms.
     """
     if trainer.average is None or not norms(trainer.average.module.train()):
         return False
@@ -163,7 +161,7 @@ def average_statistics(trainer: Trainer) -> bool:
     engine = trainer.config.method.build(examples=len(trainer.train_set))
     engine.load_state_dict(trainer.engine.state_dict())
     engine.budget, engine.check_every = trainer.engine.budget, 0
-    # Each process sees its share, and that of the first counts; a replay shows nothing new.
+    # Statistics are those of the first process, which sees its share only. Replays add nothing.
     distinct = max(2, -(-STATISTICS_EXAMPLES * place.world // training.batch_size))
     shown = range(0, min(trainer.batches, distinct * training.replays), training.replays)
     first, _ = next(iter(trainer.loader.epoch(epoch)))

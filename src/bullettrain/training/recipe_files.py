@@ -1,4 +1,4 @@
-"""A recipe that is a file: YAML as `bullettrain train --show` prints it, or the folder of a run."""
+"""Recipes from files: YAML as `bullettrain train --show` prints it, or the folder of a run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from bullettrain.validation import instead
 
 
 def find_recipe(name: str, *, network: str | None = None, trust: bool = False) -> Config:
-    """The configuration that ``name`` stands for: a recipe, a YAML file or a run's folder.
+    """Return the config of a recipe, a YAML file or a run's folder.
 
     Args:
-        name: as the user wrote it.
-        network: the network that the user names; it is taken instead of that of the recipe.
-        trust: whether the function that a file names as its network may be imported and called.
+        name: of a recipe, or a path.
+        network: replaces the recipe's network.
+        trust: allow to import and call the function that a file names as its network.
 
     Raises:
-        ConfigError: there is no such recipe, or its settings cannot be.
-        RunError: the file cannot be read, or names a function that the user has not allowed.
+        ConfigError: there is no such recipe, or its settings are invalid.
+        RunError: the file cannot be read, or names a function without permission.
     """
     config = read_recipe(name)
     allowed = permitted(config.network.name, Path(name), network=network, trust=trust or name in RECIPES)
@@ -37,7 +37,7 @@ def find_recipe(name: str, *, network: str | None = None, trust: bool = False) -
 
 
 def read_recipe(name: str) -> Config:
-    """What :func:`find_recipe` reads, as it is; a network that it names is not to be built."""
+    """Like :func:`find_recipe`, without its check of the network: do not build it."""
     path = user_path(name)
     if name in RECIPES or not path.exists():
         if path.suffix in (".yaml", ".yml"):
@@ -66,7 +66,7 @@ def read_recipe(name: str) -> Config:
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``changes``, section by section."""
+    """Return ``base`` updated with ``changes``, section by section."""
     sections = {
         key: {**base[key], **value} if isinstance(value, Mapping) and isinstance(base.get(key), Mapping) else value
         for key, value in changes.items()

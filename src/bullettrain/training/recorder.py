@@ -1,4 +1,4 @@
-"""What a run writes down while it trains: records, notes, TensorBoard's log, sample images for the report."""
+"""Records of a run: metrics, notes, TensorBoard events, sample images for the report."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +22,26 @@ from bullettrain.step import StepOutput
 
 logger = logging.getLogger(__name__)
 
-SAMPLES_PER_CLASS = 4
+SAMPLES_PER_CATEGORY = 4
 
 
 class EventFile:
-    """What TensorBoard shows of a run. Its own writer works, and fails, in a thread; this one where it is called."""
+    """A TensorBoard event file, written synchronously: TensorBoard's own writer raises errors in a thread."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
         self.path = folder / f"events.out.tfevents.{time.time():010.0f}.{platform.node()}.{os.getpid()}"
-        self.event(file_version="brain.Event:2")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """The figures of a record."""
+        """Write the floating-point values of a record."""
+        if not self.path.exists():
+            self.path.parent.mkdir(exist_ok=True)
+            self.event(file_version="brain.Event:2")
         figures = {key: value for key, value in record.items() if isinstance(value, float)}
         values = [{"tag": f"{record['kind']}/{key}", "simple_value": value} for key, value in figures.items()]
         self.event(step=record["step"], summary={"value": values})
 
     def event(self, **content: Any) -> None:
-        """One entry."""
+        """Append an event."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -50,37 +50,38 @@ class EventFile:
 
 
 class Recorder:
-    """Writes records: metrics.jsonl always, TensorBoard where it is installed, sample images for the report.
+    """Writes records to metrics.jsonl and, if it is installed, to TensorBoard, and sample images for the report.
 
-    A process without a folder writes none. A note is written once: what a run said before it was stopped is not lost
-    when another process goes on with it, and not said twice.
+    A note is written once per run, also if the run is resumed.
+
+    Args:
+        folder: of the run; None writes nothing.
     """
 
     def __init__(self, folder: RunFolder | None) -> None:
         self.folder = folder
         self.notes: list[str] = []
-        """What cannot be had here, a line each: steps that are not captured, updates that are not compiled."""
+        """Features that are not available here, a line each, for example that steps are not captured."""
         self._noted: set[str] = set()
         self._warned: set[str] = set()
         self._board: EventFile | None = None
 
     def begin(self) -> None:
-        """Before the first record."""
+        """Prepare the records of a new or resumed run, and write the notes so far."""
         if self.folder is not None:
-            before = (record for record in self.folder.records() if record.get("kind") == "note")
-            self._noted = {str(record.get("message")) for record in before}
+            earlier = (record for record in self.folder.records() if record.get("kind") == "note")
+            self._noted = {str(record.get("message")) for record in earlier}
             self._write_notes(self.folder)
             if importlib.util.find_spec("tensorboard") is not None:
-                with self._without_board_if_it_fails():
-                    self._board = EventFile(self.folder.path / "tensorboard")
+                self._board = EventFile(self.folder.path / "tensorboard")
 
     def note(self, text: str) -> None:
-        """Say it, and write it with the next record."""
+        """Log a note, and write it with the next record."""
         self.notes.append(text)
         logger.info(text)
 
     def warn(self, text: str, step: int) -> None:
-        """Say it and write it, unless its kind was said before: its figures may change; once is enough."""
+        """Log and record a warning, once per kind, which is the text before the first colon."""
         kind = text.partition(":")[0]
         if kind not in self._warned:
             self._warned.add(kind)
@@ -88,15 +89,19 @@ class Recorder:
             logger.warning(text)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """One record; NaN and infinity become null, which JSON has."""
+        """Write a record; NaN and infinity become null."""
         if self.folder is None:
             return
         self._write_notes(self.folder)
         finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}
         self.folder.log(finite)
         if self._board is not None and record["kind"] in ("step", "epoch"):
-            with self._without_board_if_it_fails():
+            try:
                 self._board.write(finite)
+            except OSError as error:
+                self._board = None
+                self.notes.append(f"TensorBoard's log ends here, it could not be written: {error.strerror}")
+                logger.warning(self.notes[-1])
 
     def _write_notes(self, folder: RunFolder) -> None:
         for note in self.notes:
@@ -104,20 +109,8 @@ class Recorder:
                 self._noted.add(note)
                 folder.log({"kind": "note", "message": note})
 
-    @contextmanager
-    def _without_board_if_it_fails(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._board = None
-            self.notes.append(f"TensorBoard's log ends here, it could not be written: {error.strerror}")
-            logger.warning(self.notes[-1])
-
     def batch(self, x: Tensor, y: Tensor, out: StepOutput, classes: tuple[str, ...], *, step: int, epoch: int) -> None:
-        """One mini-batch for the report: scores and steps of all of it, and a few of its images.
-
-        Of a network that has learnt NaN there is nothing to show.
-        """
+        """Write a mini-batch for the report: scores, steps, categories and some images. Skip it if the loss is NaN."""
         if self.folder is None or not torch.isfinite(out.loss):
             return
         if out.svar is not None:
@@ -127,9 +120,9 @@ class Recorder:
 
 
 def _samples(x: Tensor, y: Tensor, out: StepOutput, classes: tuple[str, ...]) -> Samples:
-    """A few examples of each class before and after the attack; of AugMix's views the first."""
+    """Return a few examples of each category before and after the attack, or the first AugMix view."""
     x_prime, z_prime = (out.x_prime, out.z_prime) if out.z_prime.ndim == 2 else (out.x_prime[0], out.z_prime[0])
-    rows = torch.cat([(out.category == category).nonzero()[:SAMPLES_PER_CLASS, 0] for category in Category])
+    rows = torch.cat([(out.category == category).nonzero()[:SAMPLES_PER_CATEGORY, 0] for category in Category])
     rows = rows.to(x.device)
     before = out.z if out.z is not None else z_prime
     images = [(part[rows].float().clamp(0, 1) * 255).round().to(torch.uint8) for part in (x, x_prime)]

@@ -1,4 +1,4 @@
-"""From a config to a finished run folder: new or resumed, alone or beside its baseline."""
+"""Training runs: new or resumed, alone or compared with the baseline."""
 
 from __future__ import annotations
 
@@ -30,36 +30,37 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended, and its figures."""
+    """Outcome of a run."""
 
     folder: Path
     reason: str
     evaluations: dict[str, dict[str, dict[str, Any]]]
-    """By weights ("last", "best", "averaged"), then by attack: the records of accuracy on the test set."""
+    """Records of test accuracy, by weights ("last", "best", "averaged") and attack."""
     end: dict[str, Any]
-    """The last record: seconds, shares, work, speed-ups."""
+    """The last record: seconds, shares, work, speed-ups. Empty if the run has not ended."""
 
     @property
     def accuracy(self) -> dict[str, dict[str, float]]:
-        """By weights, then by attack."""
+        """Test accuracy by weights and attack."""
         return {
-            weights: {name: r["accuracy"] for name, r in found.items()} for weights, found in self.evaluations.items()
+            weights: {attack: record["accuracy"] for attack, record in records.items()}
+            for weights, records in self.evaluations.items()
         }
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end."""
+        """Whether the run is finished."""
         return self.reason == "finished"
 
     @property
     def signal(self) -> int | None:
-        """The signal that stopped it, if one did."""
+        """The signal that stopped the run, if any."""
         number = self.reason.removeprefix("stopped by signal ")
         return int(number) if number.isdigit() else None
 
     @property
     def chosen(self) -> str:
-        """The weights a user would take."""
+        """Name of the preferred weights."""
         return preferred(self.evaluations)
 
 
@@ -79,40 +80,40 @@ def train(
         config: what to train.
         out: folder of the run.
         place: device and processes.
-        data_dir: where datasets lie.
-        resume: go on where the run in ``out`` was stopped; from the start where it has no checkpoint yet.
-        keep_going: warn of a collapse, and go on.
-        console: where progress is shown; None: nowhere.
+        data_dir: folder of the datasets.
+        resume: continue from the checkpoint in ``out``, or start anew if there is none.
+        keep_going: only warn when training collapses.
+        console: where to show progress; None: nowhere.
 
     Raises:
-        RunError: the folder holds something else, or its checkpoint is damaged.
-        CollapseError: the run has collapsed.
+        RunError: the folder cannot be used, or its checkpoint is damaged.
+        CollapseError: training has collapsed.
     """
     folder = RunFolder(out)
-    going_on = check_folder(folder, config, resume=resume, data_dir=data_dir, options=_flags(keep_going))
+    options = ["--keep-going"] * keep_going
+    has_checkpoint = check_folder(folder, config, resume=resume, data_dir=data_dir, options=options)
     new = not folder.exists
-    place.wait()  # nobody may write before everybody has looked
+    place.wait()  # until all processes have checked the folder
     if folder.finished:
-        if place.first and going_on:  # it was moved, or a file of weights is missing or damaged
+        if place.first and has_checkpoint:  # a file of weights may be missing or damaged
             folder.export(folder.load())
         return read_result(folder)
     data = load_data(config, data_dir)
     trainer = Trainer(config, folder, place, data, console=console if place.first else None, keep_going=keep_going)
-    with folder.alone() if place.first else contextlib.nullcontext():  # before anything in it is changed
-        if place.first and (folder.finished or (not folder.exists, folder.has_checkpoint()) != (new, going_on)):
-            raise RunError(f"another process has trained in {out} meanwhile; look at it, and start this again")
-        if going_on:
+    with folder.alone() if place.first else contextlib.nullcontext():
+        if place.first and (folder.finished or (not folder.exists, folder.has_checkpoint()) != (new, has_checkpoint)):
+            raise RunError(f"another process has trained in {out}; check it, and run this command again")
+        if has_checkpoint:
             state.resume(trainer)
         elif place.first:
             if new:
                 folder.create(config, environment(place.device))
             folder.cut_metrics(0)
-        where = f", from step {trainer.at.step}" if going_on else ", anew: there is nothing to resume" if resume else ""
-        logger.info("%s: %s on %s%s", out, config.recipe, place.device, where)
-        if ":" in config.data.name:  # of one's own images one wants to know how they were divided
-            train, held_out, test = map(len, data)
-            said = f", {held_out} held out" if held_out else ""
-            logger.info("%s: %d images to train on%s, %d to test by", config.data.name, train, said, test)
+        start = ", anew: there is nothing to resume" if resume else ""
+        start = f", from step {trainer.at.step}" if has_checkpoint else start
+        logger.info("%s: %s on %s%s", out, config.recipe, place.device, start)
+        if ":" in config.data.name:  # the user's own images
+            logger.info("%s: %d training, %d validation and %d test images", config.data.name, *map(len, data))
         try:
             return read_result(folder, trainer.run())
         except RunError:
@@ -124,22 +125,23 @@ def train(
             ) from None
 
 
-def _flags(keep_going: bool) -> list[str]:
-    """What a printed command has to have, too."""
-    return ["--keep-going"] if keep_going else []
-
-
 def check_folder(
     folder: RunFolder, config: Config, *, resume: bool, data_dir: Path | None = None, options: Sequence[str] = ()
 ) -> bool:
-    """Whether there is a checkpoint to go on from.
+    """Return whether the folder has a checkpoint to resume from.
+
+    Args:
+        folder: of the run.
+        config: what to train.
+        resume: whether an existing run is to be continued.
+        data_dir, options: other arguments for the command in error messages.
 
     Raises:
-        RunError: the folder holds another run, one that is to be resumed, or one of an older format.
+        RunError: the folder holds another run, an unfinished one without ``resume``, or one of an older format.
     """
     if not folder.exists:
         if folder.path.is_file() or (folder.path.is_dir() and folder.foreign()):
-            raise RunError(f"{folder.path} exists and is no run; choose another --out")
+            raise RunError(f"{folder.path} exists and is not a run; choose another --out")
         return False
     differences = folder.config().differences(config)
     changed = "; ".join(f"{key} is {old} there and {new} here" for key, (old, new) in differences.items())
@@ -149,9 +151,9 @@ def check_folder(
         if resume:
             return (folder.path / CHECKPOINT).is_file()
         raise RunError(f"{folder.path} holds a finished run; choose another --out")
-    going_on = folder.has_checkpoint()
+    has_checkpoint = folder.has_checkpoint()
     if resume:
-        return going_on
+        return has_checkpoint
     if changed:
         raise RunError(f"{folder.path} holds a run of another configuration ({changed}); choose another --out")
     command = resume_command(config, folder.path, data_dir, options)
@@ -159,13 +161,13 @@ def check_folder(
 
 
 def resume_command(config: Config, out: Path, data_dir: Path | None = None, options: Sequence[str] = ()) -> str:
-    """What to type to go on: the recipe, what was changed in it, the folder, and other options as they were.
+    """Return the command that resumes a run: recipe, changed settings, folder and other options.
 
-    A function that a file names as its network is named again, since a file alone does not have it called.
+    It names the network if that is a function: a recipe file alone may not have it imported.
     """
     source = config.recipe
     if source not in RECIPES and not Path(source).expanduser().exists():
-        source = str(out)  # a run is a recipe itself
+        source = str(out)  # a run's folder is a recipe, too
     changed = read_recipe(source).differences(config)
     world = os.environ.get("WORLD_SIZE", "1")
     words = ["bullettrain"] if world == "1" else ["torchrun", "--nproc-per-node", world, "-m", "bullettrain"]
@@ -179,7 +181,7 @@ def resume_command(config: Config, out: Path, data_dir: Path | None = None, opti
 
 
 def read_result(folder: RunFolder, reason: str | None = None) -> Result:
-    """The figures of a run, from its records."""
+    """Return the result of a run from its records."""
     evaluations: dict[str, dict[str, dict[str, Any]]] = {}
     records = folder.records()
     for record in records:
@@ -199,12 +201,12 @@ def compare(
     keep_going: bool = False,
     console: Console | None = None,
 ) -> tuple[Result, Result]:
-    """The same recipe without and with BulletTrain, in ``out``/baseline and ``out``/bullettrain."""
-    there = [folder for name in ("baseline", "bullettrain") if (folder := RunFolder(out / name)).exists]
-    if there and not resume:
-        if len(there) == 2 and all(folder.finished for folder in there):
+    """Train without and with BulletTrain, in ``out``/baseline and ``out``/bullettrain; arguments as for `train`."""
+    existing = [folder for name in ("baseline", "bullettrain") if (folder := RunFolder(out / name)).exists]
+    if existing and not resume:
+        if len(existing) == 2 and all(folder.finished for folder in existing):
             raise RunError(f"{out} holds a finished comparison; choose another --out")
-        command = resume_command(config, out, data_dir, ["--compare", *_flags(keep_going)])
+        command = resume_command(config, out, data_dir, ["--compare", *["--keep-going"] * keep_going])
         raise RunError(f"{out} holds an unfinished comparison; continue it with: {command}")
     run = partial(train, place=place, data_dir=data_dir, resume=resume, keep_going=keep_going, console=console)
     baseline = run(config.baseline(), out / "baseline")
@@ -217,7 +219,7 @@ def compare(
 
 
 def comparison(baseline: Result, mined: Result) -> dict[str, Any]:
-    """Both rows, the three speed-ups, and by attack the standard error of the change of accuracy."""
+    """Return both rows, the three speed-ups and, by attack, the standard error of the difference in accuracy."""
     keys = ("seconds", "capture_seconds", *SHARES, "work")
     rows = [
         {"name": name, "weights": result.chosen, **result.accuracy[result.chosen], **{k: result.end[k] for k in keys}}
@@ -229,6 +231,6 @@ def comparison(baseline: Result, mined: Result) -> dict[str, Any]:
         "wall_clock": baseline.end["seconds"] / mined.end["seconds"],
     }
     plain, own = (result.evaluations[result.chosen] for result in (baseline, mined))
-    apart = {attack: difference([own[attack]], [plain[attack]]) for attack in plain}
-    errors = {attack: {"error": found.error, "paired": found.paired} for attack, found in apart.items()}
+    differences = {attack: difference([own[attack]], [plain[attack]]) for attack in plain}
+    errors = {attack: {"error": change.error, "paired": change.paired} for attack, change in differences.items()}
     return {"rows": rows, "speedup": speedup, "errors": errors}

@@ -1,4 +1,4 @@
-"""What a run goes on from as if it had never stopped: its checkpoint, made and put back."""
+"""Checkpoints of a run: what they hold, and how training resumes from them."""
 
 from __future__ import annotations
 
@@ -19,55 +19,57 @@ if TYPE_CHECKING:
     from bullettrain.training.trainer import Trainer
 
 MACHINE = ("machine", "device", "torch", "bullettrain", "commit")
-"""Where one of these is another when a run goes on, a record says so."""
+"""A record is written if one of these differs when a run is resumed."""
 
 
 @dataclass
 class Position:
-    """How far the run has come."""
+    """Training progress, saved in checkpoints."""
 
     step: int = 0
     epoch: int = 0
     """Counts from 0."""
     index: int = 0
-    """Mini-batch within the epoch that comes next."""
+    """Next mini-batch of the epoch."""
     seconds: float = 0.0
-    """Spent training, evaluations not counted."""
+    """Training time, without evaluations."""
     epoch_seconds: float = 0.0
     capture_seconds: float = 0.0
-    """Spent on compilation and captures, not counted as training."""
+    """Time of compilation and captures, not part of the training time."""
     best: float = -1.0
     """Highest validation PGD-10 accuracy so far."""
     best_clean: float = -1.0
     """Clean validation accuracy of those weights."""
+    low_probe: bool = False
+    """Whether the probe of the last epoch was suspiciously low, see :func:`bullettrain.training.collapse.low_probe`."""
 
 
 def about(trainer: Trainer) -> Metadata:
-    """What is written into every weights file: enough to build the network again."""
+    """Return the metadata of a weights file: enough to build the network again."""
     at, config, classes = trainer.at, trainer.config, tuple(trainer.train_set.classes)
     return Metadata(at.step, at.epoch, trainer.described, classes, config.recipe, config.method.threat)
 
 
 def weights(trainer: Trainer) -> dict[str, Weights]:
-    """Those that are kept, by name."""
-    found = {"last": Weights(trainer.network.state_dict(), about(trainer))}
+    """Return the weights that a run keeps, by name."""
+    kept = {"last": Weights(trainer.network.state_dict(), about(trainer))}
     if trainer.best is not None:
-        found["best"] = trainer.best
+        kept["best"] = trainer.best
     if trainer.average is not None:
-        found["averaged"] = Weights(trainer.average.module.state_dict(), about(trainer))
-    return found
+        kept["averaged"] = Weights(trainer.average.module.state_dict(), about(trainer))
+    return kept
 
 
 def networks(trainer: Trainer) -> Iterator[tuple[str, nn.Module]]:
-    """A network for each of the weights, by their name."""
-    for name, kept in weights(trainer).items():
+    """Yield a network for each of the weights, with their name."""
+    for name, part in weights(trainer).items():
         network = copy.deepcopy(trainer.network)
-        network.load_state_dict(kept.tensors)
+        network.load_state_dict(part.tensors)
         yield name, network
 
 
 def checkpoint(trainer: Trainer) -> Checkpoint:
-    """All that the next step depends on."""
+    """Return a checkpoint: everything that the next step depends on."""
     device = trainer.place.device
     state = {
         "position": asdict(trainer.at),
@@ -76,9 +78,9 @@ def checkpoint(trainer: Trainer) -> Checkpoint:
         "initial": trainer.initial.state_dict(),
         "average_updates": None if trainer.average is None else trainer.average.n_averaged,
         "first_layer_share": getattr(_ascent(trainer), "share", None),
-        "metrics": trainer.metrics.peek().values,
-        "epoch_sums": trainer.epoch_sums.values,
-        "run_sums": trainer.run_sums.values,
+        "metrics": dict(trainer.metrics.peek()),
+        "epoch_sums": dict(trainer.epoch_sums),
+        "run_sums": dict(trainer.run_sums),
         "rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "metrics_size": trainer.folder.metrics_size(),
@@ -87,29 +89,29 @@ def checkpoint(trainer: Trainer) -> Checkpoint:
     return Checkpoint(weights(trainer), state)
 
 
-def restore(trainer: Trainer, kept: Checkpoint) -> None:
-    """Put a trainer where the checkpoint was written.
+def restore(trainer: Trainer, saved: Checkpoint) -> None:
+    """Load a checkpoint into a trainer.
 
     Raises:
-        RunError: the two do not fit.
+        RunError: the checkpoint does not fit.
     """
-    state, device = kept.state, trainer.place.device
+    state, device = saved.state, trainer.place.device
     try:
         if state["data"] != trainer.fingerprint:
             raise RunError(f"{trainer.folder.path} cannot be resumed: its data has changed since")
-        trainer.network.load_state_dict(kept.weights["last"].tensors)
-        trainer.best = kept.weights.get("best")
+        trainer.network.load_state_dict(saved.weights["last"].tensors)
+        trainer.best = saved.weights.get("best")
         load_optimizer(trainer.optimizer, state["optimizer"])
         trainer.engine.load_state_dict(state["engine"])
         trainer.initial.load_state_dict(state.get("initial", {}))
         if trainer.average is not None:
-            trainer.average.module.load_state_dict(kept.weights["averaged"].tensors)
+            trainer.average.module.load_state_dict(saved.weights["averaged"].tensors)
             trainer.average.n_averaged.copy_(state["average_updates"])
         if state["first_layer_share"] is not None:
             _ascent(trainer).share = state["first_layer_share"]  # type: ignore[attr-defined]
         trainer.stepper.loaded()
         trainer.at = Position(**state["position"])
-        if trainer.place.first:  # sums over processes: one of them goes on with what there was
+        if trainer.place.first:  # sums are added over processes, so one of them holds all
             trainer.metrics.restore(state["metrics"])
         trainer.epoch_sums, trainer.run_sums = Sums(state["epoch_sums"]), Sums(state["run_sums"])
         torch.set_rng_state(state["rng"])
@@ -122,25 +124,25 @@ def restore(trainer: Trainer, kept: Checkpoint) -> None:
 
 
 def resume(trainer: Trainer) -> None:
-    """Continue from the checkpoint of a trainer's folder.
+    """Load the checkpoint in a trainer's folder, and drop the records after it.
 
     Raises:
-        RunError: it is damaged, or does not fit.
+        RunError: the checkpoint is damaged or does not fit.
     """
     folder = trainer.folder
-    kept = folder.load()
-    restore(trainer, kept)
-    trainer.place.wait()  # all have read it
+    saved = folder.load()
+    restore(trainer, saved)
+    trainer.place.wait()  # until all processes have read it
     if not trainer.place.first:
         return
-    folder.cut_metrics(kept.state["metrics_size"])
-    folder.export(kept)
-    moves = [record for record in folder.records() if record.get("kind") == "machine"]
-    before, now = (moves or [folder.environment()])[-1], environment(trainer.place.device)
+    folder.cut_metrics(saved.state["metrics_size"])
+    folder.export(saved)
+    machines = [record for record in folder.records() if record.get("kind") == "machine"]
+    before, now = (machines or [folder.environment()])[-1], environment(trainer.place.device)
     if any(str(before.get(key)) != str(now[key]) for key in MACHINE):
         folder.log({"kind": "machine", "step": trainer.at.step, **{key: now[key] for key in MACHINE}})
 
 
 def _ascent(trainer: Trainer) -> object:
-    """The step of the attack; YOPO's counts what the first layer costs when it first sees the network."""
+    """Return the attack's ascent step; YOPO's measures its first layer's share of the work once, for a network."""
     return getattr(getattr(trainer.engine.objective, "attack", None), "ascent", None)

@@ -1,10 +1,10 @@
-"""How a run takes its training steps: `Captured`, with the run's optimiser and average as a phase, and its clock."""
+"""Training steps of a run: :class:`Captured` with the optimiser and the moving average, and the training clock."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +17,21 @@ from bullettrain.processes import Place
 from bullettrain.step import BulletTrain, StepOutput
 from bullettrain.training.metrics import StepMetrics
 from bullettrain.training.optimizer import MovingAverage, make_optimizer, set_rate
+from bullettrain.training.state import Position
 
 
 class Stepper:
-    """Takes the steps of a unit of mini-batches, weights and average included.
+    """Trains on a unit of mini-batches at a time and updates the weights and their moving average.
 
     Args:
-        engine: objective, budget, F_R.
-        network: what is trained.
+        engine: the method.
+        network: the network to train.
         average: its moving average, if any.
-        metrics: what steps are counted in.
-        config, place: of the run.
-        say: told in one line what cannot be had.
+        metrics: accumulates the metrics of each step.
+        config: of the run.
+        place: device and processes.
+        say: called with a one-line message when a feature is not available.
+        on_output: called with the output of each step.
     """
 
     def __init__(
@@ -41,30 +44,34 @@ class Stepper:
         place: Place,
         *,
         say: Callable[[str], None],
+        on_output: Callable[[StepOutput], None] = lambda out: None,
     ) -> None:
         training = config.training
         self.engine, self.network, self.average = engine, network, average
-        self.metrics, self.config, self.place = metrics, config, place
+        self.metrics, self.config, self.place, self.on_output = metrics, config, place, on_output
         wanted = training.engine == "graphs" or (training.engine == "auto" and place.device.type == "cuda")
         self.captured = wanted and place.device.type == "cuda"
         if wanted and not self.captured:
             say("CUDA graphs are off, steps run one by one: there is no CUDA device")
-        alone = "gradients are accumulated" if training.accumulate > 1 else None
-        alone = alone or ("its corruption and its update are one piece" if engine.objective.whole_step else None)
         method = config.method
         if place.together and (method.allocation == "gaussian" or method.objective == "nuat"):
             what = "allocation=gaussian" if method.allocation == "gaussian" else "nuat"
-            say(f"{what} looks at each process's part of a mini-batch by itself: another method than in one process")
-        if training.attack_group > 1 and alone:
-            say(f"mini-batches are attacked one by one: {alone}")
-        self.unit = training.accumulate if alone else training.attack_group
-        """Mini-batches that belong together; a run stops and saves between units."""
+            say(f"{what} is computed in each process by itself, which differs from training in one process")
+        ungrouped = None
+        if training.accumulate > 1:
+            ungrouped = "gradients are accumulated"
+        elif engine.objective.whole_step:
+            ungrouped = "its corruption and its update are one piece"
+        if training.attack_group > 1 and ungrouped:
+            say(f"mini-batches are attacked one by one: {ungrouped}")
+        self.unit = training.accumulate if ungrouped else training.attack_group
+        """Mini-batches per call of :meth:`take`; a run stops and saves only between units."""
         self.fast = Captured(
             engine,
             network,
             dtype=autocast_dtype(training, place.device),
             compile=training.compile,
-            attack_group=training.attack_group,
+            attack_group=1 if ungrouped else training.attack_group,
             size_multiple=training.size_multiple,
             pair=training.paired_forward,
             cudnn_benchmark_after=training.cudnn_benchmark_after,
@@ -73,8 +80,6 @@ class Stepper:
             record=metrics.add,
         )
         self.fast.more_state = self._state
-        self.keep: Callable[[StepOutput], None] = lambda out: None
-        """Shown what each step gave."""
         self.optimizer = make_optimizer(network, config.optimizer, capturable=self.captured)
         if self.captured:
             materialize(self.optimizer)
@@ -82,14 +87,14 @@ class Stepper:
 
     @property
     def capture_seconds(self) -> float:
-        """Time spent so far on compilation and captures."""
+        """Seconds spent on compilation and captures so far."""
         return self._warm_up_seconds + self.fast.seconds
 
     def warm_up(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Load what the first step would, on the first of ``batches``, and change nothing.
+        """Do one-time work on the first of ``batches``, without a change to the run's state.
 
-        On a GPU a mini-batch is made, for which views of images may be compiled; all else is counted as it comes.
-        Plainly a step is taken on a copy; compiled, also on part of a mini-batch.
+        With CUDA graphs only a mini-batch is made, which may compile augmentations; captures are timed as they occur.
+        Otherwise a copy of the network takes a step, and with compilation also one on a smaller mini-batch.
         """
         if self.captured:
             began = time.perf_counter()
@@ -102,7 +107,7 @@ class Stepper:
             network, engine = copy.deepcopy(self.network), self.config.method.build(self.engine.history.examples)
             engine.check_every, compiled = self.engine.check_every, self.config.training.compile
             if compiled:
-                torch.compiler.reset()  # so that of two runs in a row both pay, and neither on the clock
+                torch.compiler.reset()  # a second run in this process compiles as well, and outside its training time
             fast = Captured(engine, network, dtype=self.fast.dtype, compile=compiled, capture=False)
             optimizer = make_optimizer(network, self.config.optimizer)
             x, y = next(iter(batches))
@@ -112,33 +117,33 @@ class Stepper:
             optimizer.step()
 
     def loaded(self) -> None:
-        """The optimiser's and the average's state were loaded: they may lie elsewhere now."""
+        """Drop captured graphs after a checkpoint was loaded: tensors may have moved."""
         if isinstance(self.fast.runner, CudaGraphRunner):
             self.fast.runner.forget()
 
     def take(self, batches: Sequence[Batch], rate: Callable[[int], float]) -> StepOutput:
-        """Train on up to ``unit`` mini-batches, the i-th at ``rate(i)``; returns the last one's output."""
-        if self.config.training.accumulate == 1:
-            for i, out in enumerate(self.fast.updates(batches)):
-                self._count(out)
-                self._update(rate(i))
-            return out
-        for i, batch in enumerate(batches):  # one update of the weights from all of them
-            (out,) = self.fast.updates([batch], (i > 0, 1 / len(batches)))
-            self._count(out)
-        self._update(rate(len(batches) - 1))
+        """Train on up to ``unit`` mini-batches and return the last one's output.
+
+        Args:
+            batches: the mini-batches.
+            rate: learning rate of the i-th one.
+        """
+        accumulates = self.config.training.accumulate > 1
+        for i, out in enumerate(self._accumulated(batches) if accumulates else self.fast.updates(batches)):
+            self.metrics.passes += out.work.total
+            self.on_output(out)
+            if not accumulates or i + 1 == len(batches):
+                set_rate(self.optimizer, rate(i))
+                self.fast.runner(self.move_weights)
         return out
 
-    def _count(self, out: StepOutput) -> None:
-        self.metrics.passes += out.work.total
-        self.keep(out)
-
-    def _update(self, rate: float) -> None:
-        set_rate(self.optimizer, rate)
-        self.fast.runner(self.move_weights)
+    def _accumulated(self, batches: Sequence[Batch]) -> Iterator[StepOutput]:
+        """Yield the output of each mini-batch, while gradients add up to their mean."""
+        for i, batch in enumerate(batches):
+            yield from self.fast.updates([batch], (i > 0, 1 / len(batches)))
 
     def move_weights(self) -> None:
-        """Clip, update, average: a phase."""
+        """Clip gradients, update the weights and the moving average. Runs as a phase."""
         if self.config.optimizer.clip:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimizer.clip)
         self.optimizer.step()
@@ -151,36 +156,42 @@ class Stepper:
 
 
 class Clock:
-    """Seconds of training, without compilation and captures; it stands while a run evaluates and saves."""
+    """Measures training time, without compilation and captures. It is stopped while a run evaluates and saves."""
 
     def __init__(self, device: torch.device, stepper: Stepper) -> None:
         self.device, self.stepper = device, stepper
-        self._began: float | None = None
-        self._captured_before, self._counted = 0.0, 0.0
+        self._started: float | None = None
+        self._captured_at_start, self._counted = 0.0, 0.0
 
     def start(self) -> None:
-        """Count from now."""
-        self._began, self._captured_before = time.perf_counter(), self.stepper.capture_seconds
+        """Start."""
+        self._started, self._captured_at_start = time.perf_counter(), self.stepper.capture_seconds
 
     def running(self) -> float:
-        """Seconds since it was started, captures among them; the device may still be at work."""
-        return 0.0 if self._began is None else time.perf_counter() - self._began
+        """Return the seconds since the start, captures included, without waiting for the device."""
+        return 0.0 if self._started is None else time.perf_counter() - self._started
 
-    def stop(self) -> tuple[float, float]:
-        """Wait for the device; seconds since the start and, since the last stop, those of compiling and capturing."""
-        if self._began is None:
-            return 0.0, 0.0
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    def stop(self, position: Position) -> None:
+        """Wait for the device and add the seconds of training, and of captures since the last stop, to ``position``."""
+        if self._started is None:
+            return
+        synchronize(self.device)
         captured = self.stepper.capture_seconds
-        spent = self.running() - (captured - self._captured_before)
-        more = captured - self._counted  # also what was spent while the clock stood
-        self._began, self._counted = None, captured
-        return spent, more
+        seconds = self.running() - (captured - self._captured_at_start)
+        position.seconds += seconds
+        position.epoch_seconds += seconds
+        position.capture_seconds += captured - self._counted
+        self._started, self._counted = None, captured
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device is idle."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def autocast_dtype(training: TrainingConfig, device: torch.device) -> torch.dtype | None:
-    """What steps compute in; None: float32."""
+    """Return the autocast dtype of training steps; None for float32."""
     if training.precision == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
     return torch.bfloat16 if training.precision == "bf16" else None

@@ -1,4 +1,4 @@
-"""Steps of a run, timed: all of a step, or by phase, at the shares of a trained network or at given ones."""
+"""Time of training steps, in total or by phase, with a trained network's shares or imposed ones."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from bullettrain.config import ConfigError
 from bullettrain.engine.phases import Batch, Runner
 from bullettrain.mining import Category
 from bullettrain.step import BulletTrain
+from bullettrain.training.steps import synchronize
 from bullettrain.training.trainer import Trainer
 
 PHASES = dict.fromkeys(("select", "allocate", "target"), "select_ms") | dict.fromkeys(
     ("places", "attack_step"), "attack_ms"
 )
-"""What phases are counted to; the others update."""
+"""Figure that each phase counts to; all others count to "update_ms"."""
 Shares = tuple[float, float, float]
-"""Of outlier, boundary and robust examples."""
+"""Fractions of outlier, boundary and robust examples."""
 
 
 def impose(engine: BulletTrain, shares: Shares) -> None:
-    """These fractions of outlier, boundary and robust examples from now on."""
+    """Impose fractions of outlier, boundary and robust examples on all further steps."""
     engine.separation = Imposed(shares)
-    engine.history.score.fill_(0.1)  # as if all had been seen: who has not is on the boundary, whatever is imposed
+    engine.history.score.fill_(0.1)  # an example without a score would be a boundary example
 
 
 @dataclass(frozen=True)
 class Imposed:
-    """A separation with given fractions of outlier, boundary and robust examples, by rank of the score."""
+    """A separation with fixed fractions of outlier, boundary and robust examples, by rank of the score."""
 
     shares: Shares
     over_batches = True
-    """It takes several mini-batches at once, as the rule does."""
+    """It accepts scores (k, m) of several mini-batches."""
 
     def __call__(self, svar: Tensor, robust_fraction: float | Tensor) -> Tensor:
-        """Categories like ``svar``, (m,) or (k, m)."""
+        """Return categories for scores (m,) or (k, m)."""
         m, (outlier, boundary, _) = svar.shape[-1], self.shares
         rank = svar.argsort(dim=-1).argsort(dim=-1)
         category = torch.where(rank < round((outlier + boundary) * m), int(Category.BOUNDARY), int(Category.ROBUST))
@@ -49,79 +50,85 @@ class Imposed:
 
 
 def units(trainer: Trainer) -> Iterator[list[Batch]]:
-    """Units of full mini-batches, for ever."""
+    """Yield units of full mini-batches forever.
+
+    Raises:
+        ConfigError: an epoch has too few of them.
+    """
     full = len(trainer.train_set) // trainer.config.training.batch_size
     size = trainer.stepper.unit
     if full < size:
-        wrong = f"an epoch has {full} full mini-batches, fewer than the {size} that belong together"
-        raise ConfigError(f"{wrong}; give a smaller batch_size or attack_group")
+        raise ConfigError(
+            f"an epoch has {full} full mini-batches, fewer than the {size} that belong together; give a smaller "
+            "batch_size or attack_group"
+        )
     for epoch in itertools.count():
         yield from itertools.islice(trainer.units(epoch), full // size)
 
 
 class Timed:
-    """A run whose steps are timed: warmed up, compiled and captured.
+    """Times the steps of a trainer, after a warm-up that compiles and captures.
 
     Args:
-        trainer: as its steps are to find it.
+        trainer: takes the steps; its weights hardly change.
         shares: impose these fractions of outlier, boundary and robust examples.
-        steps: mini-batches timed at once.
+        steps: mini-batches per timing.
     """
 
     memory = 0
-    """Bytes at most on the GPU."""
+    """Peak of GPU memory in bytes."""
 
     def __init__(self, trainer: Trainer, shares: Shares | None, steps: int) -> None:
         self.trainer, self.device, unit = trainer, trainer.place.device, trainer.stepper.unit
         if shares is not None:
             impose(trainer.engine, shares)
-        trainer.rate = lambda step: 1e-6  # type: ignore[method-assign] # timing must not change the state much
+        trainer.rate = lambda step: 1e-6  # type: ignore[method-assign] # hardly changes the weights
         self.units, self.turns = units(trainer), max(1, steps // unit)
         self.per_step: list[float] = []
-        """Milliseconds a mini-batch, one a repeat."""
+        """Milliseconds per mini-batch of each timing."""
         warm_ups = max(3, self.turns // 2)
-        self.first = self.seconds(warm_ups)  # also captures the sizes that occur
+        self.first = self.seconds(warm_ups)
         self.warmed = warm_ups * unit
         trainer.metrics.read(False)
 
     def time(self) -> None:
-        """Once more."""
+        """Time some steps, and add the result to ``per_step``."""
         self.per_step.append(1000 * self.seconds(self.turns) / (self.turns * self.trainer.stepper.unit))
 
     @property
     def step_ms(self) -> float:
-        """Of one mini-batch; the median of the repeats."""
+        """Milliseconds per mini-batch, the median of the timings."""
         return statistics.median(self.per_step)
 
     @property
     def spread_ms(self) -> float:
-        """Largest less smallest of the repeats."""
+        """Range of the timings."""
         return max(self.per_step) - min(self.per_step)
 
     @property
     def epoch_seconds(self) -> float:
-        """Of as many mini-batches as an epoch has, replays among them."""
+        """Seconds of an epoch, replays included."""
         training = self.trainer.config.training
         return self.step_ms / 1000 * training.replays * len(self.trainer.train_set) / training.batch_size
 
     @property
     def capture_seconds(self) -> float:
-        """Of compilation and captures; without graphs, what the first steps took longer."""
+        """Seconds of compilation and captures; without graphs, the extra time of the warm-up."""
         usual = self.step_ms / 1000 * self.warmed
         return self.trainer.stepper.capture_seconds or max(self.first - usual, 0.0)
 
     def seconds(self, turns: int) -> float:
-        """Of so many units, with what a run does besides: drawing, cropping, flipping, noise."""
-        _wait_for(self.device)
+        """Return the seconds of so many units, data augmentation and noise included."""
+        synchronize(self.device)
         began = time.perf_counter()
         for _ in range(turns):
             self.trainer.take(next(self.units))
-        _wait_for(self.device)
+        synchronize(self.device)
         return time.perf_counter() - began
 
 
 def phases_ms(timed: Timed) -> dict[str, float]:
-    """Milliseconds a mini-batch of selecting, attacking and updating."""
+    """Return milliseconds per mini-batch of selection, attack and update."""
     fast = timed.trainer.stepper.fast
     runner, timing = fast.runner, _TimedRunner(fast.runner, timed.device)
     fast.runner = timing
@@ -134,7 +141,7 @@ def phases_ms(timed: Timed) -> dict[str, float]:
 
 
 class _TimedRunner:
-    """A runner that times the phases which another one runs; device events around each."""
+    """Wraps a runner and times each phase, with CUDA events on a GPU."""
 
     def __init__(self, runner: Runner, device: torch.device) -> None:
         self.runner, self.cuda = runner, device.type == "cuda"
@@ -153,9 +160,3 @@ class _TimedRunner:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-
-def _wait_for(device: torch.device) -> None:
-    """Until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,10 +1,11 @@
-"""The training loop: batches in, steps of the engine, checkpoints and records out."""
+"""The training loop."""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from bullettrain.processes import Place, StoppedError, StopRequest
 from bullettrain.run_folder import SHARES, CheckpointWriter, RunFolder, Weights
 from bullettrain.step import StepOutput
 from bullettrain.training import state
-from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss
+from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss, low_probe
 from bullettrain.training.display import Display
 from bullettrain.training.evaluator import Evaluator
 from bullettrain.training.metrics import StepMetrics, Sums, speedups
@@ -32,13 +33,15 @@ from bullettrain.validation import DivergedError
 
 
 class Trainer:
-    """One run: from a config and a folder to a trained network.
+    """Trains a network as a config says, and records the run in a folder.
 
     Args:
-        config, folder, place: of the run.
+        config: of the run.
+        folder: of the run.
+        place: device and processes.
         data: training, validation and test images.
-        console: where progress is shown; None: nowhere.
-        keep_going: warn of a collapse, and go on.
+        console: where to show progress; None: nowhere.
+        keep_going: only warn when training collapses.
     """
 
     def __init__(
@@ -62,22 +65,20 @@ class Trainer:
         self.network, self.described = make_network(config, self.train_set, place)
         self.engine = config.method.build(examples=len(self.train_set))
         if keep_going:
-            self.engine.check_every = 0  # what it would refuse is only to be warned of
+            self.engine.check_every = 0  # its checks raise
         self.selects = self.engine.selects
         self.average = MovingAverage(self.network, training.average) if training.average else None
         self.best: Weights | None = None
         self.loader = make_loader(config, self.train_set, place)
-        # A last batch with fewer images than processes would leave some without any: it is left out.
-        left_out = self.loader.joint_size(len(self.loader) - 1) < place.world
-        self.batches = len(self.loader) - left_out * training.replays
+        # A last batch with fewer images than processes is left out: every process needs an image.
+        too_small = self.loader.joint_size(len(self.loader) - 1) < place.world
+        self.batches = len(self.loader) - too_small * training.replays
         self.at, self.epoch_sums, self.run_sums = state.Position(), Sums(), Sums()
         self.metrics = StepMetrics(place.device)
         self.initial = InitialPerturbation(config, self.engine, self.loader, place, self.batches)
         self.recorder = Recorder(folder if place.first else None)
-        self.stepper = Stepper(
-            self.engine, self.network, self.average, self.metrics, config, place, say=self.recorder.note
-        )
-        self.stepper.keep = self.initial.keep
+        parts = self.engine, self.network, self.average, self.metrics
+        self.stepper = Stepper(*parts, config, place, say=self.recorder.note, on_output=self.initial.keep)
         self.optimizer = self.stepper.optimizer
         for doubt in config.doubts():
             self.recorder.note(doubt)
@@ -89,24 +90,27 @@ class Trainer:
         self.fingerprint = fingerprint(data)
         self._saved = time.monotonic()
         ends, size = [*range(self.stepper.unit, self.batches, self.stepper.unit), self.batches], self.loader.joint_size
-        self._shown_at = max((end for end in ends if size(end - 1) == size(0)), default=self.batches)
-        """Mini-batches of an epoch up to the one that the report shows: the last that is whole, and ends its unit."""
+        self._sampled_at = max((end for end in ends if size(end - 1) == size(0)), default=self.batches)
+        """Mini-batches of an epoch up to the one in the report: the last that has full size and ends a unit."""
 
     # ------------------------------------------------------------------------------------------- the loop
 
     def run(self) -> str:
-        """Train to the end, evaluate, and say how it ended: "finished", or "stopped by signal N".
+        """Train to the end and evaluate.
+
+        Returns:
+            "finished" or "stopped by signal N".
 
         Raises:
-            CollapseError: it has collapsed; the last good checkpoint is kept.
+            CollapseError: training has collapsed; the last good checkpoint is kept.
         """
         self.display.step = self.at.step
         self.recorder.begin()
         with StopRequest() as stop, self.display, self.writer:
             self.display.stop = None if self.place.together else stop
             try:
-                if self.at.epoch < self.config.training.epochs:  # off the clock: loading is no training
-                    self.stepper.warm_up(self.loader.epoch(0))
+                if self.at.epoch < self.config.training.epochs:
+                    self.stepper.warm_up(self.loader.epoch(0))  # not counted as training time
                 while self.at.epoch < self.config.training.epochs:
                     self._epoch(stop)
                 self._evaluate()
@@ -115,31 +119,35 @@ class Trainer:
                 self.writer.wait()
                 return f"stopped by signal {stop.signal}"
             except (DivergedError, CollapseError) as error:
-                self._stop_clock()
+                self.clock.stop(self.at)
                 self.recorder.log({"kind": "warning", "step": self.at.step, "message": str(error)})
                 self._end(f"collapsed: {error}")
                 raise CollapseError(str(error)) from None
             except Exception:
-                if stop.signal == signal.SIGINT:  # it ends a compiler that is at work, too: that is no error
+                if stop.signal == signal.SIGINT:  # Ctrl-C also ends a compiler's processes, which then fail
                     raise KeyboardInterrupt from None
                 raise
             self._end("finished")
         return "finished"
 
     def _epoch(self, stop: StopRequest) -> None:
-        """The rest of the epoch, unless the run is asked to stop before its end."""
+        """Train the rest of the epoch.
+
+        Raises:
+            StoppedError: the run was asked to stop.
+        """
         training = self.config.training
         self.clock.start()
         for unit in self.units(self.at.epoch, self.at.index):
             before = self.at.index // training.log_every
             out = self.take(unit)
-            if self.at.index == self._shown_at:
-                self._show(unit[-1], out)
-            left = self.batches - self.at.index  # a few of them are no entry of their own, but part of the last one
-            due = self.at.index // training.log_every > before and 2 * left >= training.log_every
+            if self.at.index == self._sampled_at:
+                self._record_batch(unit[-1], out)
+            remaining = self.batches - self.at.index  # a few become part of the last record
+            due = self.at.index // training.log_every > before and 2 * remaining >= training.log_every
             if due:
                 self._interval()
-            if self._should_stop(stop, due or not left):
+            if self._should_stop(stop, due or not remaining):
                 self._look_before_saving()
                 raise StoppedError
             if time.monotonic() - self._saved > 60 * training.save_minutes and not self.place.together:
@@ -147,27 +155,22 @@ class Trainer:
                 self.save()
                 self.clock.start()
         self._interval()
-        self._stop_clock()
+        self.clock.stop(self.at)
         self._end_of_epoch()
 
     def units(self, epoch: int, start: int = 0) -> Iterator[list[Batch]]:
-        """The mini-batches of an epoch from ``start`` on, as steps take them: those of a unit together."""
-        unit = []
-        for index, (x, y) in enumerate(self.loader.epoch(epoch, start), start):
-            unit.append(self.batch(x, y, epoch, index))
-            if len(unit) == self.stepper.unit or index + 1 == self.batches:
-                yield unit
-                unit = []
-            if index + 1 == self.batches:
-                return
+        """Yield the mini-batches of an epoch from ``start`` on, in lists of up to ``stepper.unit``."""
+        batches = enumerate(islice(self.loader.epoch(epoch, start), self.batches - start), start)
+        while unit := [self.batch(x, y, epoch, index) for index, (x, y) in islice(batches, self.stepper.unit)]:
+            yield unit
 
     def batch(self, x: Tensor, y: Tensor, epoch: int, index: int) -> Batch:
-        """Mini-batch ``index`` of an epoch as steps take it."""
-        which = self.loader.indices(epoch, index) if self.engine.history.examples else None
-        return Batch(x, y, self.initial(x, epoch, index), which)
+        """Return mini-batch ``index`` of an epoch with its initial perturbation and dataset indices."""
+        indices = self.loader.indices(epoch, index) if self.engine.history.examples else None
+        return Batch(x, y, self.initial(x, epoch, index), indices)
 
     def take(self, unit: list[Batch]) -> StepOutput:
-        """A unit of mini-batches, and the updates that come of it; what the last one gave."""
+        """Train on the mini-batches of a unit and return the last one's output."""
         first = self.at.step
         out = self.stepper.take(unit, lambda i: self.rate(first + i))
         self.at.step, self.at.index = first + len(unit), self.at.index + len(unit)
@@ -175,71 +178,65 @@ class Trainer:
         return out
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         config = self.config
         return rate(config.schedule, config.optimizer.lr, step, self.batches, config.training.epochs)
 
-    def _stop_clock(self) -> None:
-        spent, captured = self.clock.stop()
-        self.at.seconds += spent
-        self.at.epoch_seconds += spent
-        self.at.capture_seconds += captured
-
     def _look_before_saving(self) -> None:
-        """Stop the clock, and do not save what has collapsed since the last look."""
-        self._stop_clock()
+        """Stop the clock, and raise CollapseError rather than save a collapsed network."""
+        self.clock.stop(self.at)
         self.alarm(look_at_loss(self.metrics.peek()))
 
     def _should_stop(self, stop: StopRequest, due: bool) -> bool:
         if self.place.together and not due:
-            return False  # processes must agree, and asking at every step would cost
-        asked = self.place.largest(stop.signal or 0)
-        if asked:  # else left alone: one that came meanwhile is for the next time
-            stop.signal = asked
-        return asked > 0
+            return False  # processes have to agree, and asking at every step would be slow
+        requested = self.place.largest(stop.signal or 0)
+        if requested:  # otherwise a signal that came meanwhile would be lost
+            stop.signal = requested
+        return requested > 0
 
-    def _show(self, batch: Batch, out: StepOutput) -> None:
-        """Keep a mini-batch for the report, off the clock."""
-        self._stop_clock()
+    def _record_batch(self, batch: Batch, out: StepOutput) -> None:
+        """Keep a mini-batch for the report. Not counted as training time."""
+        self.clock.stop(self.at)
         self.recorder.batch(batch.x, batch.y, out, self.train_set.classes, step=self.at.step, epoch=self.at.epoch + 1)
         self.clock.start()
 
     # ---------------------------------------------------------------------------- records and checkpoints
 
     def _interval(self) -> None:
-        """Read the figures since the last time, record them, and look for trouble."""
+        """Record the metrics since the last record and check for collapse."""
         sums = self.metrics.read(self.place.together)
-        if not sums.values["examples"]:
+        if not sums["examples"]:
             return
         self.epoch_sums += sums
         position = {"step": self.at.step, "epoch": self.at.epoch + self.at.index / self.batches}
-        record = {"kind": "step", **position, **self.figures(sums), **self._pace(self.clock.running())}
+        record = {"kind": "step", **position, **self.figures(sums), **self._pace()}
         self.recorder.log(record)
         self.display.interval(record)
         self.alarm(look_at_loss(sums))
         self.alarm(self.streak.look(sums))
 
     def alarm(self, problem: str | None) -> None:
-        """What a look has found, if anything: the end of the run or, to keep going, one warning of its kind."""
+        """Raise CollapseError if there is a problem; with ``keep_going``, warn of each kind once."""
         if problem is not None:
             if not self.keep_going:
                 raise CollapseError(problem)
             self.recorder.warn(problem, self.at.step)
 
     def figures(self, sums: Sums) -> dict[str, Any]:
-        """Averages of the steps that were counted, the rate and F_R."""
+        """Return the averages of ``sums``, the learning rate and F_R."""
         return {
             **sums.averages(selects=self.selects, has_clean=self.engine.objective.sees_clean),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "robust_fraction": float(self.engine.robust_fraction.value),
         }
 
-    def _pace(self, running: float = 0.0) -> dict[str, float]:
-        elapsed = max(self.at.epoch_seconds + running, 1e-9)
-        return {"examples_per_second": self.epoch_sums.values["examples"] / elapsed}
+    def _pace(self) -> dict[str, float]:
+        elapsed = max(self.at.epoch_seconds + self.clock.running(), 1e-9)
+        return {"examples_per_second": self.epoch_sums["examples"] / elapsed}
 
     def _end_of_epoch(self) -> None:
-        """Validation, probe, best weights, checkpoint."""
+        """Validate, probe for catastrophic overfitting, keep the best weights and save a checkpoint."""
         figures = self.figures(self.epoch_sums)
         self._share_statistics()
         began = time.monotonic()
@@ -259,20 +256,22 @@ class Trainer:
         }
         self.recorder.log(record)
         self.display.epoch(record)
-        weak = self.engine.budget.uniform_steps == 0 or self.initial.part_of_eps(self.at.epoch) < 1
-        if not weak:  # on purpose
-            self.alarm(look_at_epoch(figures["robust_accuracy"], probe, classes=self.described.num_classes))
+        weak_on_purpose = self.engine.budget.uniform_steps == 0 or self.initial.part_of_eps(self.at.epoch) < 1
+        if not weak_on_purpose:
+            accuracies, classes = (figures["robust_accuracy"], probe), self.described.num_classes
+            self.alarm(look_at_epoch(*accuracies, classes=classes, low_before=self.at.low_probe))
+            self.at.low_probe = low_probe(*accuracies, classes=classes)
         self.run_sums += self.epoch_sums
         self.epoch_sums = Sums()
         self.at.epoch, self.at.index, self.at.epoch_seconds = self.at.epoch + 1, 0, 0.0
         if clean is not None and robust is not None and (robust, clean) > (self.at.best, self.at.best_clean):
             self.at.best, self.at.best_clean = robust, clean
-            kept = {key: value.to("cpu", copy=True) for key, value in self.network.state_dict().items()}
-            self.best = Weights(kept, state.about(self))
+            tensors = {key: value.to("cpu", copy=True) for key, value in self.network.state_dict().items()}
+            self.best = Weights(tensors, state.about(self))
         self.save()
 
     def _share_statistics(self) -> None:
-        """Batch-norm statistics of the first process for all: those are what is saved."""
+        """Copy the first process's batch-norm statistics, which are saved, to all processes."""
         averaged = [] if self.average is None else self.average.module.buffers()
         self.place.equalize([*self.network.buffers(), *averaged])
 
@@ -284,7 +283,7 @@ class Trainer:
         self.place.wait()
 
     def _evaluate(self) -> None:
-        """Accuracy on the test set of all the weights that were kept."""
+        """Evaluate all kept weights on the test set."""
         if average_statistics(self):
             self.save()
         self._share_statistics()
@@ -296,6 +295,6 @@ class Trainer:
         sums = self.run_sums + self.epoch_sums
         figures = self.figures(sums)
         totals = {"seconds": self.at.seconds, "capture_seconds": self.at.capture_seconds, "epochs": self.at.epoch}
-        totals |= {"examples": sums.values["examples"], **{name: figures[name] for name in (*SHARES, "work")}}
+        totals |= {"examples": sums["examples"], **{name: figures[name] for name in (*SHARES, "work")}}
         faster = speedups(self.engine.objective, self.config.method, figures)
         self.recorder.log({"kind": "end", "reason": reason, **totals, **faster})
