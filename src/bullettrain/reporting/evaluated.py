@@ -1,4 +1,4 @@
-"""How `bullettrain evaluate` found a network: tables of attacks and corruptions, and what becomes of it over ε."""
+"""The section of a report about `bullettrain evaluate`: tables of attacks and corruptions, and curves."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from bullettrain.reporting.plotting import COLOURS, DASHED, Curve, Plate, draw_l
 from bullettrain.reporting.tables import Grid, table
 
 MOST_CLASSES = 12
-"""More than these have no room in one figure: the weakest are shown."""
+"""Maximum number of classes in a figure; the weakest are shown."""
 
 
 def section(entry: Entry, values: Mapping[str, Any] | None, index: int) -> dict[str, Any]:
-    """What the page shows of one network on one dataset.
+    """Return the values of the template for one network on one dataset.
 
     Args:
-        values: the configuration of the run that it is of.
-        index: keeps the names of figures apart.
+        entry: results.
+        values: configuration of the run, if the network is of a run.
+        index: makes the names of figures unique.
     """
     attacks = [result for result in entry.results if result.role == "attack"]
     device, note = str(entry.environment.get("device") or ""), difference(attacks)
@@ -45,13 +46,13 @@ def _config(values: Mapping[str, Any] | None) -> Config | None:
     try:
         return None if values is None else Config.from_dict(values)
     except ConfigError:
-        return None  # a run of another version: the paper's figures are left out
+        return None  # a run of another version, without the paper's figures
 
 
-def _attacks(found: Sequence[AttackRow], note: str) -> Grid:
-    """A row for each attack, for AutoAttack's parts, and for the worst case where it is below all attacks."""
-    lowest = min(row.accuracy for row in found if row.kind != "worst")
-    several = {row.precision for row in found} != {"float32"}
+def _attacks(rows: Sequence[AttackRow], note: str) -> Grid:
+    """Return the table of attacks. The worst case is shown if it is below all attacks."""
+    lowest = min(row.accuracy for row in rows if row.kind != "worst")
+    several = {row.precision for row in rows} != {"float32"}
     names = {"attack": "{}", "part": "\u2003{}", "worst": "all of these, the worst of each image"}
     cells = [
         [
@@ -63,14 +64,14 @@ def _attacks(found: Sequence[AttackRow], note: str) -> Grid:
             percent(row.paper, 2) if row.paper is not None else DASH,
             duration(row.seconds) if row.seconds is not None else DASH,
         ]
-        for row in found
+        for row in rows
         if row.kind != "worst" or row.accuracy < lowest
     ]
     return table(["Attack", "Threat", "Accuracy", "95 % interval", "Precision", "Paper", "Time"], cells, note)
 
 
 def _corruptions(result: Result) -> Grid:
-    """Accuracy in percent, a row for each corruption."""
+    """Return the table of corruptions, in percent."""
     heads = ["Corruption", "Mean", *(f"Severity {severity}" for severity in range(1, 6))]
     lines = [
         [name.replace("_", " "), *(f"{100 * value:.1f}" for value in (sum(values) / len(values), *values))]
@@ -83,7 +84,7 @@ def _corruptions(result: Result) -> Grid:
 
 
 def over_eps(entry: Entry) -> Plate | None:
-    """Accuracy against ε, with as many steps each."""
+    """Plot accuracy against ε, with a fixed number of steps."""
     swept = _swept(entry, "eps")
     clean = [r for r in entry.results if r.role == "curve" and r.attack["attack"] == "clean"]
     if not swept or not clean:
@@ -102,7 +103,7 @@ def over_eps(entry: Entry) -> Plate | None:
 
 
 def over_steps(entry: Entry) -> Plate | None:
-    """Accuracy against steps, at one ε."""
+    """Plot accuracy against steps, at a fixed ε."""
     swept = _swept(entry, "steps")
     if not swept:
         return None
@@ -116,7 +117,7 @@ def over_steps(entry: Entry) -> Plate | None:
 
 
 def _swept(entry: Entry, over: str) -> list[Result]:
-    """The points of a curve over "eps" or "steps": those PGD results that agree on the other, where most do."""
+    """Return the points of the curve over "eps" or "steps", sorted; the other setting is held fixed."""
     held = "steps" if over == "eps" else "eps"
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for result in entry.results:
@@ -128,7 +129,7 @@ def _swept(entry: Entry, over: str) -> list[Result]:
 
 
 def _sweep(results: Sequence[Result], places: Sequence[float], xlabel: str) -> Plate:
-    """One line with its interval."""
+    """Plot one line with its confidence interval."""
     x, y = np.array(places, dtype=np.float64), np.array([result.accuracy for result in results])
     figure, (axes,) = panels()
     low, high = np.array([result.interval for result in results]).T
@@ -139,7 +140,7 @@ def _sweep(results: Sequence[Result], places: Sequence[float], xlabel: str) -> P
 
 
 def by_class(entry: Entry, attacks: Sequence[Result]) -> Plate | None:
-    """Accuracy of each class, clean and under the attack that breaks most."""
+    """Plot the accuracy of each class, clean and under the strongest attack."""
     clean = next((r for r in attacks if r.attack["attack"] == "clean" and r.per_class), None)
     attacked = [r for r in attacks if r.threat and r.per_class]
     if clean is None or not attacked:
