@@ -9,24 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from bullettrain import formatting as fmt
 from bullettrain.evaluation.results import Entry, Result
-from bullettrain.formatting import (
-    captures,
-    duration,
-    in_all,
-    listed,
-    method_name,
-    number,
-    percent,
-    plural,
-    points,
-    short,
-    times,
-    too_close,
-)
 from bullettrain.reporting.paper import paper_boundary
 from bullettrain.reporting.plotting import last
-from bullettrain.reporting.run import Comparison, Run
+from bullettrain.reporting.run import Comparison, Numbers, Run
 from bullettrain.run_folder import SHARES, preferred
 
 NAN = math.nan
@@ -50,7 +37,7 @@ def title(folder: Path) -> str:
 
 def facts(run: Run) -> list[str]:
     """Return recipe, method, threat, network, dataset and device."""
-    recipe, method = str(run.config.get("recipe") or ""), method_name(run.section("method"))
+    recipe, method = str(run.config.get("recipe") or ""), fmt.method_name(run.section("method"))
     names = (("network", "name"), ("data", "name"), ("environment", "device"))
     candidates = [
         f"recipe {recipe}" if recipe not in ("", title(run.folder)) else "",
@@ -69,7 +56,7 @@ def reached(run: Run) -> str:
     done = max([*run.epochs["epoch"][-1:], *log["epoch"][-1:]])
     planned = run.section("training").get("epochs", run.section("schedule").get("epochs"))
     of = f" of {planned}" if isinstance(planned, int | float) else ""
-    return f"epoch {short(round(float(done), 1))}{of}, step {number(float(log['step'][-1]), 0)}"
+    return f"epoch {fmt.short(round(float(done), 1))}{of}, step {fmt.number(float(log['step'][-1]), 0)}"
 
 
 def alerts(run: Run) -> list[str]:
@@ -79,11 +66,11 @@ def alerts(run: Run) -> list[str]:
         steps.setdefault(message, []).append(step)
     messages = []
     for message, at in steps.items():
-        where = f"Step {number(at[0], 0)}: " if math.isfinite(at[0]) else ""
+        where = f"Step {fmt.number(at[0], 0)}: " if math.isfinite(at[0]) else ""
         messages.append(f"{where}{message}" + (f" ({len(at)} times)" if len(at) > 1 else ""))
     lost = np.flatnonzero(~np.isfinite(run.progress["loss"]))
     if len(lost):
-        entries, first = len(run.progress["loss"]), number(float(run.progress["step"][lost[0]]), 0)
+        entries, first = len(run.progress["loss"]), fmt.number(float(run.progress["step"][lost[0]]), 0)
         where = f"{len(lost)} of {entries} log entries, first at step {first}"
         messages.append(f"The loss was not a finite number in {where}.")
     return [*messages, *run.notes]
@@ -123,32 +110,32 @@ def outcome(run: Run, comparison: Comparison | None) -> str:
         text = _compared(run, comparison)
     else:
         evaluations = [e for e in run.evaluations if e.weights == weights]
-        accuracies = listed([f"{percent(e.accuracy)} {_against(run, e.attack)}" for e in evaluations])
-        text = f"{accuracies}, after {duration(run.seconds)} of training." if accuracies else ""
+        accuracies = fmt.listed([f"{fmt.percent(e.accuracy)} {_against(run, e.attack)}" for e in evaluations])
+        text = f"{accuracies}, after {fmt.duration(run.seconds)} of training." if accuracies else ""
     if (strong := strongest(run, weights)) is None:
         return text
     entry, result = strong
-    left = f"{percent(result.accuracy)} of {number(result.examples, 0)} test images"
+    left = f"{fmt.percent(result.accuracy)} of {fmt.number(result.examples, 0)} test images"
     return f"{text} {run.attack_name(result.name)} leaves {left} ({entry.weights} weights)."
 
 
 def _compared(run: Run, comparison: Comparison) -> str:
     mine, plain = comparison.mine, comparison.plain
-    work, clock = comparison.speedup.get("work", NAN), comparison.speedup.get("wall_clock", NAN)
+    work, clock = comparison.speedup["work"], comparison.speedup["wall_clock"]
     text = ""
     if comparison.doubt and math.isfinite(work):
-        passes = [number(row.get("work", NAN), 1) for row in (mine, plain)]
-        text = f"{passes[0]} passes an example with BulletTrain and {passes[1]} without: {times(work)} less work. "
-    text += f"Trained in {duration(mine.get('seconds', NAN))} with BulletTrain"
-    text += f" and in {duration(plain.get('seconds', NAN))} without"
+        passes = [fmt.number(row["work"], 1) for row in (mine, plain)]
+        text = f"{passes[0]} passes an example with BulletTrain and {passes[1]} without: {fmt.times(work)} less work. "
+    text += f"Trained in {fmt.duration(mine['seconds'])} with BulletTrain"
+    text += f" and in {fmt.duration(plain['seconds'])} without"
     if math.isfinite(clock):
-        text += f": {times(clock)} by the clock" + (f" ({comparison.doubt})" if comparison.doubt else "")
+        text += f": {fmt.times(clock)} by the clock" + (f" ({comparison.doubt})" if comparison.doubt else "")
     parts = []
     for attack in comparison.attacks:
-        gap, error = comparison.gap(attack), comparison.errors.get(attack, NAN)
+        gap, error = comparison.gap(attack), comparison.errors[attack]
         if math.isfinite(gap):
-            parts.append(f"{points(gap, error=error)} {_against(run, attack)}{too_close(gap, error)}")
-    return f"{text}." + (f" Accuracy changed by {listed(parts)}." if parts else "")
+            parts.append(f"{fmt.points(gap, error=error)} {_against(run, attack)}{fmt.too_close(gap, error)}")
+    return f"{text}." + (f" Accuracy changed by {fmt.listed(parts)}." if parts else "")
 
 
 def _against(run: Run, attack: str) -> str:
@@ -160,13 +147,13 @@ def headline(run: Run, comparison: Comparison | None) -> list[Card]:
     weights = chosen_weights(run, comparison)
     robust = "views" if run.makes_views else "pgd20"
     attacks = dict.fromkeys(["clean", robust, *(e.attack for e in run.evaluations if e.weights == weights)])
-    plain = comparison.plain if comparison else {}
+    plain = comparison.plain if comparison else Numbers()
     cards = []
     if strong := strongest(run, weights):
         entry, result = strong
         other = strongest(comparison.baseline, weights) if comparison else None
         same = other is not None and (other[1].name, other[1].examples) == (result.name, result.examples)
-        where = f"{number(result.examples, 0)} test images, {entry.weights} weights"
+        where = f"{fmt.number(result.examples, 0)} test images, {entry.weights} weights"
         base = other[1].accuracy if other and same else NAN
         cards.append(_accuracy(run.attack_name(result.name), result.accuracy, where, base))
     for attack in attacks:
@@ -174,24 +161,25 @@ def headline(run: Run, comparison: Comparison | None) -> list[Card]:
         latest = last(run.epochs["validation_clean" if attack == "clean" else "validation_robust"])
         if math.isfinite(tested):
             where = f"test set, {weights} weights"
-            cards.append(_accuracy(run.attack_name(attack), tested, where, plain.get(attack, NAN)))
+            cards.append(_accuracy(run.attack_name(attack), tested, where, plain[attack]))
         elif attack in ("clean", robust) and math.isfinite(latest):  # not tested yet
             name = run.attack_name("pgd10" if attack == "pgd20" else attack)
             cards.append(_accuracy(name, latest, "validation set, latest epoch"))
     epochs = len(run.epochs["epoch"])
-    timed = math.isfinite(plain.get("seconds", NAN))
-    note = f"baseline {duration(plain['seconds'])}" if timed else f"{epochs} {plural('epoch', epochs)}"
-    note += captures(run.capture_seconds, "; compiling and capturing: {} more")
-    cards.append(Card(duration(run.seconds), "Training time" if run.ended else "Training time so far", note))
+    timed = math.isfinite(plain["seconds"])
+    note = f"baseline {fmt.duration(plain['seconds'])}" if timed else f"{epochs} {fmt.plural('epoch', epochs)}"
+    note += fmt.captures(run.capture_seconds, "; compiling and capturing: {} more")
+    cards.append(Card(fmt.duration(run.seconds), "Training time" if run.ended else "Training time so far", note))
     rates = run.epochs["examples_per_second"]
     if np.isfinite(rates).any():
-        cards.append(Card(number(float(np.nanmedian(rates)), 0), "Examples a second", "median over epochs"))
+        cards.append(Card(fmt.number(float(np.nanmedian(rates)), 0), "Examples a second", "median over epochs"))
     return cards
 
 
 def _accuracy(name: str, accuracy: float, where: str, baseline: float = NAN) -> Card:
-    compared = f"; baseline {percent(baseline)}, {points(accuracy - baseline)}" if math.isfinite(baseline) else ""
-    return Card(percent(accuracy), f"{name} accuracy", where + compared)
+    if math.isfinite(baseline):
+        where += f"; baseline {fmt.percent(baseline)}, {fmt.points(accuracy - baseline)}"
+    return Card(fmt.percent(accuracy), f"{name} accuracy", where)
 
 
 # ----------------------------------------------------------------------------------------- speed-ups, steps
@@ -199,21 +187,21 @@ def _accuracy(name: str, accuracy: float, where: str, baseline: float = NAN) -> 
 
 def speedups(run: Run, comparison: Comparison | None) -> dict[str, Any]:
     """Return the three speed-ups and the figures they are computed from."""
-    measured, work = comparison.speedup if comparison else {}, run.average("work")
+    measured, work = comparison.speedup if comparison else Numbers(), run.average("work")
     theoretical = measured.get("theoretical", run.totals["theoretical_speedup"])
-    clock = measured.get("wall_clock", NAN)
-    counted = f"{number(work, 1)} passes an example" if math.isfinite(work) else ""
+    clock = measured["wall_clock"]
+    counted = f"{fmt.number(work, 1)} passes an example" if math.isfinite(work) else ""
     if counted and math.isfinite(run.totals["plain_work"]):
-        counted += f", {number(run.totals['plain_work'], 1)} without mining"
+        counted += f", {fmt.number(run.totals['plain_work'], 1)} without mining"
     return {
-        "theoretical": times(theoretical),
+        "theoretical": fmt.times(theoretical),
         "formula": _formula(run) if math.isfinite(theoretical) else "",
-        "work": times(measured.get("work", run.totals["work_speedup"])),
+        "work": fmt.times(measured.get("work", run.totals["work_speedup"])),
         "counted": counted,
-        "clock": times(clock) if math.isfinite(clock) else "",
+        "clock": fmt.times(clock) if math.isfinite(clock) else "",
         "slower": clock < 1,
         "doubt": comparison.doubt.capitalize() if comparison else "",
-        "in_all": in_all(comparison.mine, comparison.plain) if comparison else "",
+        "in_all": fmt.in_all(comparison.mine, comparison.plain) if comparison else "",
     }
 
 
@@ -233,15 +221,15 @@ def average_batch(run: Run) -> list[dict[str, str]]:
     shares = {name: run.average(name) for name in SHARES}
     if run.plain or not all(math.isfinite(value) and value >= 0 for value in shares.values()):
         return []
-    notes = {name: f"{count} {plural('step', count)} each" for name, count in run.budget.items()}
+    notes = {name: f"{count} {fmt.plural('step', count)} each" for name, count in run.budget.items()}
     if run.makes_views:
         more = "more " if run.seen_as == "as views" else ""
         notes = {name: f"two {more}views each" if count else f"no {more}views" for name, count in run.budget.items()}
     paper = paper_boundary(str(run.config.get("recipe")))
     if paper is not None:
-        notes["boundary"] = f"{notes.get('boundary', '')}; {percent(paper, 0)} in the paper"
+        notes["boundary"] = f"{notes.get('boundary', '')}; {fmt.percent(paper, 0)} in the paper"
     return [
-        {"name": name, "percent": percent(value, 0), "width": f"{100 * value:.2f}", "note": notes.get(name, "")}
+        {"name": name, "percent": fmt.percent(value, 0), "width": f"{100 * value:.2f}", "note": notes.get(name, "")}
         for name, value in shares.items()
     ]
 
@@ -252,4 +240,4 @@ def mean_steps(run: Run) -> str:
         return ""
     where = "in the last logged batch" if run.batch else "on average"
     most = run.section("method").get("boundary")
-    return f"An example got {number(run.mean_steps, 1)} attack steps {where}, at most {most}."
+    return f"An example got {fmt.number(run.mean_steps, 1)} attack steps {where}, at most {most}."

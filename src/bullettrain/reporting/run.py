@@ -98,20 +98,27 @@ class Run(RunLog):
         return self.steps if len(self.steps["step"]) else self.epochs
 
 
+class Numbers(dict[str, float]):
+    """Numbers by name; a missing one is NaN."""
+
+    def __missing__(self, name: str) -> float:
+        return math.nan
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Two runs of one recipe, with and without BulletTrain, and their figures."""
 
     bullettrain: Run
     baseline: Run
-    mine: dict[str, float]
+    mine: Numbers
     """Figures of BulletTrain: accuracy by attack, seconds, capture_seconds, shares, work."""
-    plain: dict[str, float]
+    plain: Numbers
     """The same figures of the baseline."""
     weights: str
     """Name of the weights that the accuracies are of; may be empty."""
-    speedup: dict[str, float]
-    errors: dict[str, float]
+    speedup: Numbers
+    errors: Numbers
     """By attack: standard error of the difference of accuracies."""
     paired: bool
     """Whether ``errors`` are of differences that are paired by image."""
@@ -124,12 +131,12 @@ class Comparison:
 
     def gap(self, attack: str) -> float:
         """Return the accuracy of BulletTrain minus that of the baseline."""
-        return self.mine.get(attack, math.nan) - self.plain.get(attack, math.nan)
+        return self.mine[attack] - self.plain[attack]
 
     @property
     def doubt(self) -> str:
         """Why the wall-clock speed-up is not reliable; empty if it is."""
-        if self.plain.get("seconds", math.nan) < SHORT_SECONDS:
+        if self.plain["seconds"] < SHORT_SECONDS:
             return "noisy, since training took less than a minute"
         on_cpu = str(self.baseline.section("environment").get("device")).endswith("CPU")
         return "on a CPU, which says little about a GPU" if on_cpu else ""
@@ -169,18 +176,18 @@ def _read_comparison(folder: Path) -> Comparison:
         content = json.loads(path.read_text(encoding="utf-8"))
         rows = {str(row["name"]): dict(row) for row in content["rows"]}
         mine, plain = rows.get("bullettrain", {}), rows.get("baseline", {})
-        speedup, errors = dict(content.get("speedup", {})), dict(content.get("errors", {}))
-        apart = {attack: about.get("error") for attack, about in errors.items()}
-        paired = all(about.get("paired") is True for about in errors.values())
+        speedup, details = dict(content.get("speedup", {})), dict(content.get("errors", {}))
+        errors = {attack: detail.get("error") for attack, detail in details.items()}
+        paired = all(detail.get("paired") is True for detail in details.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is not a comparison that this version can read; run the comparison again") from error
     runs = (Run.read(folder / "bullettrain"), Run.read(folder / "baseline"))
     figures = (_numbers(mine), _numbers(plain))
-    return Comparison(*runs, *figures, str(mine.get("weights") or ""), _numbers(speedup), _numbers(apart), paired)
+    return Comparison(*runs, *figures, str(mine.get("weights") or ""), _numbers(speedup), _numbers(errors), paired)
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): _number(value) for name, value in values.items() if name != "name"}
+def _numbers(values: Mapping[str, Any]) -> Numbers:
+    return Numbers({str(name): _number(value) for name, value in values.items() if name != "name"})
 
 
 def _number(value: Any) -> float:

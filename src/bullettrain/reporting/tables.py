@@ -55,20 +55,17 @@ def evaluations(run: Run) -> Grid:
 
 def compared(comparison: Comparison) -> Grid:
     """Return the figures of both runs and their difference, with a row for each figure."""
-
-    def pair(key: str, words: Callable[[float], str], missing: float = math.nan) -> list[str]:
-        return [words(row.get(key, missing)) for row in (comparison.plain, comparison.mine)]
-
+    both, speedup = (comparison.plain, comparison.mine), comparison.speedup
     lines = []
     for attack in comparison.attacks:
-        change = points(comparison.gap(attack), 2, comparison.errors.get(attack, math.nan))
+        change = points(comparison.gap(attack), 2, comparison.errors[attack])
         name = f"{comparison.bullettrain.attack_name(attack)} accuracy"
-        lines.append([name, *pair(attack, partial(percent, digits=2)), change])
-    ratio = {key: times(comparison.speedup.get(key, math.nan)) for key in ("wall_clock", "work")}
-    lines.append(["Passes an example", *pair("work", partial(number, digits=1)), ratio["work"]])
-    lines.append(["Training time", *pair("seconds", duration), ratio["wall_clock"]])
-    if sum(row.get("capture_seconds", 0.0) for row in (comparison.plain, comparison.mine)) > MOMENT:
-        lines.append(["Compiling and capturing", *pair("capture_seconds", duration, 0.0), DASH])
+        lines.append([name, *(percent(row[attack], 2) for row in both), change])
+    lines.append(["Passes an example", *(number(row["work"], 1) for row in both), times(speedup["work"])])
+    lines.append(["Training time", *(duration(row["seconds"]) for row in both), times(speedup["wall_clock"])])
+    captures = [row.get("capture_seconds", 0.0) for row in both]
+    if sum(captures) > MOMENT:
+        lines.append(["Compiling and capturing", *map(duration, captures), DASH])
     note = f" Test accuracy of the {comparison.weights} weights." if comparison.weights else ""
     note += f" {error_in_words(comparison.paired)}." if comparison.errors else ""
     return Grid(["", "Baseline", "BulletTrain", "Change"], lines, note)
