@@ -90,15 +90,13 @@ def over_eps(entry: Entry) -> Plate | None:
     if not swept or not clean:
         return None
     *bounded, free = swept
-    xlabel = f"ε  ({'L∞' if free.attack['norm'] == 'linf' else 'L2'})"
+    xlabel = f"ε  ({_threat(free).split()[0]})"
     plate = _sweep([clean[0], *bounded], [0.0, *(result.attack["eps"] for result in bounded)], xlabel)
     for result in _swept(entry, "steps")[:1]:
         plate.figure.axes[0].axvline(result.attack["eps"], **DASHED)
-    caption = (
-        f"PGD-{free.attack['steps']} on {number(free.examples, 0)} images; the band is the 95 % interval, the dashed "
-        f"line the ε of the attacks above. It should fall all the way: without bounds (ε = "
-        f"{radius(free.attack['eps'])}) {percent(free.accuracy)} are left."
-    )
+    attack = f"PGD-{free.attack['steps']} on {number(free.examples, 0)} images, with 95 % interval"
+    limit = f"without bounds (ε = {radius(free.attack['eps'])}) {percent(free.accuracy)} are left"
+    caption = f"{attack}; dashed: ε of the attacks above. It should fall to zero: {limit}."
     return replace(plate, name="eps", title="Robust accuracy against ε", caption=caption)
 
 
@@ -109,11 +107,12 @@ def over_steps(entry: Entry) -> Plate | None:
         return None
     plate = _sweep(swept, range(len(swept)), "attack steps")
     plate.figure.axes[0].set_xticks(range(len(swept)), [str(result.attack["steps"]) for result in swept])
-    caption = (
-        f"PGD at {threat_in_words(*(swept[0].threat or ('linf', 0.0)))}, the same {number(swept[0].examples, 0)} "
-        "images. It should fall and level off; a rise is a sign of masked gradients."
-    )
+    caption = f"PGD at {_threat(swept[0])}, the same images. A rise is a sign of masked gradients."
     return replace(plate, name="steps", title="Robust accuracy against steps", caption=caption)
+
+
+def _threat(result: Result) -> str:
+    return threat_in_words(result.attack["norm"], result.attack["eps"])
 
 
 def _swept(entry: Entry, over: str) -> list[Result]:
@@ -150,17 +149,17 @@ def by_class(entry: Entry, attacks: Sequence[Result]) -> Plate | None:
     shown = sorted(sorted(known, key=lambda index: known[index])[:MOST_CLASSES])
     figure, (axes,) = panels()
     axes.grid(visible=False)
-    for place, index in enumerate(reversed(shown)):
+    for place, index in enumerate(shown):
         share, before = known[index], clean.per_class[index] or 0.0
         axes.barh(place, before, height=0.82, color=COLOURS["soft"], alpha=0.28)
         axes.barh(place, share, height=0.82, color=COLOURS["accent"], alpha=0.9)
         text = f"{100 * share:.0f} / {100 * before:.0f}"
         axes.text(1.02, place, text, va="center", ha="left", clip_on=False, fontsize=9.5, color=COLOURS["soft"])
-    names = [entry.classes[index] for index in reversed(shown)]
+    names = [entry.classes[index] for index in shown]
     axes.set_yticks(range(len(shown)), [name if len(name) <= 12 else f"{name[:11]}…" for name in names])
-    axes.set(xlim=(0, 1))
+    axes.set(xlim=(0, 1), ylim=(len(shown) - 0.5, -0.5))
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    under = f"{attack_name(worst.name)} ({threat_in_words(*(worst.threat or ('linf', 0.0)))})"
+    under = f"{attack_name(worst.name)} ({_threat(worst)})"
     cut = len(known) > MOST_CLASSES
     which = f"The {MOST_CLASSES} weakest of {len(entry.classes)} classes" if cut else "Each class"
     caption = f"{which}: green is under {under}, grey is clean; the numbers are both, in percent."

@@ -46,10 +46,7 @@ def loss(run: Run) -> Plate | None:
         axes[1].set_yticks([0, highest], ["0", short(highest)])
         figure.align_ylabels()
     epoch_axis(axes[-1])
-    caption = (
-        "Loss of the training batches, averaged between log entries, and below it the learning rate (LR). The loss "
-        "should fall, fastest when the learning rate drops."
-    )
+    caption = "Loss of the training batches. It should fall, fastest when the learning rate (LR, below) drops."
     return Plate("loss", "Training loss", caption, figure)
 
 
@@ -91,21 +88,16 @@ def shares(table: Table) -> Plate | None:
     if len(x) == 1:  # draw a single entry as a flat band
         x, heights = np.array([0.0, x[0]]), {name: np.repeat(height, 2) for name, height in heights.items()}
     figure, (axes,) = panels()
-    base, ends = np.zeros_like(x), []
-    for name in reversed(SHARES):  # robust examples at the bottom
-        top = base + heights[name]
-        axes.fill_between(x, base, top, color=COLOURS[name], alpha=0.85, linewidth=0)
-        axes.plot(x, top, color=COLOURS["card"], linewidth=1.2)
-        ends.append(((base[-1] + top[-1]) / 2, f"{name} {100 * heights[name][-1]:.0f} %", name))
-        base = top
+    names = SHARES[::-1]  # robust examples at the bottom
+    look: dict[str, Any] = {"colors": [COLOURS[name] for name in names], "edgecolor": COLOURS["card"]}
+    axes.stackplot(x, [heights[name] for name in names], alpha=0.85, linewidth=1.2, **look)
     percent_axis(axes)
     axes.set(ylim=(0, 1), xlim=(0, max(x[-1], 1e-3)))
     epoch_axis(axes)
-    end_labels(axes, ends)
-    caption = (
-        "Composition of the mini-batches. The robust share should grow and the outlier share shrink; most of the work "
-        "goes into boundary examples."
-    )
+    ends = np.array([heights[name][-1] for name in names])
+    labels = [f"{name} {100 * end:.0f} %" for name, end in zip(names, ends, strict=True)]
+    end_labels(axes, list(zip(np.cumsum(ends) - ends / 2, labels, names, strict=True)))
+    caption = "The robust share should grow and the outlier share shrink. Boundary examples get most of the work."
     return Plate("shares", "Outlier, boundary, robust over training", caption, figure)
 
 
@@ -119,10 +111,7 @@ def svar(table: Table, over: str = "epoch") -> Plate | None:
     draw_lines(axes, curves)
     epoch_axis(axes, "iteration" if over == "step" else over)
     axes.set_ylabel("mean SVar")
-    caption = (
-        "Mean signed prediction variance: negative for misclassified examples, larger for more confident predictions. "
-        "The three should keep their order and move apart during training."
-    )
+    caption = "Negative is misclassified, larger is more confident. The three should move apart during training."
     return Plate("svar", "SVar of the three categories", caption, figure)
 
 
@@ -146,10 +135,7 @@ def histogram(batch: ScoredBatch) -> Plate:
     most = max(int(batch.steps.max()), 1)
     top.set(ylim=(-0.15 * most, 1.2 * most), ylabel="steps", yticks=[0, most])
     when = f" in epoch {int(np.ceil(batch.epoch))}" if np.isfinite(batch.epoch) else ""
-    caption = (
-        f"The last full batch{when}, {len(batch.svar)} examples. Misclassified examples are below zero; the line above "
-        "shows the attack steps at each SVar."
-    )
+    caption = f"The last full batch{when}, {len(batch.svar)} examples: attack steps at each SVar, and a histogram."
     return Plate("histogram", "One batch, by SVar", caption, figure)
 
 
@@ -177,10 +163,7 @@ def allocation(batch: ScoredBatch) -> Plate:
     counts = np.unique([0, *steps])
     axes.set_yticks(counts if len(counts) <= 5 else np.unique(np.linspace(0, most, 5).round()))
     spent = percent(float(steps.sum()) / (most * len(steps)), 0)
-    caption = (
-        f"The filled area is the cost of this batch: {spent} of the dashed box, in which every example gets {most} "
-        f"{plural('step', most)}."
-    )
+    caption = f"This batch cost {spent} of the dashed box, in which every example gets {most} {plural('step', most)}."
     return Plate("allocation", "Where the steps went", caption, figure)
 
 

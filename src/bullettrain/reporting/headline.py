@@ -26,7 +26,6 @@ class Card:
     value: str
     name: str
     note: str
-    formula: str = ""
 
 
 def title(folder: Path) -> str:
