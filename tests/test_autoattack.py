@@ -99,7 +99,6 @@ def test_channels_last_as_on_a_gpu(robust_run, digits, monkeypatch, tmp_path, no
     found = []
     for last in (False, True):
         monkeypatch.setattr("bullettrain.evaluation.accuracy.channels_last", lambda device, last=last: last)
-        monkeypatch.setattr("bullettrain.evaluation.evaluate.channels_last", lambda device, last=last: last)
         model = LoadedModel("colour", "colour", network=copy.deepcopy(colour))
         attacks = [PGD(3, 1, 0.02, "ce", norm, 0.05), AutoAttack(norm, 0.05)]
         folder = tmp_path / str(last)

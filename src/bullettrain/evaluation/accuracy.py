@@ -174,7 +174,7 @@ def survive(
     seed: int = 0,
     channels_last: bool = False,
     state: Survival | None = None,
-    tick: Callable[[int], None] | None = None,
+    tick: Callable[[int], None] = lambda passes: None,
 ) -> Survival:
     """Run ``rounds`` on ``data``. An image that a round breaks is not attacked again.
 
@@ -208,15 +208,13 @@ def survive(
                 survived = rounds[number].survives(x, y, derive_seed(seed, number, index))
                 state.alive[part] = survived.to("cpu", torch.bool)
             state.batches = index + 1
-            if tick is not None:
-                tick(len(part) * rounds[number].passes)
+            tick(len(part) * rounds[number].passes)
         if together:
             alive = state.alive.to(device, torch.uint8)
             dist.all_reduce(alive, op=dist.ReduceOp.MIN)
             state.alive = alive.to("cpu", torch.bool)
         state.end_round()
-        if tick is not None:
-            tick(0)
+        tick(0)
     return state
 
 

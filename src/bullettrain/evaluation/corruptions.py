@@ -38,7 +38,7 @@ def corruption_accuracy(
     batch_size: int = 500,
     size: int = 0,
     baseline: Mapping[str, Sequence[float]] | None = None,
-    tick: Callable[[int], None] | None = None,
+    tick: Callable[[int], None] = lambda images: None,
 ) -> CorruptionDetails:
     """Return the accuracy of the network, in eval mode, on the corruptions in ``folder``.
 

@@ -18,17 +18,7 @@ from torch import Tensor, nn
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.sets import fingerprint, sample
-from bullettrain.evaluation import autoattack, corruptions, fast_autoattack
-from bullettrain.evaluation.accuracy import (
-    EvaluatedModel,
-    Round,
-    Survival,
-    channels_last,
-    clean_round,
-    pgd_rounds,
-    prepare,
-    survive,
-)
+from bullettrain.evaluation import accuracy, autoattack, corruptions, fast_autoattack
 from bullettrain.evaluation.autoattack import Notes, PackageEnsemble
 from bullettrain.evaluation.fast_autoattack import FastEnsemble
 from bullettrain.evaluation.masking import masking_signs, too_short, unbounded
@@ -96,7 +86,7 @@ def evaluate(
             if isinstance(attack, AutoAttack):
                 _version(attack, precision)  # raises now, not after an hour of other attacks
     images, among = _choose(images, plan.images)
-    network = prepare(model.network, images, device=device, data=data)
+    network = accuracy.prepare(model.network, images, device=device, data=data)
     jobs = _jobs(plan, images)
     about = (model.name, model.weights, model.digest, data, jobs[0].fingerprint, len(images), list(images.classes))
     recipe = model.config.recipe if model.config else ""
@@ -165,10 +155,10 @@ class AttackRunner:
     progress: EvaluationProgress
 
     @cached_property
-    def model(self) -> EvaluatedModel:
+    def model(self) -> accuracy.EvaluatedModel:
         """The network as attacks see it."""
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
-        return EvaluatedModel(self.network, dtype=dtype, compiled=self.plan.compiled).eval()
+        return accuracy.EvaluatedModel(self.network, dtype=dtype, compiled=self.plan.compiled).eval()
 
     def run(self, jobs: Sequence[_Job]) -> list[Result]:
         """Return the results of the attacks among ``jobs``, stored ones where nothing has changed."""
@@ -213,8 +203,8 @@ class AttackRunner:
         """Run an attack, from where it was interrupted; ``clean`` (n,) bool: images that are classified correctly."""
         attack, images, size = job.attack, job.images, self.plan.batch_size
         notes = Notes()
-        rounds = [clean_round(self.model), *self._rounds(job, notes, lambda passes: bar.partly(passes))]
-        state, before = self.store.begun(key, len(images)) or (Survival.fresh(len(images)), 0.0)
+        rounds = [accuracy.clean_round(self.model), *self._rounds(job, notes, lambda passes: bar.partly(passes))]
+        state, before = self.store.begun(key, len(images)) or (accuracy.Survival.fresh(len(images)), 0.0)
         if clean is not None and not state.shares:
             state.alive = clean.clone()
             state.end_round()
@@ -232,7 +222,9 @@ class AttackRunner:
         how: dict[str, Any] = {"device": self.device, "batch_size": size, "seed": self.plan.seed}
         try:
             with self.progress.attacking(attack.name, state.left(rounds, size)) as bar:
-                survive(rounds, images, channels_last=channels_last(self.device), state=state, tick=tick, **how)
+                accuracy.survive(
+                    rounds, images, channels_last=accuracy.channels_last(self.device), state=state, tick=tick, **how
+                )
         except BaseException:  # also on Ctrl-C
             if key in self.store.unfinished:
                 self.store.save()
@@ -248,13 +240,13 @@ class AttackRunner:
             notes=list(notes),
         )
 
-    def _rounds(self, job: _Job, notes: Notes, tick: Callable[[int], None]) -> list[Round]:
+    def _rounds(self, job: _Job, notes: Notes, tick: Callable[[int], None]) -> list[accuracy.Round]:
         """Return the rounds of an attack after the clean one."""
         if isinstance(job.attack, PGD):
-            return pgd_rounds(self.model, job.attack)
+            return accuracy.pgd_rounds(self.model, job.attack)
         if not isinstance(job.attack, AutoAttack):
             return []
-        few = to_unit(job.images.images[:2].to(self.device), channels_last=channels_last(self.device))
+        few = to_unit(job.images.images[:2].to(self.device), channels_last=accuracy.channels_last(self.device))
         kind = FastEnsemble if _is_fast(job.attack, self.precision) else PackageEnsemble
         return kind(self.model, job.attack, few, len(job.images.classes), self.plan.seed, notes, tick).rounds()
 
