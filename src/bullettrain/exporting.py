@@ -161,7 +161,7 @@ def _figures(model: LoadedModel) -> Figures:
     entries = [entry for entry in Store(model.folder).entries if entry.digest == model.digest]
     results = [result for entry in entries for result in entry.results if result.role == "attack"]
     figures += [
-        Figure(r.name, threat_in_words(*r.threat) if r.threat else "", r.accuracy, r.examples, r.notes)
+        Figure(r.name, r.threat_name, r.accuracy, r.examples, r.notes)
         for r in sorted(results, key=lambda result: result.examples)  # the one on most images replaces others
     ]
     return {(figure.attack, figure.threat): figure for figure in figures}

@@ -52,9 +52,9 @@ def difference(mine: Sequence[Figure], other: Sequence[Figure]) -> Difference:
     n = common.shape[1]
     if 2 * n < min(figure["examples"] for figure in figures):  # too few in common
         return unpaired
-    ours, theirs = common[: len(mine)].mean(dim=0), common[len(mine) :].mean(dim=0)
-    error = paired_error(ours, theirs) or 1 / n  # agreement on n images is no proof
-    return Difference(float((ours - theirs).mean()), error, True)
+    first, second = common[: len(mine)].mean(dim=0), common[len(mine) :].mean(dim=0)
+    error = paired_error(first, second) or 1 / n  # agreement on n images is no proof
+    return Difference(float((first - second).mean()), error, True)
 
 
 def share_error(share: float, total: int) -> float:

@@ -88,9 +88,10 @@ def evaluate(
     images, among = _choose(images, plan.images)
     network = accuracy.prepare(model.network, images, device=device, data=data)
     jobs = _jobs(plan, images)
-    about = (model.name, model.weights, model.digest, data, jobs[0].fingerprint, len(images), list(images.classes))
+    network_data = (model.name, model.weights, model.digest, data, jobs[0].fingerprint)
     recipe = model.config.recipe if model.config else ""
-    entry = store.entry(Entry(*about, environment(device), recipe=recipe, among=among))
+    fresh = Entry(*network_data, len(images), list(images.classes), environment(device), recipe=recipe, among=among)
+    entry = store.entry(fresh)
     runners = [AttackRunner(network, precision, entry, plan, device, store, progress) for precision in plan.precisions]
     if plan.overwrite:  # drop everything at once: an interrupted evaluation resumes from its own results
         store.forget(entry, {runner.key(job) for runner in runners for job in jobs})

@@ -7,7 +7,6 @@ from rich.progress import Progress
 
 from bullettrain import formatting
 from bullettrain.evaluation.results import Result
-from bullettrain.evaluation.specs import threat_in_words
 from bullettrain.processes import StopRequest
 from bullettrain.progress import EvaluationBar, progress_bar
 from bullettrain.terminal import duration
@@ -44,7 +43,7 @@ class EvaluationProgress:
         if result.role == "curve" and self.progress is not None:
             return  # the progress bar is enough
         parts = [formatting.attack_name(result.name)]
-        parts += [threat_in_words(*result.threat)] if result.threat else []
+        parts += [result.threat_name] if result.threat else []
         parts += [f"curve of {result.examples} images"] if result.role == "curve" else []
         parts += [share(result.accuracy), interval(result.interval)]
         parts += [result.precision] if result.precision != "float32" else []

@@ -18,7 +18,7 @@ from torch import Tensor
 from bullettrain.brief import first_line
 from bullettrain.corruptions.table import AVERAGED
 from bullettrain.evaluation.accuracy import Survival
-from bullettrain.evaluation.specs import KINDS, Attack, as_dict
+from bullettrain.evaluation.specs import KINDS, Attack, as_dict, threat_in_words
 from bullettrain.lock import alone
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.schema import SchemaError, conform
@@ -68,6 +68,11 @@ class Result:
     def threat(self) -> tuple[str, float] | None:
         """Norm and ε; None for clean images and corruptions."""
         return (self.attack["norm"], self.attack["eps"]) if "eps" in self.attack else None
+
+    @property
+    def threat_name(self) -> str:
+        """Norm and ε as text, e.g. "L∞ 8/255"; empty if there is no threat."""
+        return threat_in_words(*self.threat) if self.threat else ""
 
 
 def new_result(attack: Attack, correct: float, examples: int, seconds: float, **details: Any) -> Result:

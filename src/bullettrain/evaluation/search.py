@@ -51,15 +51,15 @@ class Attack(ABC):
     """
 
     iterations = 100
-    looks_first = True
+    evaluates_start = True
     """Whether the first call of :meth:`step` only evaluates the starting point."""
 
     def __init__(self, network: Logits, like: Tensor, eps: float, make_runner: MakeRunner = eager) -> None:
-        self.network, self.eps, self.calls = network, eps, self.iterations + self.looks_first
-        self.x, self.x_adv, self.found = (torch.zeros_like(like) for _ in range(3))
+        self.network, self.eps, self.calls = network, eps, self.iterations + self.evaluates_start
+        self.x, self.x_adv, self.candidate = (torch.zeros_like(like) for _ in range(3))
         self.y, self.target = (torch.zeros(len(like), dtype=torch.int64, device=like.device) for _ in range(2))
         self.margin = torch.zeros(len(like), device=like.device)
-        """Smallest margin so far, which is that of ``found``."""
+        """Smallest margin so far, which is that of ``candidate``."""
         self.iteration = torch.zeros(1, dtype=torch.int64, device=like.device)
         self.allocate(like)
         self._runner = make_runner(lambda: [value for value in vars(self).values() if torch.is_tensor(value)])
@@ -83,7 +83,7 @@ class Attack(ABC):
         with torch.no_grad():
             for buffer, values in ((self.x, x), (self.y, y), (self.target, target)):
                 buffer[:n].copy_(values)
-            self.found.copy_(self.x)
+            self.candidate.copy_(self.x)
             self.margin.fill_(torch.inf)
             self.iteration.zero_()
             self.start(n, generator)
@@ -93,7 +93,7 @@ class Attack(ABC):
                 if self.x.is_cuda:
                     torch.cuda.current_stream().synchronize()  # else the host runs ahead
                 tick(call / self.calls)
-        return self.found[:n].clone(), self.margin[:n].clone()
+        return self.candidate[:n].clone(), self.margin[:n].clone()
 
     def allocate(self, like: Tensor) -> None:  # noqa: B027 (optional)
         """Allocate further buffers."""
@@ -115,7 +115,7 @@ class Attack(ABC):
             (gradient,) = torch.autograd.grad(values.sum(), x)
         return logits.detach(), values.detach(), gradient
 
-    def behind(self, logits: Tensor) -> Tensor:
+    def target_lead(self, logits: Tensor) -> Tensor:
         """Return (n,) z_target − z_y."""
         return (logits.gather(1, self.target[:, None]) - logits.gather(1, self.y[:, None]))[:, 0]
 
@@ -126,7 +126,7 @@ class Attack(ABC):
         if allowed is not None:
             closer = closer & allowed
         self.margin.copy_(torch.where(closer, margin, self.margin))
-        self.found.copy_(torch.where(rows(closer), x, self.found))
+        self.candidate.copy_(torch.where(rows(closer), x, self.candidate))
 
     def project(self, x: Tensor) -> Tensor:
         """Project x onto the ball and onto valid pixels."""
@@ -213,13 +213,13 @@ class TargetedAPGD(APGD):
     def loss(self, logits: Tensor) -> Tensor:
         """Return (n,) losses, larger nearer to the target."""
         top = logits.topk(4, dim=1).values
-        return self.behind(logits) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
+        return self.target_lead(logits) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
 
 
 class FAB(Attack):
     """Steps onto the linearized boundary to a target class, with a pull to the image; keeps points in the ball."""
 
-    looks_first = False
+    evaluates_start = False
     OVERSHOOT, BACK, MOST = 1.05, 0.9, 0.1
 
     def start(self, n: int, generator: torch.Generator) -> None:
@@ -228,7 +228,7 @@ class FAB(Attack):
 
     def step(self) -> None:
         """Project onto the linearized boundary, and evaluate the new point."""
-        _, ahead, grad = self.gradient(self.x_adv, self.behind)
+        _, ahead, grad = self.gradient(self.x_adv, self.target_lead)
         with torch.no_grad():
             level = (grad * self.x_adv).sum(dim=(1, 2, 3)) - ahead
             from_here, from_image = (onto_plane(start, grad, level) for start in (self.x_adv, self.x))
@@ -281,7 +281,7 @@ class Square(Attack):
         # On the CPU: thousands of small draws are slow on a GPU.
         draws = generator if generator.device.type == "cpu" else torch.Generator().manual_seed(generator.initial_seed())
         stripes = (2 * torch.rand(n, channels, 1, width, generator=draws) - 1).sign().to(self.x.device)
-        self.found[:n] = (self.x[:n] + self.eps * stripes).clamp(0, 1)
+        self.candidate[:n] = (self.x[:n] + self.eps * stripes).clamp(0, 1)
         squares, signs = [[0, 0, 0, 0]], [torch.zeros(channels)]
         for query in range(self.iterations):
             side = square_size(query, height, width)
@@ -301,7 +301,7 @@ class Square(Attack):
                 for place, low, high in ((self.row, top, bottom), (self.column, left, right))
             )
             sign = self.signs.index_select(0, self.iteration)[0][:, None, None]
-            tried = self.project(self.found + 2 * self.eps * sign * (rows_inside & columns_inside))
+            tried = self.project(self.candidate + 2 * self.eps * sign * (rows_inside & columns_inside))
             self.keep(tried, self.network(tried))
             self.iteration.add_(1)
 

@@ -31,7 +31,7 @@ def rows(entry: Entry, results: Sequence[Result], config: Config | None) -> list
     """Return a row for each result, each part of AutoAttack, and the worst case of each threat."""
     table = []
     for result in results:
-        threat = threat_in_words(*result.threat) if result.threat else ""
+        threat = result.threat_name
         part = f", {result.corruptions['over']} of 15" if result.corruptions.get("missing") else ""
         paper = paper_figure(config, result.name, result.attack.get("eps"), entry.data)
         name, measured = attack_name(result.name) + part, (result.interval, paper, result.seconds)
@@ -67,8 +67,6 @@ def weakest(entry: Entry, results: Sequence[Result]) -> str:
         return ""
     result = min(attacked, key=lambda result: result.accuracy)
     shares = [(value, name) for value, name in zip(result.per_class, entry.classes, strict=True) if value is not None]
-    if len(shares) < 2:
-        return ""
     (low, weak), (high, strong) = min(shares), max(shares)
     if low == high:
         return ""
@@ -78,8 +76,8 @@ def weakest(entry: Entry, results: Sequence[Result]) -> str:
 
 def mean_in_words(result: Result) -> str:
     """Describe a mean over corruptions: `mean over 14 of 15, without frost: 73.20 %`."""
-    about = result.corruptions
-    missing = [name.replace("_", " ") for name in about["missing"]]
+    details = result.corruptions
+    missing = [name.replace("_", " ") for name in details["missing"]]
     without = f", without {listed(missing)}" if missing else ""
-    text = f"mean over {about['over']} of 15{without}: {percent(result.accuracy, 2)}"
-    return plain(text + (f"; mean corruption error {percent(about['mce'], 2)}" if "mce" in about else ""))
+    text = f"mean over {details['over']} of 15{without}: {percent(result.accuracy, 2)}"
+    return plain(text + (f"; mean corruption error {percent(details['mce'], 2)}" if "mce" in details else ""))

@@ -11,7 +11,7 @@ import numpy as np
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation.results import Entry, Result
-from bullettrain.evaluation.specs import radius, threat_in_words
+from bullettrain.evaluation.specs import radius
 from bullettrain.formatting import DASH, attack_name, duration, number, percent
 from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows
 from bullettrain.reporting.plotting import COLOURS, DASHED, Curve, Plate, draw_lines, panels
@@ -53,7 +53,7 @@ def _attacks(rows: Sequence[AttackRow], note: str) -> Grid:
     """Return the table of attacks. The worst case is shown if it is below all attacks."""
     lowest = min(row.accuracy for row in rows if row.kind != "worst")
     several = {row.precision for row in rows} != {"float32"}
-    names = {"attack": "{}", "part": "\u2003{}", "worst": "all of these, the worst of each image"}
+    names = {"attack": "{}", "part": "\u2003{}", "worst": "worst case over these attacks"}
     cells = [
         [
             names[row.kind].format(row.name),
@@ -90,7 +90,7 @@ def over_eps(entry: Entry) -> Plate | None:
     if not swept or not clean:
         return None
     *bounded, free = swept
-    xlabel = f"ε  ({_threat(free).split()[0]})"
+    xlabel = f"ε  ({free.threat_name.split()[0]})"
     plate = _sweep([clean[0], *bounded], [0.0, *(result.attack["eps"] for result in bounded)], xlabel)
     for result in _swept(entry, "steps")[:1]:
         plate.figure.axes[0].axvline(result.attack["eps"], **DASHED)
@@ -107,12 +107,8 @@ def over_steps(entry: Entry) -> Plate | None:
         return None
     plate = _sweep(swept, range(len(swept)), "attack steps")
     plate.figure.axes[0].set_xticks(range(len(swept)), [str(result.attack["steps"]) for result in swept])
-    caption = f"PGD at {_threat(swept[0])}, the same images. A rise is a sign of masked gradients."
+    caption = f"PGD at {swept[0].threat_name}, the same images. A rise is a sign of masked gradients."
     return replace(plate, name="steps", title="Robust accuracy against steps", caption=caption)
-
-
-def _threat(result: Result) -> str:
-    return threat_in_words(result.attack["norm"], result.attack["eps"])
 
 
 def _swept(entry: Entry, over: str) -> list[Result]:
@@ -159,7 +155,7 @@ def by_class(entry: Entry, attacks: Sequence[Result]) -> Plate | None:
     axes.set_yticks(range(len(shown)), [name if len(name) <= 12 else f"{name[:11]}…" for name in names])
     axes.set(xlim=(0, 1), ylim=(len(shown) - 0.5, -0.5))
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    under = f"{attack_name(worst.name)} ({_threat(worst)})"
+    under = f"{attack_name(worst.name)} ({worst.threat_name})"
     cut = len(known) > MOST_CLASSES
     which = f"The {MOST_CLASSES} weakest of {len(entry.classes)} classes" if cut else "Each class"
     caption = f"{which}: green is under {under}, grey is clean; the numbers are both, in percent."

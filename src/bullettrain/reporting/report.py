@@ -43,8 +43,8 @@ def write_reports(folder: Path) -> list[Path]:
 def write_page(contents: Contents) -> Path:
     """Write the report of a folder that has been read, and return its path."""
     with drawing():
-        about = _run(contents.runs[0], contents.comparison) if contents.runs else _evaluation(contents)
-        page = render("bullettrain.reporting", title=headline.title(contents.folder), **about)
+        values = _run(contents.runs[0], contents.comparison) if contents.runs else _evaluation(contents)
+        page = render("bullettrain.reporting", title=headline.title(contents.folder), **values)
     target, beside = contents.folder / NAME, contents.folder / f".{NAME}.{os.getpid()}"
     try:
         beside.write_text(page, encoding="utf-8")

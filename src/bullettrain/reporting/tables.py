@@ -91,7 +91,7 @@ def epochs(run: Run) -> Grid:
     }
     count = len(run.epochs["epoch"])
     first = max(0, count - MOST_EPOCHS)
-    rows = [[words(float(run.epochs[name][i])) for name, words in columns.values()] for i in range(first, count)]
+    rows = [[show(float(run.epochs[name][i])) for name, show in columns.values()] for i in range(first, count)]
     return table(list(columns), rows, f"The first {first} are in metrics.jsonl." if first else "")
 
 
