@@ -193,6 +193,8 @@ def race(bullettrain: Run, baseline: Run) -> list[Plate]:
             curves.append(Curve(*thin(at, table[column]), colour, f"{word}\n{{:.1f}} %"))
         figure, (axes,) = panels()
         draw_lines(axes, curves, percent=True, gap=0.19)
+        if xlabel == "epoch":
+            epoch_axis(axes)
         axes.set_xlabel(xlabel)
         for curve in curves:
             end = np.flatnonzero(np.isfinite(curve.y))[-1]
