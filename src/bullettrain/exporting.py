@@ -277,13 +277,13 @@ def _threat_model(model: LoadedModel) -> str:
 def _allocation(method: MethodConfig) -> str:
     """Describe the attack steps of each category of examples."""
     steps = "Steps, each two AugMix views" if method.objective == "augmix" else "Attack steps"
+    shuffled = ", shuffled among the examples of a batch" if method.shuffled else ""
     if method.allocation != "categories":
-        shuffled = ", shuffled" if method.shuffled else ""
         return f"{steps}: up to {method.boundary} for each example, by allocation={method.allocation}{shuffled}."
     if method.budget().uniform_steps is not None:
         return f"{steps}: {method.boundary} for every example."
     boundary, robust = f"N_B = {method.boundary} for boundary examples", f"N_R = {method.robust} for robust ones"
-    return f"{steps}: {boundary}, {robust}, N_O = {method.outlier} for outliers; γ = {method.gamma:g}."
+    return f"{steps}: {boundary}, {robust}, N_O = {method.outlier} for outliers; γ = {method.gamma:g}{shuffled}."
 
 
 def _command(config: Config) -> str:

@@ -68,9 +68,7 @@ def paired_error(mine: Tensor, other: Tensor) -> float:
     If only ``mine`` is right on b examples and only ``other`` on c, it is √(b + c − (b − c)²/n) / n. Outcomes (n,) may
     be means over several networks.
     """
-    apart = mine.double() - other.double()
-    n = len(apart)
-    return math.sqrt(max(float(apart.square().sum() - apart.sum().square() / n), 0)) / n
+    return float((mine.double() - other.double()).std(correction=0)) / math.sqrt(len(mine))
 
 
 @dataclass(frozen=True)

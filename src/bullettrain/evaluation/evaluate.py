@@ -289,8 +289,7 @@ def _choose(images: ImageSet, size: int) -> tuple[ImageSet, dict[str, Any]]:
     if not 0 < size < len(images):
         return images, {}
     rows = sample(images.labels, size)
-    chosen = torch.zeros(len(images), dtype=torch.bool)
-    chosen[rows] = True
+    chosen = torch.zeros(len(images), dtype=torch.bool).index_fill(0, rows.cpu(), True)
     whole = fingerprint((images,), most=len(images))
     return images.subset(rows), {"fingerprint": whole, "examples": len(images), "chosen": pack(chosen)}
 

@@ -34,20 +34,14 @@ def masking_signs(results: Sequence[Result], *, dimensions: int) -> list[str]:
         attacks = [r for r in group if r.attack["attack"] == "pgd" and _reaches_edge(r)]
         for few, many in _rising(attacks, "steps", ("norm", "eps", "loss")):
             what = "one step breaks more than many" if few.attack["steps"] == 1 else "more steps break less"
-            signs.append(
-                f"{what}: {_left(few)} after {_steps(few)}, but {_left(many)} after {_steps(many)} at {_eps(few)}"
-            )
+            signs.append(f"{what}: {_after(few)}, but {_after(many)} at {_eps(few)}")
         for small, large in _rising(attacks, "eps", ("norm", "steps", "restarts", "loss")):
-            signs.append(
-                f"a larger ε breaks less: {_left(small)} at {_eps(small)}, but {_left(large)} at {_eps(large)} "
-                f"with {_steps(small)}"
-            )
+            both = [f"{_percent(result)} at {_eps(result)}" for result in (small, large)]
+            signs.append(f"a larger ε breaks less: {both[0]}, but {both[1]} with {_steps(small)}")
         most = [r for r in attacks if r.attack["eps"] >= unbounded(r.attack["norm"], dimensions)]
         best = min((r for r in most if r.attack["steps"] >= MIN_STEPS), key=lambda r: r.accuracy, default=None)
         if best is not None and wilson(best.correct, best.examples)[0] > UNBOUNDED_LEFT:
-            signs.append(
-                f"an attack without bounds leaves {_left(best)} after {_steps(best)}, where it should leave 0 %"
-            )
+            signs.append(f"an attack without bounds leaves {_after(best)}, where it should leave 0 %")
         for result in (r for r in group if "square" in dict(r.rounds)):
             *_, (_, before), (_, after) = result.rounds
             if before - after > SQUARE_FINDS:
@@ -109,8 +103,12 @@ def _reaches_edge(result: Result) -> bool:
     return bool(result.attack["steps"] * result.attack["step"] >= result.attack["eps"] * (1 - 1e-9))
 
 
-def _left(result: Result) -> str:
+def _percent(result: Result) -> str:
     return f"{100 * result.accuracy:.1f} %"
+
+
+def _after(result: Result) -> str:
+    return f"{_percent(result)} after {_steps(result)}"
 
 
 def _steps(result: Result) -> str:
