@@ -105,7 +105,7 @@ def test_each_runs_to_its_report_with_its_passes_counted(tmp_path, settings, wor
     write_report(tmp_path / "run")
     page = (tmp_path / "run" / "report.html").read_text()
     assert method_name(config.to_dict()["method"]) in page
-    assert ("without classes" in page) == (settings[0] != "gaussian")
+    assert ("without categories" in page) == (settings[0] != "gaussian")
 
 
 def test_steps_by_history_fall_as_margins_grow_and_resume(tmp_path):

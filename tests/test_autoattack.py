@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from bullettrain.data import load, to_unit
-from bullettrain.evaluation import autoattack
 from bullettrain.evaluation.accuracy import EvaluatedModel, Round, clean_round, survive
-from bullettrain.evaluation.autoattack import Notes, attack_names, autoattack_rounds, installed
+from bullettrain.evaluation.autoattack import Notes, PackageEnsemble, attack_names, installed
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import FILE, Store
@@ -34,11 +33,8 @@ def digits():
 
 
 def package_rounds(model, attack, classes=10, seed=0, notes=None):
-    names = attack_names(classes)
     notes = Notes() if notes is None else notes
-    return autoattack_rounds(
-        model, attack, names, classes=classes, seed=seed, notes=notes, images=torch.zeros(2, 1, 8, 8)
-    )
+    return PackageEnsemble(model, attack, torch.zeros(2, 1, 8, 8), classes, seed, notes).rounds()
 
 
 class Rounding(EvaluatedModel):
@@ -103,7 +99,6 @@ def test_channels_last_as_on_a_gpu(robust_run, digits, monkeypatch, tmp_path, no
     found = []
     for last in (False, True):
         monkeypatch.setattr("bullettrain.evaluation.accuracy.channels_last", lambda device, last=last: last)
-        monkeypatch.setattr("bullettrain.evaluation.evaluate.channels_last", lambda device, last=last: last)
         model = LoadedModel("colour", "colour", network=copy.deepcopy(colour))
         attacks = [PGD(3, 1, 0.02, "ce", norm, 0.05), AutoAttack(norm, 0.05)]
         folder = tmp_path / str(last)
@@ -148,9 +143,9 @@ def test_autoattack_goes_on_after_each_of_its_attacks(robust_run, digits, tmp_pa
         return asked[-1]
 
     whole = evaluate_on(tmp_path / "whole")
-    made, original = [], autoattack.autoattack_rounds
+    made, original = [], PackageEnsemble.rounds
 
-    def stopping(*args, **kwargs):
+    def stopping(ensemble):
         def wrap(part):
             def survives(x, y, seed):
                 if part.name == stop and part.name not in made:
@@ -161,9 +156,9 @@ def test_autoattack_goes_on_after_each_of_its_attacks(robust_run, digits, tmp_pa
 
             return Round(part.name, survives)
 
-        return [wrap(part) for part in original(*args, **kwargs)]
+        return [wrap(part) for part in original(ensemble)]
 
-    monkeypatch.setattr(autoattack, "autoattack_rounds", stopping)
+    monkeypatch.setattr(PackageEnsemble, "rounds", stopping)
     for stop in ("apgd-t", "square"):
         made.clear()
         folder = tmp_path / stop

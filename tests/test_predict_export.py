@@ -188,6 +188,19 @@ def test_a_hub_folder_is_loaded_evaluated_and_described(here, monkeypatch):
     assert "AutoAttack (L∞ 0.15) on 24 test images" in info["footnote"]
 
 
+def test_a_card_keeps_the_notes_of_autoattack(here, monkeypatch):
+    few_queries(monkeypatch)
+    invoke("evaluate", "run", "--attack", "autoattack", "--images", 24)
+    content = json.loads(Path("run/evaluation.json").read_text())
+    for result in content["evaluations"][0]["results"]:
+        if result["name"] == "autoattack":
+            result["notes"] = ["apgd-t is left out: its loss compares four classes, and there are 3"]
+    Path("run/evaluation.json").write_text(json.dumps(content))
+    invoke("export", "run", "--format", "hub")
+    note = "AutoAttack (L∞ 0.15): apgd-t is left out: its loss compares four classes, and there are 3."
+    assert note in Path("run/hub/README.md").read_text()
+
+
 def test_no_path_of_this_machine_is_in_a_hub_folder(here):
     values = yaml.safe_load((here / "config.yaml").read_text())
     values["recipe"], values["data"]["name"] = "/home/me/mine.yaml", "folder:/home/me/pictures"

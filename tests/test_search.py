@@ -10,8 +10,9 @@ from torch import nn
 from bullettrain.data import load, to_unit
 from bullettrain.evaluation import search
 from bullettrain.evaluation.accuracy import EvaluatedModel, clean_round, survive
-from bullettrain.evaluation.autoattack import Notes, SearchCopy, attack_names, fast_rounds
+from bullettrain.evaluation.autoattack import Notes
 from bullettrain.evaluation.evaluate import Plan, evaluate
+from bullettrain.evaluation.fast_autoattack import FastEnsemble, SearchCopy
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.search import ATTACKS, FAB, NEWTON_STEPS, check_windows, eager, margins, onto_plane
@@ -124,16 +125,7 @@ def test_bf16_searches_and_float32_decides(network, digits, batch, monkeypatch, 
     eps = 0.1
     model = EvaluatedModel(copy.deepcopy(network), dtype=torch.bfloat16)
     told = []
-    rounds = fast_rounds(
-        model,
-        AutoAttack("linf", eps),
-        attack_names(10),
-        classes=10,
-        seed=4,
-        images=batch[0],
-        notes=Notes(),
-        tick=told.append,
-    )
+    rounds = FastEnsemble(model, AutoAttack("linf", eps), batch[0], 10, 4, Notes(), told.append).rounds()
     state = survive([clean_round(model), *rounds], digits, device=CPU, batch_size=40)
     theirs = theirs_class(network, eps=eps, seed=4)
     theirs.logger = theirs.apgd_targeted.logger = Notes()
@@ -163,7 +155,7 @@ def test_images_that_are_close_in_float32_are_searched_in_float32(network, batch
 
     monkeypatch.setitem(ATTACKS, "fab-t", Blind)
     attack = AutoAttack("linf", 0.3)
-    (only,) = fast_rounds(exact, attack, ["fab-t"], classes=2, seed=0, images=x, notes=Notes())
+    (only,) = FastEnsemble(exact, attack, x, 2, 0, Notes()).rounds(["fab-t"])
     alive = only.survives(x, y, 0)
     assert calls == [len(x), len(x)]
     assert not alive.all()

@@ -1,4 +1,4 @@
-"""A trained network for other programs: ONNX, `torch.export`, and a folder for a model hub."""
+"""Export a trained network: ONNX, `torch.export`, or a folder for a model hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import logging
 import math
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,16 +31,16 @@ from bullettrain.loading import EXPORTED, LoadedModel, with_shape
 from bullettrain.run_folder import NetworkMetadata, RunFolder, RunLog, pack_weights
 
 FORMATS = {"onnx": "model.onnx", "torch-export": "model.pt2", "hub": "hub"}
-"""By format: the name of the file or folder, unless another is given."""
+"""Default name of the file or folder, by format."""
 NETWORKS = {"preact-resnet-18": "PreActResNet-18", "small-cnn": "SmallCNN"}
 
 
 class ExportError(UserError):
-    """A network that cannot be exported as asked: one line that says why and what to do."""
+    """The network cannot be exported: why, and what to do, in one line."""
 
 
 def export(model: LoadedModel, form: str, out: Path) -> list[Path]:
-    """Write ``model`` in one of :data:`FORMATS` to ``out``; return what was written.
+    """Write ``model`` in one of :data:`FORMATS` to ``out``, and return the paths of the files.
 
     The exported network takes float32 images (m, C, H, W) in [0, 1], for any m, and returns logits (m, K).
     """
@@ -60,7 +60,7 @@ def export(model: LoadedModel, form: str, out: Path) -> list[Path]:
 
 
 def _program(model: LoadedModel, form: str) -> bytes:
-    """The network traced by torch.export, as its own file or as ONNX, with the classes and the threat in it."""
+    """Return the network traced by torch.export, or as ONNX, with the classes and the threat as metadata."""
     about, shape = model.about, _shape(model)
     facts = {
         "classes": json.dumps(about.classes),
@@ -71,22 +71,22 @@ def _program(model: LoadedModel, form: str) -> bytes:
     network = model.network.cpu().eval().requires_grad_(False)
     try:
         program = torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    except Exception as error:  # torch.export has many ways to refuse a network
+    except Exception as error:  # torch.export raises errors of many types
         raise ExportError(f"torch.export cannot trace this network: {first_line(error)}") from None
     if form == "torch-export":
         torch.export.save(program, file := io.BytesIO(), extra_files=facts)
         return file.getvalue()
     with extra("ONNX export", "export"):
-        for package in ("onnx", "onnxscript"):  # torch imports them, and says less where they are missing
+        for package in ("onnx", "onnxscript"):  # torch's own error names neither package nor extra
             importlib.import_module(package)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of operators of packages that are not there
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports operators of optional packages
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's own use of names that are going
-        made = torch.onnx.export(program, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False)
-    assert made is not None
-    made.model.metadata_props.update(facts)
-    packed: bytes = made.model_proto.SerializeToString()
-    return packed
+        warnings.simplefilter("ignore")  # deprecations within the exporter
+        onnx = torch.onnx.export(program, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False)
+    assert onnx is not None
+    onnx.model.metadata_props.update(facts)
+    content: bytes = onnx.model_proto.SerializeToString()
+    return content
 
 
 def _shape(model: LoadedModel) -> NetworkMetadata:
@@ -98,25 +98,33 @@ def _shape(model: LoadedModel) -> NetworkMetadata:
 
 
 class Figure(NamedTuple):
-    """An accuracy for the model card."""
+    """An accuracy on the test set."""
 
-    name: str
-    """Of the attack, with its norm and ε."""
+    attack: str
+    """Attack as `--attack` takes it."""
+    threat: str
+    """Norm and ε, e.g. "L∞ 8/255"; empty for clean images."""
     accuracy: float
     examples: int
+    notes: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """Attack with its threat: PGD-20 (L∞ 8/255)."""
+        return attack_name(self.attack) + (f" ({self.threat})" if self.threat else "")
 
     @property
     def percent(self) -> str:
-        """The accuracy."""
+        """Accuracy in percent, with two digits."""
         return f"{100 * self.accuracy:.2f}"
 
 
 Figures = dict[tuple[str, str], Figure]
-"""By attack, as `--attack` takes it, and threat in words, "" for clean images."""
+"""By attack and threat."""
 
 
 def hub_files(model: LoadedModel) -> dict[str, bytes]:
-    """The files of a folder for a model hub, by name; no path of this machine is in them."""
+    """Return the files of a folder for a model hub, by name. They contain no local paths."""
     about = replace(model.about, recipe=Path(model.about.recipe).name)
     figures, shape = _figures(model), _shape(model)
     config = {
@@ -142,24 +150,21 @@ def hub_files(model: LoadedModel) -> dict[str, bytes]:
 
 
 def _figures(model: LoadedModel) -> Figures:
-    """What is known of these weights: by `bullettrain evaluate`, else what training ended with."""
-    found: Figures = {}
-
-    def add(attack: str, threat: str, accuracy: float, examples: float) -> None:
-        name = f"{attack_name(attack)} ({threat})" if threat else attack_name(attack)
-        found[attack, threat] = Figure(name, accuracy, int(examples))
-
+    """Return the accuracies of these weights by training; those by `bullettrain evaluate` replace them."""
     if model.folder is None:
-        return found
-    for known in RunLog.read(model.folder).evaluations:
-        if known.weights == model.weights and math.isfinite(known.accuracy * known.examples):
-            threat = "" if known.attack in ("clean", "views") else _threat(model)
-            add(known.attack, threat, known.accuracy, known.examples)
+        return {}
+    figures = [
+        Figure(e.attack, "" if e.attack in ("clean", "views") else _threat(model), e.accuracy, int(e.examples))
+        for e in RunLog.read(model.folder).evaluations
+        if e.weights == model.weights and math.isfinite(e.accuracy * e.examples)
+    ]
     entries = [entry for entry in Store(model.folder).entries if entry.digest == model.digest]
     results = [result for entry in entries for result in entry.results if result.role == "attack"]
-    for result in sorted(results, key=lambda result: result.examples):  # those on more images count
-        add(result.name, threat_in_words(*result.threat) if result.threat else "", result.accuracy, result.examples)
-    return found
+    figures += [
+        Figure(r.name, r.threat_name, r.accuracy, r.examples, r.notes)
+        for r in sorted(results, key=lambda result: result.examples)  # the one on most images replaces others
+    ]
+    return {(figure.attack, figure.threat): figure for figure in figures}
 
 
 def _threat(model: LoadedModel) -> str:
@@ -167,7 +172,7 @@ def _threat(model: LoadedModel) -> str:
 
 
 def _data(config: Config | None) -> str:
-    """The dataset: of the user's own, its name and not where it lies."""
+    """Return the name of the dataset, without the path of a user's own."""
     return Path(config.data.name.partition(":")[2] or config.data.name).name if config else ""
 
 
@@ -176,10 +181,10 @@ def _json(values: Mapping[str, Any]) -> bytes:
 
 
 def _model_info(model: LoadedModel, figures: Figures) -> dict[str, Any]:
-    """The fields of a file in RobustBench's `model_info`; what a person has to fill in is empty."""
+    """Return the fields of a file in RobustBench's `model_info`; those to be filled in by hand are empty."""
     threat = model.about.threat
     robust = "corruptions" if threat is None else "autoattack"
-    clean, found = figures.get(("clean", "")), figures.get((robust, _threat(model)))
+    clean, attacked = figures.get(("clean", "")), figures.get((robust, _threat(model)))
     values: dict[str, Any] = {
         "link": "",
         "name": model.name,
@@ -191,10 +196,10 @@ def _model_info(model: LoadedModel, figures: Figures) -> dict[str, Any]:
         "architecture": _architecture(_shape(model).name),
         "eps": None if threat is None else radius(threat.eps),
         "clean_acc": clean.percent if clean else "",
-        "reported": found.percent if found else "",
-        f"{robust}_acc": found.percent if found else "",
+        "reported": attacked.percent if attacked else "",
+        f"{robust}_acc": attacked.percent if attacked else "",
     }
-    if part := [f"{figure.name} on {figure.examples} test images" for figure in (clean, found) if figure]:
+    if part := [f"{figure.name} on {figure.examples} test images" for figure in (clean, attacked) if figure]:
         values["footnote"] = "; ".join(part)
     return values
 
@@ -204,10 +209,10 @@ def _architecture(name: str) -> str:
 
 
 def _card(model: LoadedModel, figures: Figures) -> str:
-    """The model card: what it is, how robust it was found to be, how to use it, and how it was made."""
+    """Return the model card: what the network is, how robust it is, how to use it, and how it was trained."""
     with extra("a model card"):
         import yaml
-    config, threat, shape, words = model.config, model.about.threat, _shape(model), _threat(model)
+    config, shape, threat = model.config, _shape(model), _threat(model)
     data = _data(config)
     head: dict[str, Any] = {
         "library_name": "bullettrain",
@@ -219,60 +224,72 @@ def _card(model: LoadedModel, figures: Figures) -> str:
             {"type": "accuracy", "name": f"Accuracy, {figure.name}", "value": float(figure.percent)}
             for figure in figures.values()
         ]
-        of = {"task": {"type": "image-classification"}, "dataset": {"name": data, "type": data, "split": "test"}}
-        head["model-index"] = [{"name": model.name, "results": [{**of, "metrics": metrics}]}]
+        task = {"task": {"type": "image-classification"}, "dataset": {"name": data, "type": data, "split": "test"}}
+        head["model-index"] = [{"name": model.name, "results": [{**task, "metrics": metrics}]}]
     trained = f" trained on {data} with {method_name(config.to_dict()['method'])}" if config else ""
-    against = f", to withstand any perturbation of at most {words}, for pixels in [0, 1]" if threat else ""
-    lines = [
+    against = f", to withstand any perturbation of at most {threat}, for pixels in [0, 1]" if threat else ""
+    images = f"(m, {shape.channels}, {shape.image_size}, {shape.image_size})"
+    trust = ", trust=True" if ":" in shape.name else ""
+    parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---",
         f"# {model.name}",
         f"{_architecture(shape.name)}{trained}{against}. Made with BulletTrain {bullettrain.__version__}.",
         "## Accuracy",
-    ]
-    if figures:
-        rows = [f"| {figure.name} | {figure.percent} % | {figure.examples:,} |" for figure in figures.values()]
-        lines.append("\n".join(["| Attack | Accuracy | Test images |", "|---|---:|---:|", *rows]))
-    if threat and not any(attack == "autoattack" for attack, _ in figures):
-        warning = "AutoAttack has not been run on these weights. PGD alone overestimates robustness"
-        lines.append(f"{warning}: run `bullettrain evaluate RUN --attack autoattack` on the run, then export again.")
-    elif not figures:
-        lines.append("These weights have not been evaluated.")
-    who = "None: the network was trained without an adversary."
-    if threat:
-        where = "every pixel and channel" if threat.norm == "linf" else "Euclidean norm"
-        change = f"change the image by at most ε = {radius(threat.eps)} in {where}, pixels in [0, 1]"
-        who = f"{words}: an adversary who knows the network may {change}."
-    size = f"(m, {shape.channels}, {shape.image_size}, {shape.image_size})"
-    lines += [
-        f"## Threat model\n\n{who}",
+        *_accuracy(figures, attackable=bool(threat)),
+        "## Threat model",
+        _threat_model(model),
         "## Use",
         "```python\nimport bullettrain\n\n"
-        f'network = bullettrain.load("path/to/this/folder"{", trust=True" if ":" in shape.name else ""})\n'
-        f"logits = network(images)  # images {size} in [0, 1]; logits (m, {shape.num_classes})\n```",
+        f'network = bullettrain.load("path/to/this/folder"{trust})\n'
+        f"logits = network(images)  # images {images} in [0, 1]; logits (m, {shape.num_classes})\n```",
     ]
     if config and model.folder:
         environment = RunFolder(model.folder).environment()
         where = ", ".join(f"{key} {environment[key]}" for key in ("device", "torch", "commit") if environment.get(key))
-        lines += ["## How it was made", _allocation(config.method), f"```sh\n{_command(config)}\n```", f"{where}."]
-    return "\n\n".join(lines) + "\n"
+        parts += ["## How it was made", _allocation(config.method), f"```sh\n{_command(config)}\n```", f"{where}."]
+    return "\n\n".join(parts) + "\n"
+
+
+def _accuracy(figures: Figures, *, attackable: bool) -> list[str]:
+    """Return the table of accuracies, with the notes of attacks and what has not been evaluated."""
+    parts = []
+    if figures:
+        rows = [f"| {figure.name} | {figure.percent} % | {figure.examples:,} |" for figure in figures.values()]
+        parts.append("\n".join(["| Attack | Accuracy | Test images |", "|---|---:|---:|", *rows]))
+    parts += [f"{figure.name}: {note}." for figure in figures.values() for note in figure.notes]
+    if attackable and not any(attack == "autoattack" for attack, _ in figures):
+        warning = "AutoAttack has not been run on these weights. PGD alone overestimates robustness"
+        parts.append(f"{warning}: run `bullettrain evaluate RUN --attack autoattack` on the run, then export again.")
+    elif not figures:
+        parts.append("These weights have not been evaluated.")
+    return parts
+
+
+def _threat_model(model: LoadedModel) -> str:
+    threat = model.about.threat
+    if threat is None:
+        return "None: the network was trained without an adversary."
+    where = "every pixel and channel" if threat.norm == "linf" else "Euclidean norm"
+    change = f"change the image by at most ε = {radius(threat.eps)} in {where}, pixels in [0, 1]"
+    return f"{_threat(model)}: an adversary who knows the network may {change}."
 
 
 def _allocation(method: MethodConfig) -> str:
-    """How many steps of the attack each kind of examples was given."""
+    """Describe the attack steps of each category of examples."""
     steps = "Steps, each two AugMix views" if method.objective == "augmix" else "Attack steps"
+    shuffled = ", shuffled among the examples of a batch" if method.shuffled else ""
     if method.allocation != "categories":
-        dealt = ", dealt out by chance" if method.shuffled else ""
-        return f"{steps}: up to {method.boundary} for each example, by allocation={method.allocation}{dealt}."
+        return f"{steps}: up to {method.boundary} for each example, by allocation={method.allocation}{shuffled}."
     if method.budget().uniform_steps is not None:
         return f"{steps}: {method.boundary} for every example."
     boundary, robust = f"N_B = {method.boundary} for boundary examples", f"N_R = {method.robust} for robust ones"
-    return f"{steps}: {boundary}, {robust}, N_O = {method.outlier} for outliers; γ = {method.gamma:g}."
+    return f"{steps}: {boundary}, {robust}, N_O = {method.outlier} for outliers; γ = {method.gamma:g}{shuffled}."
 
 
 def _command(config: Config) -> str:
-    """A command that trains with the same settings, wherever the run and its data lay."""
+    """Return a command that trains with the same settings, without local paths."""
     base = config.recipe if config.recipe in RECIPES else Config().recipe
-    changed = {key: mine for key, (mine, _) in config.differences(RECIPES[base]()).items()}
+    changed = {key: value for key, (value, _) in config.differences(RECIPES[base]()).items()}
     if ":" in config.data.name:
         changed["data.name"] = f"{config.data.name.partition(':')[0]}:{_data(config)}"
     settings = [word for key, value in changed.items() for word in ("--set", f"{key}={as_setting(value)}")]

@@ -1,4 +1,4 @@
-"""Evaluation: accuracy on clean images, on attacked ones, and on AugMix views."""
+"""Accuracy on clean images, attacked images and AugMix views."""
 
 from bullettrain.evaluation.accuracy import clean_accuracy, robust_accuracy, view_accuracy
 from bullettrain.evaluation.specs import PGD

@@ -1,4 +1,4 @@
-"""Accuracy: rounds of attacks, each on the images that the rounds before have left; float32 decides."""
+"""Accuracy in rounds: each round attacks the images that the rounds before have not broken. Float32 decides."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ from bullettrain.precision import arithmetic, at_least_float32
 
 
 class EvaluatedModel(nn.Module):
-    """Logits (m, K) in float32 of images (m, C, H, W), whatever precision they are computed in.
+    """A network as attacks see it: logits (m, K) in float32 of images (m, C, H, W), computed in ``dtype``.
 
-    Attacks search in that precision; what an image is classified as is decided by :func:`float32_logits`.
-
-    Gradients go to the images alone. However they are asked for, there are two programs to compile, with a gradient
-    and without, each for every m.
+    Attacks search in ``dtype``; :func:`float32_logits` decides how an image is classified. Only images get gradients.
+    Compiled, there are two programs, with and without a gradient, each for any batch size.
 
     Args:
-        network: in eval mode.
+        network: network in eval mode.
         dtype: float32, or bfloat16 by autocast, as in training.
         compiled: whether to compile the network.
     """
@@ -44,11 +42,11 @@ class EvaluatedModel(nn.Module):
         self.dtype, self.is_compiled = dtype, compiled
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of ``x``."""
+        """Return the logits of ``x``."""
         if channels_last(x.device) and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         network = self.network
-        if self.is_compiled and len(x) == 1:  # it would be a program of its own
+        if self.is_compiled and len(x) == 1:  # would be compiled separately
             network = uncompiled(network)
         elif self.is_compiled:
             torch._dynamo.maybe_mark_dynamic(x, 0)
@@ -59,39 +57,39 @@ class EvaluatedModel(nn.Module):
 
     @property
     def exact(self) -> nn.Module:
-        """The same network, not compiled and not in half precision."""
+        """The same network, not compiled and in float32."""
         return EvaluatedModel(uncompiled(self.network))
 
 
 def float32_logits(model: nn.Module, x: Tensor) -> Tensor:
-    """Logits (m, K) of x (m, C, H, W) in eval mode, that decide what x is classified as: in real float32."""
-    exactly = arithmetic("float32") if isinstance(model, EvaluatedModel) else nullcontext()
+    """Return logits (m, K) of x (m, C, H, W) in eval mode, without TF32 or bfloat16 for an :class:`EvaluatedModel`."""
+    exact = isinstance(model, EvaluatedModel)
     model = model.exact if isinstance(model, EvaluatedModel) else model
-    with frozen(model), torch.no_grad(), exactly:
+    with frozen(model), torch.no_grad(), arithmetic("float32") if exact else nullcontext():
         logits: Tensor = model(x)
     return logits
 
 
 def is_right(logits: Tensor, y: Tensor) -> Tensor:
-    """(m,) bool: whether logits (m, K) say y (m,)."""
-    return (logits.argmax(dim=1) == y) & logits.isfinite().all(dim=1)  # argmax takes NaN for the largest
+    """Return (m,) bool: whether the largest of logits (m, K) is y (m,). Logits with NaN are wrong."""
+    return (logits.argmax(dim=1) == y) & logits.isfinite().all(dim=1)
 
 
 def correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """(m,) bool: which of x (m, C, H, W) the network, in eval mode, classifies as y (m,); NaN is no answer."""
+    """Return (m,) bool: which of x (m, C, H, W) the network, in eval mode, classifies as y (m,)."""
     return is_right(float32_logits(model, x), y)
 
 
 def channels_last(device: torch.device) -> bool:
-    """Whether images lie channels last in memory: what GPUs convolve fastest."""
+    """Return whether to store images channels last, which is fastest on GPUs."""
     return device.type == "cuda"
 
 
 def prepare(network: nn.Module, images: ImageSet, *, device: torch.device, data: str) -> nn.Module:
-    """``network`` on its device, in eval mode, without gradients for its weights, tried on two of ``images``.
+    """Move ``network`` to ``device``, in eval mode and without gradients for its weights, and try it on two images.
 
     Raises:
-        ConfigError: it does not go with the dataset, which is called ``data``.
+        ConfigError: the network does not fit the dataset ``data``.
     """
     network = network.to(device).eval().requires_grad_(False)
     if channels_last(device):
@@ -113,58 +111,58 @@ def prepare(network: nn.Module, images: ImageSet, *, device: torch.device, data:
 
 @dataclass(frozen=True)
 class Round:
-    """One look at the images: as they are, one restart of an attack, or one attack of an ensemble."""
+    """One pass over the images: clean, one restart of an attack, or one attack of an ensemble."""
 
     name: str
     survives: Callable[[Tensor, Tensor, int], Tensor]
-    """``survives(x (m, C, H, W), y (m,), seed) -> (m,)`` bool: which of a batch the round does not break."""
+    """``survives(x (m, C, H, W), y (m,), seed) -> (m,)`` bool: images of a batch that stay correctly classified."""
     passes: int = 1
-    """What an image costs, relative to other rounds."""
+    """Cost of an image, relative to other rounds."""
     even: bool = False
-    """Whether batches are all of nearly one size, which is at most the one that is asked for."""
+    """Whether to split the images into batches of nearly equal size, at most the batch size."""
 
     def size(self, images: int, batch_size: int) -> int:
-        """Images in a batch where there are so many in all."""
+        """Return the size of a batch, given the number of images."""
         return -(-images // max(-(-images // batch_size), 1)) if self.even else batch_size
 
 
 @dataclass
 class Survival:
-    """How far an attack has come: enough to go on from between any two batches.
+    """State of an attack, from which it can resume after any batch.
 
-    ``alive`` (n,) bool, on the CPU: images that are classified correctly so far. ``pending`` (n,): those that
-    the round under way began with, in batches of which ``batches`` are done.
+    ``alive`` (n,) bool, on the CPU: images that are still classified correctly. ``pending`` (n,) bool: images that the
+    current round started with; ``batches`` of their batches are done.
     """
 
     alive: Tensor
     pending: Tensor
     batches: int = 0
     shares: list[float] = field(default_factory=list)
-    """Share of all images alive after each finished round."""
+    """Accuracy after each finished round."""
 
     @classmethod
     def fresh(cls, n: int) -> Survival:
-        """Nothing has been looked at yet."""
+        """Return the state of ``n`` images before the first round."""
         return cls(torch.ones(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool))
 
     @property
     def share(self) -> float:
-        """Share of all images that are alive."""
+        """Share of the images that are still classified correctly."""
         return int(self.alive.sum()) / len(self.alive)
 
     def end_round(self) -> None:
-        """All batches of a round are done: the next begins with what is alive."""
+        """Finish a round. The next one starts with the surviving images."""
         self.shares.append(self.share)
         self.pending, self.batches = self.alive.clone(), 0
 
     def left(self, rounds: Sequence[Round], batch_size: int) -> int:
-        """Passes, at most, until the last of ``rounds`` is done: what a progress bar needs."""
+        """Return an upper bound on the passes left, for a progress bar."""
         if len(self.shares) == len(rounds):
             return 0
-        now, *later = rounds[len(self.shares) :]
+        current, *later = rounds[len(self.shares) :]
         pending = int(self.pending.sum())
-        begun = max(pending - self.batches * now.size(pending, batch_size), 0)
-        return begun * now.passes + sum(part.passes for part in later) * int(self.alive.sum())
+        images = max(pending - self.batches * current.size(pending, batch_size), 0)
+        return images * current.passes + sum(part.passes for part in later) * int(self.alive.sum())
 
 
 def survive(
@@ -176,23 +174,22 @@ def survive(
     seed: int = 0,
     channels_last: bool = False,
     state: Survival | None = None,
-    tick: Callable[[int], None] | None = None,
+    tick: Callable[[int], None] = lambda passes: None,
 ) -> Survival:
-    """Put ``data`` through ``rounds``; what a round breaks is not attacked again.
+    """Run ``rounds`` on ``data``. An image that a round breaks is not attacked again.
 
-    The survivors of all batches fill the batches of the next round, so that they stay full. A batch's seed
-    depends on ``seed``, its round and its place alone. Several processes take turns at the batches.
+    The batches of a round are filled with the survivors of the round before. The seed of a batch depends only on
+    ``seed``, its round and its index. Several processes share the batches.
 
     Args:
-        rounds: in order; all of them see the same seed, their own number and batch number.
+        rounds: rounds, in order.
         data: n images.
-        device: where they are attacked.
-        batch_size: images at once.
-        seed: of all noise.
-        channels_last: how images lie in memory.
-        state: to go on from; it is changed, so that it can be kept. None: from the start.
-        tick: told after each batch how many passes it took, of the clean round and of PGD its images, and 0 after each
-            round.
+        device: device to run on.
+        batch_size: images per batch.
+        seed: seed of all noise.
+        channels_last: whether to store images channels last.
+        state: state to resume from, changed in place; by default, start from the first round.
+        tick: called after each batch with the number of its passes, and after each round with 0.
 
     Returns:
         The state after the last round.
@@ -211,15 +208,13 @@ def survive(
                 survived = rounds[number].survives(x, y, derive_seed(seed, number, index))
                 state.alive[part] = survived.to("cpu", torch.bool)
             state.batches = index + 1
-            if tick is not None:
-                tick(len(part) * rounds[number].passes)
+            tick(len(part) * rounds[number].passes)
         if together:
             alive = state.alive.to(device, torch.uint8)
             dist.all_reduce(alive, op=dist.ReduceOp.MIN)
             state.alive = alive.to("cpu", torch.bool)
         state.end_round()
-        if tick is not None:
-            tick(0)
+        tick(0)
     return state
 
 
@@ -227,13 +222,13 @@ def survive(
 
 
 def clean_round(model: nn.Module) -> Round:
-    """The images as they are."""
+    """Return the round that classifies the images as they are."""
     net = bare(model)
     return Round("clean", lambda x, y, seed: correct(net, x, y))
 
 
 def pgd_rounds(model: nn.Module, attack: PGD, *, random_start: RandomStart | None = "uniform") -> list[Round]:
-    """One round a restart; an image survives where the last iterate is classified correctly."""
+    """Return one round per restart. An image survives if the last iterate is classified correctly."""
     net = bare(model)
 
     def survives(x: Tensor, y: Tensor, seed: int) -> Tensor:
@@ -253,7 +248,7 @@ def pgd_rounds(model: nn.Module, attack: PGD, *, random_start: RandomStart | Non
             target=target,
             random_start=random_start,
             generator=torch.Generator(x.device).manual_seed(seed),
-            check=False,  # the images come from bytes
+            check=False,  # uint8 images are always valid
         )
         return correct(net, x_adv, y)
 
@@ -262,7 +257,7 @@ def pgd_rounds(model: nn.Module, attack: PGD, *, random_start: RandomStart | Non
 
 
 def view_round(model: nn.Module, views: ViewMaker) -> Round:
-    """One AugMix view of each image."""
+    """Return the round that classifies one AugMix view of each image."""
     net = bare(model)
 
     def survives(x: Tensor, y: Tensor, seed: int) -> Tensor:
@@ -273,17 +268,17 @@ def view_round(model: nn.Module, views: ViewMaker) -> Round:
 
 
 def clean_accuracy(model: nn.Module, data: ImageSet, *, device: torch.device, batch_size: int = 500) -> float:
-    """Share of ``data`` that the network, in eval mode and float32, classifies correctly."""
+    """Return the share of ``data`` that the network classifies correctly, in eval mode and float32."""
     return survive([clean_round(model)], data, device=device, batch_size=batch_size).share
 
 
 def robust_accuracy(
     model: nn.Module, data: ImageSet, attack: PGD, *, device: torch.device, batch_size: int = 500, seed: int = 0
 ) -> float:
-    """Share of ``data`` that survives every restart of ``attack``.
+    """Return the share of ``data`` that is classified correctly, clean and after every restart of ``attack``.
 
-    Images that are lost already, clean or in an earlier restart, are not attacked again. The noise of a batch
-    depends on ``seed``, the restart and the batch's place alone.
+    An image that is already misclassified is not attacked again. The noise of a batch depends only on ``seed``, the
+    restart and the index of the batch.
     """
     rounds = [clean_round(model), *pgd_rounds(model, attack)]
     return survive(rounds, data, device=device, batch_size=batch_size, seed=seed).share
@@ -292,5 +287,5 @@ def robust_accuracy(
 def view_accuracy(
     model: nn.Module, data: ImageSet, views: ViewMaker, *, device: torch.device, batch_size: int = 500, seed: int = 0
 ) -> float:
-    """Share of ``data`` that is classified correctly as an AugMix view; what is drawn depends on ``seed`` alone."""
+    """Return the share of ``data`` that is classified correctly as an AugMix view. ``seed`` determines the views."""
     return survive([view_round(model, views)], data, device=device, batch_size=batch_size, seed=seed).share

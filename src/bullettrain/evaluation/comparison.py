@@ -1,4 +1,4 @@
-"""Two accuracies beside each other: how far they are apart, on the same images where that can be told."""
+"""Difference of two accuracies with its standard error, paired by image where possible."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from bullettrain.corruptions.table import SEVERITIES
 from bullettrain.evaluation.results import unpack, unpack_counts
 
 Figure = Mapping[str, Any]
-"""An accuracy as records keep it: `accuracy`, `examples`, and where it is known which images survived, the images'
-`fingerprint` and `survived`, or, under corruptions, `kept`; where they are a part of a larger set, `among`."""
+"""An accuracy as stored in a record: `accuracy` and `examples`. If it is known which images survived, also the images'
+`fingerprint` and `survived`, or `kept` for corruptions; and `among` if they are part of a larger set."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two mean accuracies, as shares."""
+    """Difference of two mean accuracies, as shares."""
 
     value: float
     error: float
-    """Standard error, from the images alone."""
+    """Standard error over the images."""
     paired: bool
-    """Whether both are of the same images, image by image."""
+    """Whether both were compared image by image."""
 
 
 def difference(mine: Sequence[Figure], other: Sequence[Figure]) -> Difference:
-    """How far ``mine`` is above ``other``, each of one network or several.
+    """Return the mean accuracy of ``mine`` minus that of ``other``, each of one or several networks.
 
-    It is paired, and over the images that all were evaluated on, where all know which images of the same set survived
-    and share at least half of the fewest; else images are taken as if they were others for either. With no ``other``
-    it is ``mine`` itself.
+    The difference is paired, over the images that all have in common, if all figures say which images of the same set
+    survived and have at least half of the smallest number in common. Otherwise the images are taken as independent.
+    An empty ``other`` counts as 0.
     """
     means: list[float] = []
     errors: list[float] = []
@@ -50,74 +50,72 @@ def difference(mine: Sequence[Figure], other: Sequence[Figure]) -> Difference:
     outcomes = torch.stack([_outcome(figure) for figure in figures])
     common = outcomes[:, outcomes.isfinite().all(dim=0)]
     n = common.shape[1]
-    if 2 * n < min(figure["examples"] for figure in figures):  # a handful that all happen to share
+    if 2 * n < min(figure["examples"] for figure in figures):  # too few in common
         return unpaired
-    ours, theirs = common[: len(mine)].mean(dim=0), common[len(mine) :].mean(dim=0)
-    error = paired_error(ours, theirs) or 1 / n  # that all agree on n images does not prove that they always do
-    return Difference(float((ours - theirs).mean()), error, True)
+    first, second = common[: len(mine)].mean(dim=0), common[len(mine) :].mean(dim=0)
+    error = paired_error(first, second) or 1 / n  # agreement on n images is no proof
+    return Difference(float((first - second).mean()), error, True)
 
 
 def share_error(share: float, total: int) -> float:
-    """Standard error of a share of ``total`` examples."""
+    """Return the standard error of a share of ``total`` examples."""
     return math.sqrt(max(share * (1 - share), 0) / total)
 
 
 def paired_error(mine: Tensor, other: Tensor) -> float:
-    """Standard error of the difference of two shares of the same examples, of which (n,) were right, or how often.
+    """Return the standard error of the difference of two accuracies on the same n examples.
 
-    Examples on which both agree say nothing of it: where ``mine`` alone is right on b and ``other`` alone on c, it is
-    √(b + c − (b − c)²/n) / n. Outcomes may be means over several networks.
+    If only ``mine`` is right on b examples and only ``other`` on c, it is √(b + c − (b − c)²/n) / n. Outcomes (n,) may
+    be means over several networks.
     """
-    apart = mine.double() - other.double()
-    n = len(apart)
-    return math.sqrt(max(float(apart.square().sum() - apart.sum().square() / n), 0)) / n
+    return float((mine.double() - other.double()).std(correction=0)) / math.sqrt(len(mine))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure over seeds, accuracies in percent; ``figures`` are what records keep of an accuracy, seed by seed."""
+    """A value measured with several seeds, accuracies in percent; ``figures`` are the records of an accuracy."""
 
     values: tuple[float, ...]
     figures: tuple[Figure, ...] = ()
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Mean over seeds."""
         return statistics.fmean(self.values)
 
     @property
     def std(self) -> float | None:
-        """Of the seeds, where there are several."""
+        """Standard deviation over seeds; None for a single seed."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     @property
     def error(self) -> float:
-        """Standard error of the mean over the seeds, where there are some."""
+        """Standard error of the mean over seeds; 0 for a single seed."""
         return (self.std or 0.0) / math.sqrt(len(self.values))
 
     def above(self, other: Measured) -> Difference:
-        """How far it is above ``other``, in its own unit; of the same images where that is known."""
+        """Return the difference to ``other`` in its own unit, paired by image if possible."""
         images = difference(self.figures, other.figures)
         value = 100 * images.value if images.paired else self.mean - other.mean
         return Difference(value, math.hypot(self.error, other.error, 100 * images.error), images.paired)
 
 
 def _images(figure: Figure) -> tuple[Any, ...]:
-    """What tells sets of images apart; of a part it is the set that it is a part of."""
+    """Return what identifies the set of images, or the larger set that they are part of."""
     whole = figure.get("among") or figure
     return whole.get("fingerprint"), whole["examples"], *sorted(figure.get("corruptions", ()))
 
 
 def _outcome(figure: Figure) -> Tensor:
-    """(n,) in [0, 1]: whether each image survived, or under what part of its corruptions; NaN: it was not evaluated."""
+    """Return (n,) in [0, 1]: whether each image survived, or the share of its corruptions; NaN if not evaluated."""
     n = int(figure["examples"])
     if figure.get("survived"):
-        found = unpack(figure["survived"], n).double()
+        values = unpack(figure["survived"], n).double()
     else:
-        found = unpack_counts(figure["kept"], n).double() / (SEVERITIES * int(figure["over"]))
+        values = unpack_counts(figure["kept"], n).double() / (SEVERITIES * int(figure["over"]))
     among = figure.get("among")
     if not among:
-        return found
+        return values
     outcome = torch.full((int(among["examples"]),), torch.nan, dtype=torch.float64)
-    outcome[unpack(among["chosen"], len(outcome))] = found
+    outcome[unpack(among["chosen"], len(outcome))] = values
     return outcome

@@ -1,4 +1,4 @@
-"""Evaluate a network: every attack that is asked for, kept as it is done, and what follows from them together."""
+"""Evaluate a network under a list of attacks. Every result is saved as soon as it is known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,33 +18,25 @@ from torch import Tensor, nn
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import ImageSet, to_unit
 from bullettrain.data.sets import fingerprint, sample
-from bullettrain.evaluation import autoattack, corruptions
-from bullettrain.evaluation.accuracy import (
-    EvaluatedModel,
-    Round,
-    Survival,
-    channels_last,
-    clean_round,
-    pgd_rounds,
-    prepare,
-    survive,
-)
+from bullettrain.evaluation import accuracy, autoattack, corruptions, fast_autoattack
+from bullettrain.evaluation.autoattack import Notes, PackageEnsemble
+from bullettrain.evaluation.fast_autoattack import FastEnsemble
 from bullettrain.evaluation.masking import masking_signs, too_short, unbounded
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Entry, Result, Store, class_shares, new_result, pack, worst_cases
-from bullettrain.evaluation.specs import APGD, PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict
+from bullettrain.evaluation.specs import PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict
 from bullettrain.loading import LoadedModel
 from bullettrain.precision import Precision, arithmetic
 from bullettrain.run_folder import environment
 
 CURVE_STEPS = (1, 2, 5, 10, 20, 50, 100)
 CURVE_EPS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
-"""Of the ε that the network is evaluated at."""
+"""Factors of the ε that the network is evaluated at."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be evaluated, and how."""
+    """What to evaluate, and how."""
 
     attacks: Sequence[Attack]
     precisions: Sequence[Precision] = ("float32",)
@@ -52,14 +44,15 @@ class Plan:
     seed: int = 0
     compiled: bool = False
     curves: Defaults | None = None
-    """Draw accuracy against ε and against steps, around this ε."""
+    """If given, also compute accuracy against ε and against steps, around this ε."""
     curve_images: int = 1000
     corruptions: Path | None = None
+    """Folder with the files of common corruptions."""
     mce_baseline: Mapping[str, Sequence[float]] | None = None
     overwrite: bool = False
-    """Drop what there is of all this first."""
+    """Drop earlier results of these attacks first."""
     images: int = 0
-    """So many images, every class alike, also under each corruption at each severity; 0: all."""
+    """Number of images, stratified by class; with corruptions, at each severity. 0: all."""
 
     def __post_init__(self) -> None:
         if any(isinstance(attack, Corruptions) for attack in self.attacks) and not self.folder.is_dir():
@@ -67,7 +60,7 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """Of the files of corruptions."""
+        """The folder of corruptions; raises ConfigError if it is not given."""
         if self.corruptions is None:
             raise ConfigError("--attack corruptions needs the folder that holds them: --corruptions DIR")
         return self.corruptions
@@ -83,35 +76,38 @@ def evaluate(
     store: Store,
     progress: EvaluationProgress,
 ) -> tuple[Entry, list[Result]]:
-    """Evaluate ``model`` on ``images``; each result is in ``store`` before the next attack begins.
+    """Evaluate ``model`` on ``images``. Each result is saved in ``store`` before the next attack starts.
 
     Returns:
-        Everything known of the network on this dataset, and the results that were asked for, in order.
+        All results of the network on this dataset, and those that ``plan`` asks for, in order.
     """
-    if any(isinstance(a, AutoAttack) and not _is_fast(a, p) for a in plan.attacks for p in plan.precisions):
-        autoattack.installed()  # say so before an hour of other attacks
+    for attack in plan.attacks:
+        for precision in plan.precisions:
+            if isinstance(attack, AutoAttack):
+                _version(attack, precision)  # raises now, not after an hour of other attacks
     images, among = _choose(images, plan.images)
-    network = prepare(model.network, images, device=device, data=data)
-    whole = _Part("attack", images, torch.arange(len(images)))
-    about = (model.name, model.weights, model.digest, data, whole.fingerprint, len(images), list(images.classes))
+    network = accuracy.prepare(model.network, images, device=device, data=data)
+    jobs = _jobs(plan, images)
+    network_data = (model.name, model.weights, model.digest, data, jobs[0].fingerprint)
     recipe = model.config.recipe if model.config else ""
-    entry = store.entry(Entry(*about, environment(device), recipe=recipe, among=among))
-    runners = [AttackRunner(network, p, whole, entry, plan, device, store, progress) for p in plan.precisions]
-    if plan.overwrite:  # all at once, so that a stopped evaluation can go on with what it has found itself
-        store.forget(entry, {runner.key(*job) for runner in runners for job in runner.jobs})
+    fresh = Entry(*network_data, len(images), list(images.classes), environment(device), recipe=recipe, among=among)
+    entry = store.entry(fresh)
+    runners = [AttackRunner(network, precision, entry, plan, device, store, progress) for precision in plan.precisions]
+    if plan.overwrite:  # drop everything at once: an interrupted evaluation resumes from its own results
+        store.forget(entry, {runner.key(job) for runner in runners for job in jobs})
         conclude(entry, images)
         store.save()
     asked: list[Result] = []
     for runner in runners:
         with arithmetic(runner.precision):
-            asked += runner.run()
+            asked += runner.run(jobs)
     conclude(entry, images)
     store.save()
     return entry, asked
 
 
 def conclude(entry: Entry, images: ImageSet) -> None:
-    """What the results say together: the worst case over attacks on the same threat, and what to mistrust."""
+    """Update what follows from all results together: worst cases and warnings."""
     warnings = []
     entry.worst = worst_cases([result for result in entry.results if result.role == "attack"])
     for precision in dict.fromkeys(result.precision for result in entry.results):
@@ -122,27 +118,37 @@ def conclude(entry: Entry, images: ImageSet) -> None:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Images that attacks are run on: all that are evaluated, or those of the curves."""
+class _Job:
+    """One attack on all images, or one point of a curve on some of them."""
 
-    role: str
+    attack: Attack
+    role: Literal["attack", "curve"]
     images: ImageSet
     rows: Tensor
-    """Their places among all."""
+    """Indices of ``images`` among all."""
+    fingerprint: str
+    """Changes with any image and any label."""
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Changes with any image and any label."""
-        return fingerprint((self.images,), most=len(self.images))
+
+def _jobs(plan: Plan, images: ImageSet) -> list[_Job]:
+    """Return clean accuracy first, since every attack starts from it; then the attacks, then points of curves."""
+    whole = (images, torch.arange(len(images)), fingerprint((images,), most=len(images)))
+    attacks = [Clean(), *(attack for attack in plan.attacks if not isinstance(attack, Clean))]
+    jobs = [_Job(attack, "attack", *whole) for attack in attacks]
+    if plan.curves is not None:
+        rows = sample(images.labels, min(plan.curve_images, len(images))).cpu()
+        some = images.subset(rows)
+        part = (some, rows, fingerprint((some,), most=len(some)))
+        jobs += [_Job(point, "curve", *part) for point in curve_points(plan.curves, images.images[0].numel())]
+    return jobs
 
 
 @dataclass
 class AttackRunner:
-    """One network in one precision."""
+    """Runs attacks on one network in one precision."""
 
     network: nn.Module
     precision: Precision
-    whole: _Part
     entry: Entry
     plan: Plan
     device: torch.device
@@ -150,74 +156,56 @@ class AttackRunner:
     progress: EvaluationProgress
 
     @cached_property
-    def model(self) -> EvaluatedModel:
-        """What attacks search with."""
+    def model(self) -> accuracy.EvaluatedModel:
+        """The network as attacks see it."""
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
-        return EvaluatedModel(self.network, dtype=dtype, compiled=self.plan.compiled).eval()
+        return accuracy.EvaluatedModel(self.network, dtype=dtype, compiled=self.plan.compiled).eval()
 
-    @cached_property
-    def jobs(self) -> list[tuple[Attack, _Part]]:
-        """Clean accuracy first, since every attack begins with it; what is asked for; the points of the curves."""
-        attacks = [Clean(), *(attack for attack in self.plan.attacks if not isinstance(attack, Clean))]
-        jobs: list[tuple[Attack, _Part]] = [(attack, self.whole) for attack in attacks]
-        if self.plan.curves is not None:
-            images = self.whole.images
-            rows = sample(images.labels, min(self.plan.curve_images, len(images))).cpu()
-            part = _Part("curve", images.subset(rows), rows)
-            jobs += [(point, part) for point in curve_points(self.plan.curves, images.images[0].numel())]
-        return jobs
-
-    def run(self) -> list[Result]:
-        """Everything, each result from before where it can be; those that were asked for."""
+    def run(self, jobs: Sequence[_Job]) -> list[Result]:
+        """Return the results of the attacks among ``jobs``, stored ones where nothing has changed."""
         results: list[Result] = []
-        for attack, part in self.jobs:
-            results.append(self._result(attack, part, results[0].mask[part.rows] if results else None))
-        if self.plan.curves is not None:
-            # Points of other curves, around another ε or on other images, have no place beside these.
-            drawn, curve = {result.key for result in results}, ("curve", self.precision)
-            kept = [r for r in self.entry.results if r.key in drawn or (r.role, r.precision) != curve]
-            self.entry.results = kept
+        for job in jobs:
+            key = self.key(job)
+            stored = self.entry.find(key)
+            if stored is not None:
+                result = stored
+            elif isinstance(job.attack, Corruptions):
+                result = self._corruptions(job.attack)
+            else:
+                result = self._attack(job, key, results[0].mask[job.rows] if results else None)
+            result = dataclasses.replace(result, role=job.role, precision=self.precision, key=key)
+            self.entry.add(result)
+            self.store.unfinished.pop(key, None)
+            self.store.save()
+            self.progress.done(result, kept=stored is not None)
+            results.append(result)
+        if self.plan.curves is not None:  # drop points of earlier curves: another ε, or other images
+            keys, curve = {result.key for result in results}, ("curve", self.precision)
+            self.entry.results = [r for r in self.entry.results if r.key in keys or (r.role, r.precision) != curve]
         return [result for result in results if result.role == "attack"]
 
-    def key(self, attack: Attack, part: _Part) -> str:
-        """A short text that changes with whatever the result of an attack depends on."""
-        parts: dict[str, Any] = {"network": self.entry.digest, "images": part.fingerprint, "attack": as_dict(attack)}
-        parts |= {"precision": self.precision, "seed": self.plan.seed, "batch_size": self.plan.batch_size}
+    def key(self, job: _Job) -> str:
+        """Return a digest of everything that the result depends on."""
+        attack, plan = job.attack, self.plan
+        parts: dict[str, Any] = {"network": self.entry.digest, "images": job.fingerprint, "attack": as_dict(attack)}
+        parts |= {"precision": self.precision, "seed": plan.seed, "batch_size": plan.batch_size}
         parts["device"] = self.device.type
         if isinstance(attack, AutoAttack):
-            fast = _is_fast(attack, self.precision)
-            parts["package"] = autoattack.FAST_VERSION if fast else autoattack.installed()
+            parts["package"] = _version(attack, self.precision)
         if isinstance(attack, Corruptions):
-            parts |= {"images": str(corruptions.list_files(self.plan.folder)), "baseline": self.plan.mce_baseline}
-            parts |= {"size": self.plan.images} if self.plan.images else {}
+            parts |= {"images": str(corruptions.list_files(plan.folder)), "baseline": plan.mce_baseline}
+            parts |= {"size": plan.images} if plan.images else {}
         if self.precision != "float32":
             parts["judged"] = "float32"
         text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
-    def _result(self, attack: Attack, part: _Part, clean: Tensor | None) -> Result:
-        """One attack on images of which ``clean`` (n,) are classified correctly; from before where it can be."""
-        key = self.key(attack, part)
-        kept = self.entry.find(key)
-        if kept is not None:
-            found = kept
-        elif isinstance(attack, Corruptions):
-            found = self._corruptions(attack)
-        else:
-            found = self._attack(attack, part, key, clean)
-        result = dataclasses.replace(found, role=part.role, precision=self.precision, key=key)
-        self.entry.add(result)
-        self.store.unfinished.pop(key, None)
-        self.store.save()
-        self.progress.done(result, kept=kept is not None)
-        return result
-
-    def _attack(self, attack: Attack, part: _Part, key: str, clean: Tensor | None) -> Result:
-        """Put the images through the rounds of an attack, from where a stop has left it."""
-        images, size = part.images, self.plan.batch_size
-        notes = autoattack.Notes()
-        rounds = [clean_round(self.model), *self._rounds(attack, notes, lambda passes: bar.partly(passes))]
-        state, before = self.store.begun(key, len(images)) or (Survival.fresh(len(images)), 0.0)
+    def _attack(self, job: _Job, key: str, clean: Tensor | None) -> Result:
+        """Run an attack, from where it was interrupted; ``clean`` (n,) bool: images that are classified correctly."""
+        attack, images, size = job.attack, job.images, self.plan.batch_size
+        notes = Notes()
+        rounds = [accuracy.clean_round(self.model), *self._rounds(job, notes, lambda passes: bar.partly(passes))]
+        state, before = self.store.begun(key, len(images)) or (accuracy.Survival.fresh(len(images)), 0.0)
         if clean is not None and not state.shares:
             state.alive = clean.clone()
             state.end_round()
@@ -225,28 +213,22 @@ class AttackRunner:
 
         def tick(passes: int) -> None:
             seconds, number = time.monotonic() - began, len(state.shares)
-            due, ended = self.store.keep(key, state, before + seconds), state.batches == 0
+            saved, ended = self.store.keep(key, state, before + seconds), state.batches == 0
             bar.left(left := state.left(rounds, size))
-            if left and bar.done and (due or (ended and isinstance(attack, AutoAttack))):
+            if left and bar.done and (saved or (ended and isinstance(attack, AutoAttack))):
                 name = f"after {rounds[number - 1].name}" if ended else f"in {rounds[number].name}"
                 self.progress.part(name, state.share, seconds, seconds * left / bar.done)
             bar(passes)
 
+        how: dict[str, Any] = {"device": self.device, "batch_size": size, "seed": self.plan.seed}
         try:
             with self.progress.attacking(attack.name, state.left(rounds, size)) as bar:
-                survive(
-                    rounds,
-                    images,
-                    device=self.device,
-                    batch_size=size,
-                    seed=self.plan.seed,
-                    channels_last=channels_last(self.device),
-                    state=state,
-                    tick=tick,
+                accuracy.survive(
+                    rounds, images, channels_last=accuracy.channels_last(self.device), state=state, tick=tick, **how
                 )
-        except BaseException:
+        except BaseException:  # also on Ctrl-C
             if key in self.store.unfinished:
-                self.store.save()  # also on Ctrl-C: what is done is done
+                self.store.save()
             raise
         return new_result(
             attack,
@@ -259,70 +241,64 @@ class AttackRunner:
             notes=list(notes),
         )
 
-    def _rounds(self, attack: Attack, notes: autoattack.Notes, partly: Callable[[int], None]) -> list[Round]:
-        """The rounds of an attack, which will remark in ``notes``, and say within a batch how far they are."""
-        if isinstance(attack, PGD):
-            return pgd_rounds(self.model, attack)
-        if not isinstance(attack, AutoAttack):
+    def _rounds(self, job: _Job, notes: Notes, tick: Callable[[int], None]) -> list[accuracy.Round]:
+        """Return the rounds of an attack after the clean one."""
+        if isinstance(job.attack, PGD):
+            return accuracy.pgd_rounds(self.model, job.attack)
+        if not isinstance(job.attack, AutoAttack):
             return []
-        classes = len(self.whole.images.classes)
-        names = autoattack.attack_names(classes, only_apgd=isinstance(attack, APGD))
-        if "apgd-t" not in names:
-            notes.warning(f"apgd-t is left out: its loss compares four classes, and there are {classes}")
-        some = to_unit(self.whole.images.images[:2].to(self.device), channels_last=channels_last(self.device))
-        how: dict[str, Any] = {"classes": classes, "seed": self.plan.seed, "notes": notes, "images": some}
-        if _is_fast(attack, self.precision):
-            return autoattack.fast_rounds(self.model, attack, names, tick=partly, **how)
-        return autoattack.autoattack_rounds(self.model, attack, names, **how)
+        few = to_unit(job.images.images[:2].to(self.device), channels_last=accuracy.channels_last(self.device))
+        kind = FastEnsemble if _is_fast(job.attack, self.precision) else PackageEnsemble
+        return kind(self.model, job.attack, few, len(job.images.classes), self.plan.seed, notes, tick).rounds()
 
     def _corruptions(self, attack: Corruptions) -> Result:
-        """Mean accuracy over common corruptions, from a folder of them."""
+        """Return the mean accuracy over the common corruptions in the plan's folder."""
         folder, began = self.plan.folder, time.monotonic()
-        total = corruptions.count_images(folder, self.plan.images)
-        with self.progress.attacking(attack.name, total) as bar:
-            found = corruptions.corruption_accuracy(
+        with self.progress.attacking(attack.name, corruptions.count_images(folder, self.plan.images)) as bar:
+            details = corruptions.corruption_accuracy(
                 self.model,
                 folder,
-                classes=len(self.whole.images.classes),
+                classes=len(self.entry.classes),
                 device=self.device,
                 batch_size=self.plan.batch_size,
                 size=self.plan.images,
                 baseline=self.plan.mce_baseline,
                 tick=bar,
             )
-        return new_result(
-            attack,
-            found.mean * found.examples,  # of the images that were corrupted: their copies are no independent draws
-            found.examples,
-            time.monotonic() - began,
-            corruptions={name: value for name, value in vars(found).items() if value is not None},
-        )
+        # Of the uncorrupted images: corrupted copies of one image are not independent.
+        correct, seconds = details.mean * details.examples, time.monotonic() - began
+        known = {name: value for name, value in vars(details).items() if value is not None}
+        return new_result(attack, correct, details.examples, seconds, corruptions=known)
 
 
 def curve_points(at: Defaults, dimensions: int) -> list[Attack]:
-    """Accuracy against ε with 20 steps and against steps at ε, by ε, then by steps; the first is without an attack.
+    """Return clean accuracy, then PGD-20 over ε and PGD at ε over steps, sorted by ε, then by steps.
 
-    Step sizes are those of `--attack pgd20` and the like: what is there already is taken, and agrees.
+    Step sizes are those of `--attack pgd20` and the like, so that a stored result of the same name is reused.
     """
     norm, eps = at.norm, at.radius(at.norm)
-    most = unbounded(norm, dimensions)
-    points = {(20, factor * eps) for factor in CURVE_EPS if factor * eps < most} | {(20, most)}
+    largest = unbounded(norm, dimensions)
+    points = {(20, factor * eps) for factor in CURVE_EPS if factor * eps < largest} | {(20, largest)}
     points |= {(steps, eps) for steps in CURVE_STEPS}
     ordered = sorted(points, key=lambda point: (point[1], point[0]))
     return [Clean(), *(PGD(steps, 1, at.step_size(steps, norm, r), "ce", norm, r) for steps, r in ordered)]
 
 
 def _choose(images: ImageSet, size: int) -> tuple[ImageSet, dict[str, Any]]:
-    """``size`` of the images, every class alike, and which of them these are; 0, or as many as there are: all."""
+    """Return ``size`` images, stratified by class, and which ones they are; all of them if ``size`` is 0."""
     if not 0 < size < len(images):
         return images, {}
     rows = sample(images.labels, size)
-    chosen = torch.zeros(len(images), dtype=torch.bool)
-    chosen[rows] = True
-    about = fingerprint((images,), most=len(images))
-    return images.subset(rows), {"fingerprint": about, "examples": len(images), "chosen": pack(chosen)}
+    chosen = torch.zeros(len(images), dtype=torch.bool).index_fill(0, rows.cpu(), True)
+    whole = fingerprint((images,), most=len(images))
+    return images.subset(rows), {"fingerprint": whole, "examples": len(images), "chosen": pack(chosen)}
 
 
-def _is_fast(attack: Attack, precision: Precision) -> bool:
-    """Whether the frozen copy in bf16 searches, not the package."""
-    return isinstance(attack, AutoAttack) and attack.norm == "linf" and precision == "bf16"
+def _is_fast(attack: AutoAttack, precision: Precision) -> bool:
+    """Return whether the search in bf16 runs AutoAttack, not the package."""
+    return attack.norm == "linf" and precision == "bf16"
+
+
+def _version(attack: AutoAttack, precision: Precision) -> str:
+    """Return the version of what runs AutoAttack. Raises ImportError if that is a package that is not installed."""
+    return fast_autoattack.VERSION if _is_fast(attack, precision) else autoattack.installed()

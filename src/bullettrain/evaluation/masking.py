@@ -1,4 +1,4 @@
-"""Signs of gradient masking, numbers that a really robust network does not give; and attacks that are too weak."""
+"""Warnings about results: signs of gradient masking, and attacks that are too weak."""
 
 from __future__ import annotations
 
@@ -14,51 +14,45 @@ from bullettrain.evaluation.results import Result, wilson
 from bullettrain.evaluation.specs import radius
 
 UNBOUNDED_LEFT = 0.01
-"""Accuracy that an attack without bounds may leave: a few images can be hard to reach in few steps."""
+"""Accuracy that an unbounded attack may leave: a few images can be hard to reach in few steps."""
 SQUARE_FINDS = 0.01
-"""Share of the images that a search without gradients may break after attacks with gradients."""
+"""Share of the images that Square may break after the attacks with gradients."""
 MIN_STEPS = 10
-"""Steps with which an attack without bounds has to break everything."""
+"""Steps with which an unbounded attack has to break everything."""
 
 
 def masking_signs(results: Sequence[Result], *, dimensions: int) -> list[str]:
-    """A sentence for each sign among results of one network, on the same images, in one precision.
+    """Return a sentence for each sign of gradient masking among results of one network in one precision.
 
-    ``dimensions``: numbers in an image, for the radius beyond which nothing is out of reach.
+    Args:
+        results: results on the same dataset.
+        dimensions: number of values in an image, which gives the radius of an unbounded attack.
     """
-    found: list[str] = []
+    signs: list[str] = []
     for group in _groups(results, lambda r: (r.role, r.examples)):
-        # An attack whose steps do not reach the edge of its ball may well be the weaker for it.
+        # An attack whose steps do not reach the edge of the ball is weak for another reason.
         attacks = [r for r in group if r.attack["attack"] == "pgd" and _reaches_edge(r)]
         for few, many in _rising(attacks, "steps", ("norm", "eps", "loss")):
             what = "one step breaks more than many" if few.attack["steps"] == 1 else "more steps break less"
-            found.append(
-                f"{what}: {_left(few)} after {_steps(few)}, but {_left(many)} after {_steps(many)} at {_eps(few)}"
-            )
+            signs.append(f"{what}: {_after(few)}, but {_after(many)} at {_eps(few)}")
         for small, large in _rising(attacks, "eps", ("norm", "steps", "restarts", "loss")):
-            found.append(
-                f"a larger ε breaks less: {_left(small)} at {_eps(small)}, but {_left(large)} at {_eps(large)} "
-                f"with {_steps(small)}"
-            )
-        # An attack that may change everything has to break everything.
+            both = [f"{_percent(result)} at {_eps(result)}" for result in (small, large)]
+            signs.append(f"a larger ε breaks less: {both[0]}, but {both[1]} with {_steps(small)}")
         most = [r for r in attacks if r.attack["eps"] >= unbounded(r.attack["norm"], dimensions)]
         best = min((r for r in most if r.attack["steps"] >= MIN_STEPS), key=lambda r: r.accuracy, default=None)
         if best is not None and wilson(best.correct, best.examples)[0] > UNBOUNDED_LEFT:
-            found.append(
-                f"an attack without bounds leaves {_left(best)} after {_steps(best)}, where it should leave 0 %"
-            )
+            signs.append(f"an attack without bounds leaves {_after(best)}, where it should leave 0 %")
         for result in (r for r in group if "square" in dict(r.rounds)):
-            # It comes last: what it still finds, gradients did not show.
             *_, (_, before), (_, after) = result.rounds
             if before - after > SQUARE_FINDS:
                 more = f"breaks {100 * (before - after):.1f} % more of the images"
                 where = f"after AutoAttack's gradient attacks at {_eps(result)}"
-                found.append(f"Square, which uses no gradients, {more} {where}")
-    return [f"{text}; gradients may be masked" for text in dict.fromkeys(found)]
+                signs.append(f"Square, which uses no gradients, {more} {where}")
+    return [f"{text}; gradients may be masked" for text in dict.fromkeys(signs)]
 
 
 def too_short(results: Sequence[Result]) -> list[str]:
-    """A sentence for each PGD whose steps together are shorter than the way to the edge of the ball."""
+    """Return a sentence for each PGD attack whose steps together do not reach the edge of the ball."""
     return [
         f"{result.name} moves by {result.attack['steps']} × {result.attack['step']:g} at most, less than "
         f"{_eps(result)}: it is weaker than it sounds; give it a larger step"
@@ -68,24 +62,24 @@ def too_short(results: Sequence[Result]) -> list[str]:
 
 
 def unbounded(norm: str, dimensions: int) -> float:
-    """The radius at which every image is within reach of every other."""
+    """Return the radius at which every image can become any other."""
     return 1.0 if norm == "linf" else float(dimensions) ** 0.5
 
 
 def rises(before: Tensor, after: Tensor, *, least: float = 0.005) -> bool:
-    """Whether ``after`` (n,) bool is true more often than ``before`` (n,), the same examples, beyond chance.
+    """Return whether ``after`` (n,) bool is true significantly more often than ``before`` (n,), on the same examples.
 
-    McNemar: only examples that changed count, and by chance they change either way equally often. Three
-    deviations, since many pairs are looked at, and at least ``least`` of all, since small ones mean little.
+    McNemar's test with three standard deviations, since many pairs are tested. A rise has to be at least ``least``.
     """
     gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
     return gained - lost > max(3 * math.sqrt(gained + lost), least * len(before))
 
 
 def _rising(attacks: Sequence[Result], by: str, alike: Sequence[str]) -> Iterator[tuple[Result, Result]]:
-    """Among attacks ``alike`` in these settings, the largest rise from one to one that is stronger ``by`` a setting.
+    """Yield pairs (weak, strong) of attacks whose accuracy rises although the setting ``by`` is larger.
 
-    With no fewer restarts it ought to break at least as much.
+    Pairs agree in the settings ``alike``, and the stronger has no fewer restarts. Only the largest rise of each group
+    is yielded.
     """
     for group in _groups(attacks, lambda r: [r.attack[key] for key in alike]):
         pairs = [
@@ -109,8 +103,12 @@ def _reaches_edge(result: Result) -> bool:
     return bool(result.attack["steps"] * result.attack["step"] >= result.attack["eps"] * (1 - 1e-9))
 
 
-def _left(result: Result) -> str:
+def _percent(result: Result) -> str:
     return f"{100 * result.accuracy:.1f} %"
+
+
+def _after(result: Result) -> str:
+    return f"{_percent(result)} after {_steps(result)}"
 
 
 def _steps(result: Result) -> str:

@@ -1,4 +1,4 @@
-"""Results as they are kept: one file, `evaluation.json`, that an interrupted evaluation goes on from."""
+"""Results of evaluations and the file that stores them, `evaluation.json`."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from torch import Tensor
 from bullettrain.brief import first_line
 from bullettrain.corruptions.table import AVERAGED
 from bullettrain.evaluation.accuracy import Survival
-from bullettrain.evaluation.specs import KINDS, Attack, as_dict
+from bullettrain.evaluation.specs import KINDS, Attack, as_dict, threat_in_words
 from bullettrain.lock import alone
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.schema import SchemaError, conform
 
 FILE = "evaluation.json"
 Z95 = 1.959963984540054
-"""97.5 % of a standard normal lie below."""
+"""97.5 % quantile of the standard normal distribution."""
 SAVE_SECONDS = 30.0
-"""Time between two writings of how far an attack has come; a stop that is asked for writes at once."""
+"""Seconds between two saves of a running attack."""
 MOST_UNFINISHED = 16
-"""Stopped attacks that are remembered; those of weights that are no more would pile up."""
+"""Maximum number of interrupted attacks that are stored; older ones are dropped."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One accuracy, what it is of, and how sure it is."""
+    """Accuracy of one network under one attack, with its confidence interval."""
 
     name: str
     attack: dict[str, Any]
-    """All that determines the attack."""
+    """Kind and settings of the attack."""
     role: str
-    """"attack", or "curve": a point of a curve over ε or steps, on a part of the images."""
+    """"attack", or "curve": a point of a curve over ε or steps, on some of the images."""
     precision: str
     key: str
-    """Changes with whatever the result depends on."""
+    """Digest of everything that the result depends on."""
     examples: int
     correct: int
     accuracy: float
     interval: tuple[float, float]
-    """95 %, Wilson."""
+    """95 % confidence interval (Wilson)."""
     seconds: float
     per_class: list[float | None] = field(default_factory=list)
     survived: str = ""
-    """Which examples, a bit each."""
+    """Which examples survived, packed by :func:`pack`."""
     rounds: list[tuple[str, float]] = field(default_factory=list)
     """Accuracy after each round: clean, then restarts or the attacks of AutoAttack."""
     corruptions: dict[str, Any] = field(default_factory=dict)
-    """Of `CorruptionDetails`, what is known; empty for other attacks."""
+    """Fields of :class:`CorruptionDetails` that are not None; empty for other attacks."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -66,21 +66,27 @@ class Result:
 
     @property
     def threat(self) -> tuple[str, float] | None:
-        """Norm and ε, of an adversarial attack."""
+        """Norm and ε; None for clean images and corruptions."""
         return (self.attack["norm"], self.attack["eps"]) if "eps" in self.attack else None
+
+    @property
+    def threat_name(self) -> str:
+        """Norm and ε as text, e.g. "L∞ 8/255"; empty if there is no threat."""
+        return threat_in_words(*self.threat) if self.threat else ""
 
 
 def new_result(attack: Attack, correct: float, examples: int, seconds: float, **details: Any) -> Result:
-    """The result of an attack that leaves ``correct`` of ``examples``; ``details``: the other fields of `Result`."""
-    how = (attack.name, as_dict(attack), "attack", "float32", "")
-    share, interval = correct / examples, wilson(correct, examples)
-    return Result(*how, examples, round(correct), share, interval, round(seconds, 2), **details)
+    """Return the result of an attack with ``correct`` of ``examples`` right; ``details`` are other fields."""
+    identity = (attack.name, as_dict(attack), "attack", "float32", "")
+    accuracy, interval = correct / examples, wilson(correct, examples)
+    return Result(*identity, examples, round(correct), accuracy, interval, round(seconds, 2), **details)
 
 
 def class_shares(alive: Tensor, labels: Tensor, classes: int) -> list[float | None]:
-    """Share of each class's images that are ``alive`` (n,), of ``labels`` (n,); None for a class without images."""
-    counts, kept = (torch.bincount(found.cpu(), minlength=classes) for found in (labels, labels.cpu()[alive]))
-    return [int(k) / int(n) if n else None for k, n in zip(kept, counts, strict=True)]
+    """Return the accuracy of each class, given which images are ``alive`` (n,); None for a class without images."""
+    labels = labels.cpu()
+    totals, right = (torch.bincount(part, minlength=classes).tolist() for part in (labels, labels[alive]))
+    return [count / total if total else None for count, total in zip(right, totals, strict=True)]
 
 
 @dataclass
@@ -90,10 +96,10 @@ class Entry:
     model: str
     weights: str
     digest: str
-    """Of the network."""
+    """Digest of the network."""
     data: str
     fingerprint: str
-    """Of the images and labels."""
+    """Digest of the images and labels."""
     examples: int
     classes: list[str]
     environment: dict[str, Any]
@@ -102,14 +108,14 @@ class Entry:
     warnings: list[str] = field(default_factory=list)
     recipe: str = ""
     among: dict[str, Any] = field(default_factory=dict)
-    """Where the images are a part of a larger set: its `fingerprint`, `examples`, and a bit each whether `chosen`."""
+    """If the images are part of a larger set: its `fingerprint`, its `examples`, and which were `chosen`, packed."""
 
     def find(self, key: str) -> Result | None:
-        """The result with that key, if it is there."""
+        """Return the result with this key, if there is one."""
         return next((result for result in self.results if result.key == key), None)
 
     def add(self, result: Result) -> None:
-        """Keep a result; one of the same attack with other circumstances goes."""
+        """Add a result. It replaces one of the same attack, role and precision."""
         same = (result.role, result.attack, result.precision)
         self.results = [r for r in self.results if (r.role, r.attack, r.precision) != same] + [result]
 
@@ -119,30 +125,30 @@ class CorruptionDetails:
     """Accuracy under common corruptions."""
 
     accuracy: dict[str, list[float]]
-    """By corruption, at severities 1 to 5; the extra ones too where their files are there."""
+    """By corruption, at severities 1 to 5, including extra corruptions with a file."""
     missing: list[str]
-    """Of the 15 that are averaged, those without a file."""
+    """Averaged corruptions that have no file."""
     over: int
-    """Over how many of the 15 the mean is."""
+    """Number of averaged corruptions that have a file, of 15."""
     examples: int = 0
-    """Images at each severity."""
+    """Number of images at each severity."""
     kept: str = ""
-    """In how many of the averaged corruptions and severities each image is right, a byte each."""
+    """For each image, the number of averaged corruptions and severities at which it is right, packed."""
     fingerprint: str = ""
-    """Changes with the labels, and with some of the images of each averaged file."""
+    """Digest of the labels and of one image of each averaged file and severity."""
     mce: float | None = None
-    """Mean corruption error: errors divided by the baseline's; 1 says as good as it, less is better."""
+    """Mean corruption error: errors divided by the baseline's. Lower is better; 1 equals the baseline."""
 
     @property
     def mean(self) -> float:
-        """Mean accuracy over the averaged corruptions and their severities."""
+        """Mean accuracy over averaged corruptions and severities."""
         shares = [share for name in AVERAGED for share in self.accuracy.get(name, ())]
         return math.fsum(shares) / len(shares)
 
 
 @dataclass
 class Unfinished:
-    """How far a stopped attack had come: a `Survival`, and the seconds so far."""
+    """State of an interrupted attack: a packed :class:`Survival`, and the seconds so far."""
 
     alive: str
     pending: str
@@ -153,19 +159,19 @@ class Unfinished:
 
 @dataclass
 class Evaluations:
-    """What `evaluation.json` holds."""
+    """Content of `evaluation.json`."""
 
     format: Literal[1]
     evaluations: list[Entry]
     unfinished: dict[str, Unfinished] | None = None
-    """By key."""
+    """Interrupted attacks, by key."""
 
 
 def read_evaluations(values: Any) -> Evaluations:
-    """``values``, as JSON has them, checked against the types above.
+    """Convert parsed JSON into the types above.
 
     Raises:
-        SchemaError: they are of another type, or an attack is none that there is.
+        SchemaError: a value has another type, or an attack is unknown.
     """
     content: Evaluations = conform(values, Evaluations)
     for entry in content.evaluations:
@@ -179,20 +185,20 @@ def read_evaluations(values: Any) -> Evaluations:
             if result.per_class and len(result.per_class) != len(entry.classes):
                 raise SchemaError(f"{result.name} has {len(result.per_class)} classes of {len(entry.classes)}")
             if result.survived:
-                result.mask  # noqa: B018 (a bit for every example, or a ValueError)
+                result.mask  # noqa: B018 (raises ValueError if its length is wrong)
     return content
 
 
 class Store:
-    """`evaluation.json` in a folder, read once and renewed whole after every change."""
+    """`evaluation.json` in a folder: read once, and written as a whole by :meth:`save`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.entries: list[Entry] = []
         self.unfinished: dict[str, Unfinished] = {}
-        """How far attacks have come that were stopped, by key."""
+        """Interrupted attacks, by key."""
         self.forgot = False
-        """Whether results from before were dropped."""
+        """Whether :meth:`forget` has dropped earlier results."""
         self._saved = time.monotonic()
         if folder.is_file():
             raise RunError(f"--out {folder} is a file; give a folder")
@@ -208,9 +214,9 @@ class Store:
             ) from None
 
     def entry(self, fresh: Entry) -> Entry:
-        """The entry of that network on those images: the kept one where nothing has changed since.
+        """Return the stored entry of the same network and images, or add ``fresh``.
 
-        Entries of the same name with other weights, or of as many images that are others, are no longer true.
+        Drops entries that are out of date: same name, but other weights, or the same number of other images.
         """
 
         def outdated(kept: Entry) -> bool:
@@ -220,37 +226,37 @@ class Store:
 
         for kept in self.entries:
             if (kept.digest, kept.fingerprint, kept.weights) == (fresh.digest, fresh.fingerprint, fresh.weights):
-                # A run may have been renamed; of older entries it is not known what they are a part of.
+                # The run may have been renamed, and older files have no `among`.
                 kept.model, kept.environment, kept.among = fresh.model, fresh.environment, fresh.among
                 return kept
         self.entries = [*(kept for kept in self.entries if not outdated(kept)), fresh]
         return fresh
 
     def forget(self, entry: Entry, keys: Set[str]) -> None:
-        """Drop results with these keys, and how far attacks have come; :meth:`save` writes it."""
+        """Drop the results and interrupted attacks with these keys, without saving."""
         entry.results = [result for result in entry.results if result.key not in keys]
         self.unfinished = {key: state for key, state in self.unfinished.items() if key not in keys}
         self.forgot = True
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the folder: a second evaluation that would write the same file is refused."""
+        """Lock the folder. Raises RunError if another evaluation is running there."""
         RunFolder(self.folder).make()
         try:
             with alone(self.folder, RunError(f"{self.folder} is in use: another evaluation is running there")):
                 yield
         finally:
             with contextlib.suppress(OSError):
-                self.folder.rmdir()  # only where nothing was written
+                self.folder.rmdir()  # fails unless it is empty
 
     def save(self) -> None:
-        """Write everything, whole or not at all."""
+        """Write the file atomically."""
         self._saved = time.monotonic()
         content = asdict(Evaluations(1, self.entries, self.unfinished or None))
         RunFolder(self.folder).write_json(FILE, {key: value for key, value in content.items() if value is not None})
 
     def begun(self, key: str, n: int) -> tuple[Survival, float] | None:
-        """How far an interrupted attack had come, and in how many seconds."""
+        """Return the state of an interrupted attack and its seconds so far, if there is one."""
         if (kept := self.unfinished.get(key)) is None:
             return None
         try:
@@ -260,7 +266,7 @@ class Store:
         return Survival(alive, pending, kept.batches, list(kept.shares)), kept.seconds
 
     def keep(self, key: str, state: Survival, seconds: float) -> bool:
-        """Note how far an attack has come, and write it where that is due; whether it was written."""
+        """Store the state of a running attack. Saves the file, and returns True, if the last save is long ago."""
         alive, pending = pack(state.alive), pack(state.pending)
         self.unfinished[key] = Unfinished(alive, pending, state.batches, list(state.shares), round(seconds, 2))
         for stale in list(self.unfinished)[:-MOST_UNFINISHED]:
@@ -271,7 +277,7 @@ class Store:
 
 
 def wilson(correct: float, total: int) -> tuple[float, float]:
-    """95 % confidence interval (Wilson's score) of a share of ``correct`` in ``total``; sound near 0 and 1 too."""
+    """Return the 95 % confidence interval (Wilson's score) of the share ``correct / total``."""
     if total < 1:
         raise ValueError("an interval needs at least one example")
     share, z2 = correct / total, Z95 * Z95
@@ -281,7 +287,7 @@ def wilson(correct: float, total: int) -> tuple[float, float]:
 
 
 def worst_cases(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """For each norm, ε and precision that several attacks share: the share of images that survive all of them."""
+    """Return, for each norm, ε and precision of several attacks, the share of images that survive all of them."""
     threats: dict[tuple[str, str, float], list[Result]] = {}
     for result in results:
         if result.threat is not None and result.survived:
@@ -298,29 +304,29 @@ def worst_cases(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def pack(mask: Tensor) -> str:
-    """(n,) bool as text, a bit each."""
+    """Encode (n,) bool as text, one bit each."""
     return base64.b64encode(np.packbits(mask.cpu().numpy()).tobytes()).decode("ascii")
 
 
 def unpack(text: str, n: int) -> Tensor:
-    """(n,) bool from :func:`pack`."""
+    """Decode (n,) bool from :func:`pack`."""
     return torch.from_numpy(np.unpackbits(_bytes(text, -(-n // 8), n), count=n).astype(bool))
 
 
 def pack_counts(counts: Tensor) -> str:
-    """(n,) numbers from 0 to 255 as text, a byte each."""
+    """Encode (n,) numbers from 0 to 255 as text, one byte each."""
     if int(counts.max()) > 255:
         raise ValueError(f"{int(counts.max())} does not fit into a byte")
     return base64.b64encode(counts.cpu().numpy().astype(np.uint8).tobytes()).decode("ascii")
 
 
 def unpack_counts(text: str, n: int) -> Tensor:
-    """(n,) numbers from :func:`pack_counts`."""
+    """Decode (n,) numbers from :func:`pack_counts`."""
     return torch.from_numpy(_bytes(text, n, n).astype(np.int64))
 
 
 def _bytes(text: str, length: int, n: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    found = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
-    if len(found) != length:
-        raise ValueError(f"{len(found)} bytes for {n} examples")
-    return found
+    content = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
+    if len(content) != length:
+        raise ValueError(f"{len(content)} bytes for {n} examples")
+    return content

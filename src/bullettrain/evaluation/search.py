@@ -1,11 +1,11 @@
-"""The attacks of AutoAttack in L∞ as tensor programs: one iteration is one function without a host read.
+"""The attacks of AutoAttack in L∞ without host synchronisation, so that CUDA graphs can run them.
 
 They follow Croce and Hein (APGD and AutoAttack: arXiv 2003.01690; FAB: 1907.02044) and Andriushchenko et al. (Square:
-1912.00049) with the settings of AutoAttack's standard version, and draw what the package `pyautoattack` draws, in the
-same order. An attack has static buffers, so that :meth:`Attack.step` can be captured in a CUDA graph and replayed.
+1912.00049) with the settings of AutoAttack's standard version, and draw the same random numbers as the package
+`pyautoattack`, in the same order. Buffers are static, so that :meth:`Attack.step` can be captured and replayed.
 
-Every attack returns, for each image, the candidate with the smallest margin (logit of the label less the largest
-other one) among all that it tried; whether that is misclassified is for the caller to say, in float32.
+Every attack returns, for each image, the candidate with the smallest margin (logit of the label minus the largest
+other logit). The caller decides in float32 whether it is misclassified.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch import Tensor
 
 Logits = Callable[[Tensor], Tensor]
 MakeRunner = Callable[[Callable[[], Sequence[Tensor]]], Callable[[Callable[[], None]], object]]
-"""Given what the buffers are, something that runs a function, or replays what it did the first time."""
+"""Given a function that returns the buffers, returns a runner: it calls a step, or replays its first call."""
 
 NEWTON_STEPS = 8
-"""Of the projection in FAB: 4 are exact to rounding for changes of up to half of the range of pixels, 6 for any."""
+"""Newton steps of the projection in FAB; 6 are exact up to rounding."""
 REPORT_EVERY = 25
-"""Iterations between two reports of progress."""
+"""Iterations between two progress reports."""
 
 
 def eager(_: Callable[[], Sequence[Tensor]]) -> Callable[[Callable[[], None]], object]:
-    """Run every iteration as it is."""
+    """Return a runner that calls every step."""
     return lambda step: step()
 
 
 def margins(logits: Tensor, y: Tensor) -> Tensor:
-    """(n,) z_y − max of the others, of logits (n, K) and labels y (n,): misclassified below 0."""
+    """Return (n,) margins z_y − max of the other logits, of logits (n, K) and labels y (n,)."""
     own = logits.gather(1, y[:, None])
     others = logits.scatter(1, y[:, None], -torch.inf)
     return own[:, 0] - others.amax(dim=1)
@@ -44,22 +44,22 @@ class Attack(ABC):
     """An attack on up to ``len(like)`` images at once.
 
     Args:
-        network: logits (n, K) of images (n, C, H, W), with gradients for the images.
-        like: (n, C, H, W), whose shape, layout and device the buffers have.
+        network: returns logits (n, K) of images (n, C, H, W), differentiable in the images.
+        like: (n, C, H, W) tensor with the shape, memory format and device of the buffers.
         eps: radius of the ball.
-        make_runner: makes what runs :meth:`step`.
+        make_runner: makes the runner of :meth:`step`.
     """
 
     iterations = 100
-    looks_first = True
-    """Whether the first call of :meth:`step` only looks at the start."""
+    evaluates_start = True
+    """Whether the first call of :meth:`step` only evaluates the starting point."""
 
     def __init__(self, network: Logits, like: Tensor, eps: float, make_runner: MakeRunner = eager) -> None:
-        self.network, self.eps, self.calls = network, eps, self.iterations + self.looks_first
-        self.x, self.x_adv, self.found = (torch.zeros_like(like) for _ in range(3))
+        self.network, self.eps, self.calls = network, eps, self.iterations + self.evaluates_start
+        self.x, self.x_adv, self.candidate = (torch.zeros_like(like) for _ in range(3))
         self.y, self.target = (torch.zeros(len(like), dtype=torch.int64, device=like.device) for _ in range(2))
         self.margin = torch.zeros(len(like), device=like.device)
-        """Smallest margin so far, that of ``found``."""
+        """Smallest margin so far, which is that of ``candidate``."""
         self.iteration = torch.zeros(1, dtype=torch.int64, device=like.device)
         self.allocate(like)
         self._runner = make_runner(lambda: [value for value in vars(self).values() if torch.is_tensor(value)])
@@ -72,17 +72,18 @@ class Attack(ABC):
         generator: torch.Generator,
         tick: Callable[[float], None] = lambda share: None,
     ) -> tuple[Tensor, Tensor]:
-        """Attack x (n, C, H, W) with labels y (n,), towards ``target`` (n,) where it has one.
+        """Attack x (n, C, H, W) with labels y (n,). Targeted attacks aim at the classes ``target`` (n,).
+
+        ``tick`` is called now and then with the share of the iterations that are done.
 
         Returns:
-            Candidates (n, C, H, W) and their margins (n,) as the network has them; ``tick`` is told now and then which
-            share of the iterations is done.
+            Candidates (n, C, H, W), and their margins (n,) by the network.
         """
         n = len(x)
         with torch.no_grad():
             for buffer, values in ((self.x, x), (self.y, y), (self.target, target)):
                 buffer[:n].copy_(values)
-            self.found.copy_(self.x)
+            self.candidate.copy_(self.x)
             self.margin.fill_(torch.inf)
             self.iteration.zero_()
             self.start(n, generator)
@@ -90,23 +91,23 @@ class Attack(ABC):
             self._runner(self.step)
             if call % REPORT_EVERY == 0:
                 if self.x.is_cuda:
-                    torch.cuda.current_stream().synchronize()  # or the host would be far ahead
+                    torch.cuda.current_stream().synchronize()  # else the host runs ahead
                 tick(call / self.calls)
-        return self.found[:n].clone(), self.margin[:n].clone()
+        return self.candidate[:n].clone(), self.margin[:n].clone()
 
-    def allocate(self, like: Tensor) -> None:  # noqa: B027 (not every attack has any)
-        """Make further buffers."""
+    def allocate(self, like: Tensor) -> None:  # noqa: B027 (optional)
+        """Allocate further buffers."""
 
     @abstractmethod
     def start(self, n: int, generator: torch.Generator) -> None:
-        """Fill the buffers for n images."""
+        """Initialize the buffers for n images."""
 
     @abstractmethod
     def step(self) -> None:
-        """One iteration, in place."""
+        """Run one iteration, in place."""
 
     def gradient(self, x: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (n, K) of x, ``loss`` (n,) of them, and its gradient at x."""
+        """Return the logits (n, K) of x, their ``loss`` (n,), and its gradient at x."""
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             logits = self.network(x)
@@ -114,39 +115,39 @@ class Attack(ABC):
             (gradient,) = torch.autograd.grad(values.sum(), x)
         return logits.detach(), values.detach(), gradient
 
-    def behind(self, logits: Tensor) -> Tensor:
-        """(n,) z_target − z_y."""
+    def target_lead(self, logits: Tensor) -> Tensor:
+        """Return (n,) z_target − z_y."""
         return (logits.gather(1, self.target[:, None]) - logits.gather(1, self.y[:, None]))[:, 0]
 
     def keep(self, x: Tensor, logits: Tensor, allowed: Tensor | None = None) -> None:
-        """Remember those of x that are nearer to a misclassification than any before."""
+        """Store those of x that have a smaller margin than any before."""
         margin = margins(logits, self.y)
         closer = margin < self.margin
         if allowed is not None:
             closer = closer & allowed
         self.margin.copy_(torch.where(closer, margin, self.margin))
-        self.found.copy_(torch.where(rows(closer), x, self.found))
+        self.candidate.copy_(torch.where(rows(closer), x, self.candidate))
 
     def project(self, x: Tensor) -> Tensor:
-        """Into the ball and into valid pixels."""
+        """Project x onto the ball and onto valid pixels."""
         return torch.minimum(torch.maximum(x, self.x - self.eps), self.x + self.eps).clamp(0, 1)
 
 
 class APGD(Attack):
-    """Gradient ascent on cross-entropy with momentum; where it stalls, from the best point with half the step."""
+    """Gradient ascent on cross-entropy with momentum. If it stalls: from the best point with half the step."""
 
     def allocate(self, like: Tensor) -> None:
-        """What is remembered between two checks of the step size."""
+        """Allocate what is compared at the checks of the step size."""
         self.x_old, self.x_best, self.grad_best = (torch.zeros_like(like) for _ in range(3))
         self.loss_best, self.loss_check, self.loss_last, self.rises, self.step_size = (
             torch.zeros_like(self.margin) for _ in range(5)
         )
         self.halved = torch.zeros_like(self.margin, dtype=torch.bool)
         self.windows = torch.tensor([0, *check_windows(self.iterations)], device=like.device)
-        """At each call, how many iterations there were since the last check; 0: no check."""
+        """For each call, iterations since the last check; 0: no check."""
 
     def start(self, n: int, generator: torch.Generator) -> None:
-        """A uniform draw, scaled to touch the ball's surface."""
+        """Start from uniform noise, scaled to the surface of the ball."""
         noise = 2 * torch.rand(self.x[:n].shape, generator=generator, device=self.x.device) - 1
         noise = noise / (rows(largest(noise)) + 1e-12)
         self.x_adv.copy_(self.x)
@@ -158,11 +159,11 @@ class APGD(Attack):
         self.rises.zero_()
 
     def loss(self, logits: Tensor) -> Tensor:
-        """(n,), larger is nearer to a misclassification."""
+        """Return (n,) losses to maximize."""
         return F.cross_entropy(logits, self.y, reduction="none")
 
     def step(self) -> None:
-        """Look at where it is, then move; the first call looks at the start."""
+        """Evaluate the current point, then move; the first call evaluates the start."""
         logits, loss, grad = self.gradient(self.x_adv, self.loss)
         with torch.no_grad():
             self.keep(self.x_adv, logits)
@@ -194,7 +195,7 @@ class APGD(Attack):
 
 
 def check_windows(iterations: int) -> list[int]:
-    """For each iteration, the number since the last check of the step size; 0: no check there."""
+    """Return, for each iteration, the number since the last check of the step size; 0: no check."""
     window, shrink, least = (max(int(share * iterations), 1) for share in (0.22, 0.03, 0.06))
     windows, since = [], 0
     for _ in range(iterations):
@@ -207,27 +208,27 @@ def check_windows(iterations: int) -> list[int]:
 
 
 class TargetedAPGD(APGD):
-    """The same on the targeted difference of logits ratio."""
+    """APGD on the targeted difference of logits ratio."""
 
     def loss(self, logits: Tensor) -> Tensor:
-        """(n,), larger is nearer to the target."""
+        """Return (n,) losses, larger nearer to the target."""
         top = logits.topk(4, dim=1).values
-        return self.behind(logits) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
+        return self.target_lead(logits) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
 
 
 class FAB(Attack):
-    """Steps onto the linearised boundary towards a target class, pulled to the image; keeps what is in the ball."""
+    """Steps onto the linearized boundary to a target class, with a pull to the image; keeps points in the ball."""
 
-    looks_first = False
+    evaluates_start = False
     OVERSHOOT, BACK, MOST = 1.05, 0.9, 0.1
 
     def start(self, n: int, generator: torch.Generator) -> None:
-        """At the images themselves."""
+        """Start from the images."""
         self.x_adv.copy_(self.x)
 
     def step(self) -> None:
-        """One projection, and a look at where it leads."""
-        _, ahead, grad = self.gradient(self.x_adv, self.behind)
+        """Project onto the linearized boundary, and evaluate the new point."""
+        _, ahead, grad = self.gradient(self.x_adv, self.target_lead)
         with torch.no_grad():
             level = (grad * self.x_adv).sum(dim=(1, 2, 3)) - ahead
             from_here, from_image = (onto_plane(start, grad, level) for start in (self.x_adv, self.x))
@@ -242,11 +243,11 @@ class FAB(Attack):
 
 
 def onto_plane(x: Tensor, normal: Tensor, level: Tensor) -> Tensor:
-    """The smallest change d in L∞ that takes x (n, C, H, W) onto normal·(x + d) = level (n,) with x + d in [0, 1].
+    """Return the smallest d in L∞ with normal·(x + d) = level (n,) and x + d in [0, 1], for x (n, C, H, W).
 
-    Where the plane is out of reach, the change that comes closest. Every pixel moves by λ against the sign of its
-    normal, or up to its bound: a concave, piecewise linear equation in λ, for which Newton's method from 0 stays below
-    the root and is exact once it has passed the last bound before it.
+    If the plane is out of reach, d comes as close as possible. Every pixel moves by λ against the sign of its normal,
+    or up to its bound. This is a concave, piecewise linear equation in λ: Newton's method from 0 stays below the root
+    and is exact once it has passed the last kink before it.
     """
     excess = rows((normal * x).sum(dim=(1, 2, 3)) - level)
     normal = normal * (2 * (excess >= 0).to(x.dtype) - 1)
@@ -261,26 +262,26 @@ def onto_plane(x: Tensor, normal: Tensor, level: Tensor) -> Tensor:
 
 
 class Square(Attack):
-    """Random search without gradients: a square of the image is set to the ball's edge, and kept where that helps."""
+    """Random search without gradients: sets a square of the image to the edge of the ball if that lowers the margin."""
 
     iterations = 5000
 
     def allocate(self, like: Tensor) -> None:
-        """The squares that will be tried."""
+        """Allocate the squares to try."""
         channels, height, width = like.shape[1:]
         self.squares = torch.zeros(self.calls, 4, dtype=torch.int64, device=like.device)
-        """Of each call: first and last + 1 row and column; none at the first, which looks at the start."""
+        """For each call: top, bottom, left and right of its square; an empty one at the first call."""
         self.signs = torch.zeros(self.calls, channels, device=like.device)
         self.row = torch.arange(height, device=like.device)[:, None]
         self.column = torch.arange(width, device=like.device)[None, :]
 
     def start(self, n: int, generator: torch.Generator) -> None:
-        """Stripes; and every square of the run, drawn on the CPU."""
+        """Start from stripes, and draw all squares."""
         _, channels, height, width = self.x.shape
-        # Of a generator of the CPU, so that thousands of small draws take no time on the device.
+        # On the CPU: thousands of small draws are slow on a GPU.
         draws = generator if generator.device.type == "cpu" else torch.Generator().manual_seed(generator.initial_seed())
         stripes = (2 * torch.rand(n, channels, 1, width, generator=draws) - 1).sign().to(self.x.device)
-        self.found[:n] = (self.x[:n] + self.eps * stripes).clamp(0, 1)
+        self.candidate[:n] = (self.x[:n] + self.eps * stripes).clamp(0, 1)
         squares, signs = [[0, 0, 0, 0]], [torch.zeros(channels)]
         for query in range(self.iterations):
             side = square_size(query, height, width)
@@ -292,7 +293,7 @@ class Square(Attack):
         self.signs.copy_(torch.stack(signs))
 
     def step(self) -> None:
-        """Try the next square."""
+        """Try one square."""
         with torch.no_grad():
             top, bottom, left, right = self.squares.index_select(0, self.iteration)[0].unbind()
             rows_inside, columns_inside = (
@@ -300,13 +301,13 @@ class Square(Attack):
                 for place, low, high in ((self.row, top, bottom), (self.column, left, right))
             )
             sign = self.signs.index_select(0, self.iteration)[0][:, None, None]
-            tried = self.project(self.found + 2 * self.eps * sign * (rows_inside & columns_inside))
+            tried = self.project(self.candidate + 2 * self.eps * sign * (rows_inside & columns_inside))
             self.keep(tried, self.network(tried))
             self.iteration.add_(1)
 
 
 def square_size(query: int, height: int, width: int, share: float = 0.8) -> int:
-    """Side of the square that is tried at this query: large ones first."""
+    """Return the side of the square at this query; squares shrink over time."""
     bounds = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
     share /= 2 ** sum(query > bound for bound in bounds)
     return min(max(round(math.sqrt(share * height * width)), 1), height, width)
@@ -317,10 +318,10 @@ ATTACKS: dict[str, type[Attack]] = {"apgd-ce": APGD, "apgd-t": TargetedAPGD, "fa
 
 
 def rows(values: Tensor) -> Tensor:
-    """(n,) as (n, 1, 1, 1)."""
+    """Reshape (n,) to (n, 1, 1, 1)."""
     return values[:, None, None, None]
 
 
 def largest(change: Tensor) -> Tensor:
-    """(n,) L∞ norms of (n, C, H, W)."""
+    """Return the (n,) L∞ norms of (n, C, H, W)."""
     return change.abs().amax(dim=(1, 2, 3))

@@ -1,4 +1,4 @@
-"""Attacks as text: `pgd20`, `pgd100x10`, `pgd:steps=50,eps=8/255`, `autoattack`, and what they mean."""
+"""Parse attacks from text: `pgd20`, `pgd100x10`, `pgd:steps=50,eps=8/255`, `autoattack`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bullettrain.config.settings import ConfigError, limits_of, parse
 from bullettrain.validation import instead
 
 PAPER_STEP = 0.003
-"""Step size of the paper's PGD-20, at its eps."""
+"""Step size of the paper's PGD-20 at ε = 0.031."""
 MENU = (
     "clean, pgd20, pgd100x10, pgd1000x5 (any pgdSTEPSxRESTARTS), "
     "pgd:steps=…,restarts=…,step=…,loss=ce|kl|margin,norm=linf|l2,eps=8/255, "
@@ -27,25 +27,25 @@ NormName = Literal["linf", "l2"]
 
 @dataclass(frozen=True)
 class Attack:
-    """What is done to the images before they are classified."""
+    """Base class of attacks on images before they are classified."""
 
     @property
     def name(self) -> str:
-        """As it is typed, in short; ε, norm and step are told beside it."""
+        """Short name, without ε, norm and step size."""
         return type(self).__name__.lower()
 
 
 class Clean(Attack):
-    """The images as they are."""
+    """No attack."""
 
 
 class Corruptions(Attack):
-    """A folder of common corruptions."""
+    """Common corruptions, from a folder."""
 
 
 @dataclass(frozen=True)
 class PGD(Attack):
-    """Projected gradient ascent from uniform starts; the worst of the restarts counts."""
+    """Projected gradient ascent from uniform random starts; the worst restart counts for each image."""
 
     steps: int
     restarts: int
@@ -63,14 +63,14 @@ class PGD(Attack):
 
 @dataclass(frozen=True)
 class AutoAttack(Attack):
-    """The standard ensemble: APGD on cross-entropy, targeted APGD and FAB, Square."""
+    """The standard version: APGD on cross-entropy, targeted APGD, targeted FAB, Square."""
 
     norm: NormName
     eps: float
 
 
 class APGD(AutoAttack):
-    """The first half of the ensemble, which breaks nearly all that the whole does: APGD on cross-entropy, targeted."""
+    """The first two attacks of AutoAttack, which break nearly as many images as all four."""
 
 
 KINDS: dict[str, type[Attack]] = {kind.__name__.lower(): kind for kind in (Clean, PGD, AutoAttack, APGD, Corruptions)}
@@ -78,21 +78,21 @@ KINDS: dict[str, type[Attack]] = {kind.__name__.lower(): kind for kind in (Clean
 
 @dataclass(frozen=True)
 class Defaults:
-    """Settings of attacks that do not give them: the run's own ε, norm and step, the paper's where there is no run."""
+    """Default settings of attacks: those of the run, or the paper's without a run."""
 
     norm: NormName = "linf"
     eps: float | None = None
     """None: 0.031 in L∞, 0.5 in L2."""
     step: float | None = None
-    """Of attacks at ``eps`` with at least ``steps`` steps; None: see :meth:`step_size`."""
+    """Step size of attacks at ``eps`` with at least ``steps`` steps; None: see :meth:`step_size`."""
     steps: int = 20
 
     def radius(self, norm: NormName) -> float:
-        """ε in ``norm``: the default's own where it is that norm, else what is usual."""
+        """Return ``eps`` if it is in this norm, else the usual ε."""
         return self.eps if self.eps is not None and norm == self.norm else USUAL_EPS[norm]
 
     def step_size(self, steps: int, norm: NormName, eps: float) -> float:
-        """The run's, or the paper's at its ε; else ε/10, and more where so few steps would not cross the ball."""
+        """Return the run's or the paper's step size if it applies; else ε/10, or more for fewer than 20 steps."""
         if self.step is not None and (norm, eps) == (self.norm, self.eps) and steps >= self.steps:
             return self.step
         if steps < 20:
@@ -101,7 +101,7 @@ class Defaults:
 
 
 def threat_of(config: Config) -> Defaults:
-    """The defaults of attacks on a run; AugMix has no threat model: its runs are evaluated as if there were no run."""
+    """Return the default settings of attacks on a run. AugMix has no threat model, so its runs get the paper's."""
     method, evaluation = config.method, config.evaluation
     if method.objective == "augmix":
         return Defaults()
@@ -109,29 +109,26 @@ def threat_of(config: Config) -> Defaults:
 
 
 def few_steps(steps: int, eps: float) -> float:
-    """2.5·ε/steps: room to go from any start to any place in the ball; one step is FGSM's 1.25·ε."""
+    """Return 2.5·ε/steps, which is enough to cross the ball; for one step 1.25·ε, as in FGSM."""
     return min(2.5 / max(steps, 1), 1.25) * eps
 
 
 def parse_attacks(texts: Sequence[str], defaults: Defaults | None = None) -> list[Attack]:
-    """The attacks that are asked for, each once, in order.
-
-    ``texts`` may each hold several between commas: `clean,pgd20,pgd:steps=50,restarts=2` is three.
-    """
+    """Parse attacks, each once, in order. Commas separate several: `clean,pgd20,pgd:steps=50,restarts=2` is three."""
     words: list[str] = []
     for part in ",".join(texts).split(","):
         if "=" in part and ":" not in part and words:
-            words[-1] += f",{part}"  # one more parameter of the attack before
+            words[-1] += f",{part}"  # another parameter of the attack before
         elif part.strip():
             words.append(part.strip())
     return list(dict.fromkeys(parse_attack(word, defaults or Defaults()) for word in words))
 
 
 def parse_attack(text: str, defaults: Defaults) -> Attack:
-    """One attack.
+    """Parse one attack.
 
     Raises:
-        ConfigError: there is no such attack, or a parameter is wrong; it says what there is.
+        ConfigError: the attack or a parameter is unknown, or a value is not valid.
     """
     name, colon, rest = text.strip().partition(":")
     short = re.fullmatch(r"pgd(\d+)(?:x(\d+))?", name)
@@ -150,23 +147,23 @@ def parse_attack(text: str, defaults: Defaults) -> Attack:
         if key in words:
             raise ConfigError(f"--attack {text}: {key} is given twice")
         words[key] = value
-    given: dict[str, Any] = {key: parse(value, hints[key], f"--attack {text}: {key}") for key, value in words.items()}
+    values: dict[str, Any] = {key: parse(value, hints[key], f"--attack {text}: {key}") for key, value in words.items()}
     if hints:
-        norm = given.setdefault("norm", defaults.norm)
-        eps = check_eps(given.setdefault("eps", defaults.radius(norm)), norm, f"--attack {text}: ")
+        norm = values.setdefault("norm", defaults.norm)
+        eps = check_eps(values.setdefault("eps", defaults.radius(norm)), norm, f"--attack {text}: ")
     if kind is PGD:
-        steps = given.setdefault("steps", 20)
-        given = {"restarts": 1, "loss": "ce", "step": defaults.step_size(steps, norm, eps), **given}
+        steps = values.setdefault("steps", 20)
+        values = {"restarts": 1, "loss": "ce", "step": defaults.step_size(steps, norm, eps), **values}
         for key, setting in (("steps", "steps"), ("restarts", "restarts"), ("step", "step_size")):
             low, high = limits_of(EvaluationConfig, setting)
-            if not low <= given[key] <= high:
+            if not low <= values[key] <= high:
                 limits = f"it has to be at least {low:g} and at most {high:g}"
-                raise ConfigError(f"--attack {text}: {key} is {given[key]}; {limits}")
-    return kind(**given)
+                raise ConfigError(f"--attack {text}: {key} is {values[key]}; {limits}")
+    return kind(**values)
 
 
 def check_eps(eps: float, norm: str, where: str) -> float:
-    """``eps``, if it is a radius in ``norm``; ``where`` it stands, for the message."""
+    """Return ``eps``. Raises ConfigError, which starts with ``where``, if it is no radius in ``norm``."""
     if not 0 < eps < float("inf"):
         raise ConfigError(f"{where}eps is {eps:g}; it has to be a number above 0")
     if norm == "linf" and eps > 1:
@@ -175,17 +172,17 @@ def check_eps(eps: float, norm: str, where: str) -> float:
 
 
 def as_dict(attack: Attack) -> dict[str, Any]:
-    """All that determines the attack, for a record."""
+    """Return the kind and all settings of the attack, for a record."""
     return {"attack": type(attack).__name__.lower(), **dataclasses.asdict(attack)}
 
 
 def threat_in_words(norm: str, eps: float) -> str:
-    """`L∞ 8/255`."""
+    """Format a threat model: `L∞ 8/255`."""
     return f"{'L∞' if norm == 'linf' else 'L2'} {radius(eps)}"
 
 
 def radius(eps: float) -> str:
-    """ε as a person writes it: 0.3, or 8/255 where that is shorter than the number."""
+    """Format ε: 0.3, or 8/255 where that is shorter."""
     of_255 = eps * 255
     if float(f"{eps:.3g}") != eps and round(of_255) and abs(of_255 - round(of_255)) < 1e-6:
         return f"{round(of_255)}/255"

@@ -1,4 +1,4 @@
-"""Reports: one self-contained ``report.html`` from the folder a run or a comparison left behind.
+"""Reports: one self-contained ``report.html`` about the folder of a run or a comparison.
 
     write_report(Path("runs/short"))      # -> runs/short/report.html
 

@@ -1,4 +1,4 @@
-"""Results as rows and sentences, for the terminal and for the report alike."""
+"""Results of an evaluation as rows and sentences, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bullettrain.reporting.paper import paper_figure
 
 @dataclass(frozen=True)
 class AttackRow:
-    """A line of the table: an attack, one of AutoAttack's parts, or the worst case over attacks."""
+    """A row of the table: an attack, a part of AutoAttack, or the worst case over attacks."""
 
     kind: Literal["attack", "part", "worst"]
     name: str
@@ -28,25 +28,25 @@ class AttackRow:
 
 
 def rows(entry: Entry, results: Sequence[Result], config: Config | None) -> list[AttackRow]:
-    """The results, AutoAttack's parts below it, and the worst case over all on one threat."""
-    found = []
+    """Return a row for each result, each part of AutoAttack, and the worst case of each threat."""
+    table = []
     for result in results:
-        threat = threat_in_words(*result.threat) if result.threat else ""
+        threat = result.threat_name
         part = f", {result.corruptions['over']} of 15" if result.corruptions.get("missing") else ""
         paper = paper_figure(config, result.name, result.attack.get("eps"), entry.data)
         name, measured = attack_name(result.name) + part, (result.interval, paper, result.seconds)
-        found.append(AttackRow("attack", name, threat, result.accuracy, result.precision, *measured))
+        table.append(AttackRow("attack", name, threat, result.accuracy, result.precision, *measured))
         if result.attack["attack"] in ("autoattack", "apgd"):
             parts = result.rounds[1:]
-            found += [AttackRow("part", f"after {name}", threat, left, result.precision) for name, left in parts]
+            table += [AttackRow("part", f"after {name}", threat, left, result.precision) for name, left in parts]
     for case in worst_cases(results):
         threat = threat_in_words(case["norm"], case["eps"])
-        found.append(AttackRow("worst", "worst case", threat, case["accuracy"], case["precision"], case["interval"]))
-    return found
+        table.append(AttackRow("worst", "worst case", threat, case["accuracy"], case["precision"], case["interval"]))
+    return table
 
 
 def difference(results: Sequence[Result], known: Sequence[Result] = ()) -> str:
-    """How much tf32 and bf16 differ from float32, where both were run, now or (``known``) before; else nothing."""
+    """Describe how results in tf32 and bf16 differ from float32 ones, among ``results`` or ``known``; may be empty."""
     exact = {str(r.attack): r for r in (*known, *results) if r.precision == "float32" and r.role == "attack"}
     parts: dict[str, list[str]] = {}
     for result in results:
@@ -57,18 +57,16 @@ def difference(results: Sequence[Result], known: Sequence[Result] = ()) -> str:
         if result.survived and other.survived and result.examples == other.examples:
             part += f" ({int((result.mask != other.mask).sum())} of {result.examples} images)"
         parts.setdefault(result.precision, []).append(part)
-    return "; ".join(f"{precision} against float32: {', '.join(said)}" for precision, said in parts.items())
+    return "; ".join(f"{precision} against float32: {', '.join(part)}" for precision, part in parts.items())
 
 
 def weakest(entry: Entry, results: Sequence[Result]) -> str:
-    """The classes that the strongest attack leaves least and most of; nothing where there is no attack."""
+    """Describe the classes with the lowest and highest accuracy under the strongest attack; may be empty."""
     attacked = [result for result in results if result.threat and result.per_class]
     if not attacked:
         return ""
     result = min(attacked, key=lambda result: result.accuracy)
     shares = [(value, name) for value, name in zip(result.per_class, entry.classes, strict=True) if value is not None]
-    if len(shares) < 2:
-        return ""
     (low, weak), (high, strong) = min(shares), max(shares)
     if low == high:
         return ""
@@ -77,9 +75,9 @@ def weakest(entry: Entry, results: Sequence[Result]) -> str:
 
 
 def mean_in_words(result: Result) -> str:
-    """`mean over 14 of 15, without frost: 73.20 %`."""
-    about = result.corruptions
-    missing = [name.replace("_", " ") for name in about["missing"]]
+    """Describe a mean over corruptions: `mean over 14 of 15, without frost: 73.20 %`."""
+    details = result.corruptions
+    missing = [name.replace("_", " ") for name in details["missing"]]
     without = f", without {listed(missing)}" if missing else ""
-    text = f"mean over {about['over']} of 15{without}: {percent(result.accuracy, 2)}"
-    return plain(text + (f"; mean corruption error {percent(about['mce'], 2)}" if "mce" in about else ""))
+    text = f"mean over {details['over']} of 15{without}: {percent(result.accuracy, 2)}"
+    return plain(text + (f"; mean corruption error {percent(details['mce'], 2)}" if "mce" in details else ""))

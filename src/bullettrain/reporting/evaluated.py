@@ -1,4 +1,4 @@
-"""How `bullettrain evaluate` found a network: tables of attacks and corruptions, and what becomes of it over ε."""
+"""The section of a report about `bullettrain evaluate`: tables of attacks and corruptions, and curves."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import numpy as np
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation.results import Entry, Result
-from bullettrain.evaluation.specs import radius, threat_in_words
+from bullettrain.evaluation.specs import radius
 from bullettrain.formatting import DASH, attack_name, duration, number, percent
 from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows
 from bullettrain.reporting.plotting import COLOURS, DASHED, Curve, Plate, draw_lines, panels
 from bullettrain.reporting.tables import Grid, table
 
 MOST_CLASSES = 12
-"""More than these have no room in one figure: the weakest are shown."""
+"""Maximum number of classes in a figure; the weakest are shown."""
 
 
 def section(entry: Entry, values: Mapping[str, Any] | None, index: int) -> dict[str, Any]:
-    """What the page shows of one network on one dataset.
+    """Return the values of the template for one network on one dataset.
 
     Args:
-        values: the configuration of the run that it is of.
-        index: keeps the names of figures apart.
+        entry: results.
+        values: configuration of the run, if the network is of a run.
+        index: makes the names of figures unique.
     """
     attacks = [result for result in entry.results if result.role == "attack"]
     device, note = str(entry.environment.get("device") or ""), difference(attacks)
@@ -45,14 +46,14 @@ def _config(values: Mapping[str, Any] | None) -> Config | None:
     try:
         return None if values is None else Config.from_dict(values)
     except ConfigError:
-        return None  # a run of another version: the paper's figures are left out
+        return None  # a run of another version, without the paper's figures
 
 
-def _attacks(found: Sequence[AttackRow], note: str) -> Grid:
-    """A row for each attack, for AutoAttack's parts, and for the worst case where it is below all attacks."""
-    lowest = min(row.accuracy for row in found if row.kind != "worst")
-    several = {row.precision for row in found} != {"float32"}
-    names = {"attack": "{}", "part": "\u2003{}", "worst": "all of these, the worst of each image"}
+def _attacks(rows: Sequence[AttackRow], note: str) -> Grid:
+    """Return the table of attacks. The worst case is shown if it is below all attacks."""
+    lowest = min(row.accuracy for row in rows if row.kind != "worst")
+    several = {row.precision for row in rows} != {"float32"}
+    names = {"attack": "{}", "part": "\u2003{}", "worst": "worst case over these attacks"}
     cells = [
         [
             names[row.kind].format(row.name),
@@ -63,14 +64,14 @@ def _attacks(found: Sequence[AttackRow], note: str) -> Grid:
             percent(row.paper, 2) if row.paper is not None else DASH,
             duration(row.seconds) if row.seconds is not None else DASH,
         ]
-        for row in found
+        for row in rows
         if row.kind != "worst" or row.accuracy < lowest
     ]
     return table(["Attack", "Threat", "Accuracy", "95 % interval", "Precision", "Paper", "Time"], cells, note)
 
 
 def _corruptions(result: Result) -> Grid:
-    """Accuracy in percent, a row for each corruption."""
+    """Return the table of corruptions, in percent."""
     heads = ["Corruption", "Mean", *(f"Severity {severity}" for severity in range(1, 6))]
     lines = [
         [name.replace("_", " "), *(f"{100 * value:.1f}" for value in (sum(values) / len(values), *values))]
@@ -83,40 +84,35 @@ def _corruptions(result: Result) -> Grid:
 
 
 def over_eps(entry: Entry) -> Plate | None:
-    """Accuracy against ε, with as many steps each."""
+    """Plot accuracy against ε, with a fixed number of steps."""
     swept = _swept(entry, "eps")
     clean = [r for r in entry.results if r.role == "curve" and r.attack["attack"] == "clean"]
     if not swept or not clean:
         return None
     *bounded, free = swept
-    xlabel = f"ε  ({'L∞' if free.attack['norm'] == 'linf' else 'L2'})"
+    xlabel = f"ε  ({free.threat_name.split()[0]})"
     plate = _sweep([clean[0], *bounded], [0.0, *(result.attack["eps"] for result in bounded)], xlabel)
     for result in _swept(entry, "steps")[:1]:
         plate.figure.axes[0].axvline(result.attack["eps"], **DASHED)
-    caption = (
-        f"PGD-{free.attack['steps']} on {number(free.examples, 0)} images; the band is the 95 % interval, the dashed "
-        f"line the ε of the attacks above. It should fall all the way: without bounds (ε = "
-        f"{radius(free.attack['eps'])}) {percent(free.accuracy)} are left."
-    )
+    attack = f"PGD-{free.attack['steps']} on {number(free.examples, 0)} images, with 95 % interval"
+    limit = f"without bounds (ε = {radius(free.attack['eps'])}) {percent(free.accuracy)} are left"
+    caption = f"{attack}; dashed: ε of the attacks above. It should fall to zero: {limit}."
     return replace(plate, name="eps", title="Robust accuracy against ε", caption=caption)
 
 
 def over_steps(entry: Entry) -> Plate | None:
-    """Accuracy against steps, at one ε."""
+    """Plot accuracy against steps, at a fixed ε."""
     swept = _swept(entry, "steps")
     if not swept:
         return None
     plate = _sweep(swept, range(len(swept)), "attack steps")
     plate.figure.axes[0].set_xticks(range(len(swept)), [str(result.attack["steps"]) for result in swept])
-    caption = (
-        f"PGD at {threat_in_words(*(swept[0].threat or ('linf', 0.0)))}, the same {number(swept[0].examples, 0)} "
-        "images. It should fall and level off; a rise is a sign of masked gradients."
-    )
+    caption = f"PGD at {swept[0].threat_name}, the same images. A rise is a sign of masked gradients."
     return replace(plate, name="steps", title="Robust accuracy against steps", caption=caption)
 
 
 def _swept(entry: Entry, over: str) -> list[Result]:
-    """The points of a curve over "eps" or "steps": those PGD results that agree on the other, where most do."""
+    """Return the points of the curve over "eps" or "steps", sorted; the other setting is held fixed."""
     held = "steps" if over == "eps" else "eps"
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for result in entry.results:
@@ -128,7 +124,7 @@ def _swept(entry: Entry, over: str) -> list[Result]:
 
 
 def _sweep(results: Sequence[Result], places: Sequence[float], xlabel: str) -> Plate:
-    """One line with its interval."""
+    """Plot one line with its confidence interval."""
     x, y = np.array(places, dtype=np.float64), np.array([result.accuracy for result in results])
     figure, (axes,) = panels()
     low, high = np.array([result.interval for result in results]).T
@@ -139,7 +135,7 @@ def _sweep(results: Sequence[Result], places: Sequence[float], xlabel: str) -> P
 
 
 def by_class(entry: Entry, attacks: Sequence[Result]) -> Plate | None:
-    """Accuracy of each class, clean and under the attack that breaks most."""
+    """Plot the accuracy of each class, clean and under the strongest attack."""
     clean = next((r for r in attacks if r.attack["attack"] == "clean" and r.per_class), None)
     attacked = [r for r in attacks if r.threat and r.per_class]
     if clean is None or not attacked:
@@ -149,17 +145,17 @@ def by_class(entry: Entry, attacks: Sequence[Result]) -> Plate | None:
     shown = sorted(sorted(known, key=lambda index: known[index])[:MOST_CLASSES])
     figure, (axes,) = panels()
     axes.grid(visible=False)
-    for place, index in enumerate(reversed(shown)):
+    for place, index in enumerate(shown):
         share, before = known[index], clean.per_class[index] or 0.0
         axes.barh(place, before, height=0.82, color=COLOURS["soft"], alpha=0.28)
         axes.barh(place, share, height=0.82, color=COLOURS["accent"], alpha=0.9)
         text = f"{100 * share:.0f} / {100 * before:.0f}"
         axes.text(1.02, place, text, va="center", ha="left", clip_on=False, fontsize=9.5, color=COLOURS["soft"])
-    names = [entry.classes[index] for index in reversed(shown)]
+    names = [entry.classes[index] for index in shown]
     axes.set_yticks(range(len(shown)), [name if len(name) <= 12 else f"{name[:11]}…" for name in names])
-    axes.set(xlim=(0, 1))
+    axes.set(xlim=(0, 1), ylim=(len(shown) - 0.5, -0.5))
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    under = f"{attack_name(worst.name)} ({threat_in_words(*(worst.threat or ('linf', 0.0)))})"
+    under = f"{attack_name(worst.name)} ({worst.threat_name})"
     cut = len(known) > MOST_CLASSES
     which = f"The {MOST_CLASSES} weakest of {len(entry.classes)} classes" if cut else "Each class"
     caption = f"{which}: green is under {under}, grey is clean; the numbers are both, in percent."

@@ -1,4 +1,4 @@
-"""Example images before and after the attack, as a page shows them."""
+"""Example images before and after the attack."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from bullettrain.run_folder import Samples
 
 PER_CATEGORY = 8
 LARGEST = 64
-"""Pixels a side: larger images are shrunk, to keep the page small."""
+"""Maximum side in pixels; larger images are shrunk to keep the page small."""
 AMPLIFIED = (20, 10, 5, 2, 1)
 
 
 def amplification(samples: Samples) -> int:
-    """The largest factor at which nearly every difference still fits between black and white around grey."""
+    """Return the largest factor at which nearly all differences fit between black and white."""
     change = np.abs(samples.adversarial.astype(np.int16) - samples.clean.astype(np.int16))
     largest = float(np.quantile(change, 0.995)) if change.size else 0.0
     return next((factor for factor in AMPLIFIED if factor * largest <= 127), 1) if largest else 10
 
 
 def strips(samples: Samples, factor: int, *, mined: bool) -> list[dict[str, Any]]:
-    """One strip for each category that has examples; where nothing was ``mined``, one without a name for all."""
+    """Return a strip of examples for each category; if not ``mined``, a single strip without a name."""
     groups = {category.name.lower(): samples.category == category for category in Category}
-    found = []
+    made = []
     for name, members in groups.items() if mined else [("", np.ones(len(samples.label), dtype=bool))]:
         chosen = np.flatnonzero(members)[:PER_CATEGORY]
         if len(chosen):
             untouched = bool((samples.clean[chosen] == samples.adversarial[chosen]).all())
             examples = [_example(samples, int(index), factor) for index in chosen]
-            found.append({"category": name, "examples": examples, "untouched": untouched})
-    return found
+            made.append({"category": name, "examples": examples, "untouched": untouched})
+    return made
 
 
 def _example(samples: Samples, index: int, factor: int) -> dict[str, Any]:
-    """Its images, the names of its label and predictions, and whether these are right."""
+    """Return the images of an example, the names of its label and predictions, and whether these are right."""
     clean, adversarial = samples.clean[index], samples.adversarial[index]
     change = adversarial.astype(np.int32) - clean.astype(np.int32)
     grey = np.clip(128 + factor * change, 0, 255).astype(np.uint8)
@@ -52,7 +52,7 @@ def _example(samples: Samples, index: int, factor: int) -> dict[str, Any]:
 
 
 def data_uri(image: NDArray[np.uint8]) -> str:
-    """A (C, H, W) image as a PNG data URI; neither one nor three channels: the first is shown."""
+    """Return a (C, H, W) image as a PNG data URI. Unless there are three channels, the first is shown."""
     with extra("a report"):
         from PIL import Image
     picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0) if len(image) == 3 else image[0]))

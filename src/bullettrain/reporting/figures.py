@@ -1,6 +1,6 @@
-"""Figures of training: curves, the paper's figs. 3 to 5, and two runs against the clock.
+"""Figures of training: curves, the paper's figures 3 to 5, and two runs against time.
 
-Each function gives a :class:`Plate`, or None where there is nothing to draw, and is called inside :func:`drawing`.
+Each function returns a :class:`Plate`, or None if there is no data. Call them inside :func:`drawing`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from bullettrain.reporting.plotting import (
     Plate,
     draw_lines,
     end_labels,
+    epoch_axis,
     legend_above,
     panels,
     percent_axis,
@@ -28,7 +29,7 @@ from bullettrain.run_folder import SHARES, Floats, ScoredBatch, Table
 
 
 def loss(run: Run) -> Plate | None:
-    """Training loss, with the learning rate below it."""
+    """Plot the training loss, with the learning rate below it."""
     table = run.progress
     curve = Curve(*thin(table["epoch"], table["loss"]), "accent", "{:.4g}")
     if not np.isfinite(curve.y).any():
@@ -36,27 +37,26 @@ def loss(run: Run) -> Plate | None:
     epoch, rate = thin(table["epoch"], table["lr"])
     figure, axes = panels(3.4, 1) if np.isfinite(rate).any() else panels()
     draw_lines(axes[0], [curve])
-    axes[-1].set_xlabel("epoch")
+    axes[0].set_ylabel("loss")
     if len(axes) > 1:
         axes[1].fill_between(epoch, rate, color=COLOURS["soft"], alpha=0.25, linewidth=0)
         draw_lines(axes[1], [Curve(epoch, rate, "soft")])
         highest = float(np.nanmax(table["lr"]))
-        axes[1].set(ylim=(0, None), xlabel="epoch  (below: learning rate)")
+        axes[1].set(ylim=(0, None), ylabel="LR")
         axes[1].set_yticks([0, highest], ["0", short(highest)])
-    caption = (
-        "The loss of the training batches, averaged between log entries. It should fall, and fastest where the "
-        "learning rate comes down."
-    )
+        figure.align_ylabels()
+    epoch_axis(axes[-1])
+    caption = "Loss of the training batches. It should fall, fastest when the learning rate (LR, below) drops."
     return Plate("loss", "Training loss", caption, figure)
 
 
 def accuracy(run: Run) -> Plate | None:
-    """Accuracy on clean and on attacked images: training batches, validation set, probe."""
+    """Plot accuracy on clean and on attacked images: training batches, validation set, probe."""
     table, epochs = run.progress, run.epochs
     at = f" ({run.threat})" if run.threat else ""
     how = "corrupted" if run.makes_views else "attacked"
     fewer = "" if run.plain else f", some {'as they are' if run.makes_views else 'with fewer steps'}"
-    says = {
+    groups = {
         f"Lines: training batches, as they were {how}{at}{fewer}": [
             Curve(*thin(table["epoch"], table["clean_accuracy"]), "soft", f"training, {run.seen_as} {{:.0f}} %"),
             Curve(*thin(table["epoch"], table["robust_accuracy"]), "accent", f"training, {how} {{:.0f}} %"),
@@ -69,67 +69,60 @@ def accuracy(run: Run) -> Plate | None:
             Curve(epochs["epoch"], epochs["probe_robust"], "accent", style="--")
         ],
     }
-    known = {text: curves for text, curves in says.items() if any(np.isfinite(curve.y).any() for curve in curves)}
-    if not known:
+    groups = {text: curves for text, curves in groups.items() if any(np.isfinite(curve.y).any() for curve in curves)}
+    if not groups:
         return None
     figure, (axes,) = panels()
-    draw_lines(axes, [curve for curves in known.values() for curve in curves], percent=True)
-    axes.locator_params(axis="x", nbins=5, integer=True)
-    axes.set_xlabel("epoch")
-    return Plate("accuracy", "Accuracy", "; ".join(known) + ".", figure)
+    draw_lines(axes, [curve for curves in groups.values() for curve in curves], percent=True)
+    epoch_axis(axes)
+    return Plate("accuracy", "Accuracy", "; ".join(groups) + ".", figure)
 
 
 def shares(table: Table) -> Plate | None:
-    """Shares of outlier, boundary and robust examples over training (the paper's fig. 3)."""
+    """Plot the shares of outlier, boundary and robust examples over training (the paper's figure 3)."""
     known = np.all([(table[name] >= 0) & (table[name] <= 1) for name in SHARES], axis=0)
     if not known.any():
         return None
     heights = {name: thin(table["epoch"][known], table[name][known])[1] for name in SHARES}
     x, _ = thin(table["epoch"][known], table["epoch"][known])
-    if len(x) == 1:  # one entry has no width: show it as a flat band
+    if len(x) == 1:  # draw a single entry as a flat band
         x, heights = np.array([0.0, x[0]]), {name: np.repeat(height, 2) for name, height in heights.items()}
     figure, (axes,) = panels()
-    base, ends = np.zeros_like(x), []
-    for name in reversed(SHARES):  # robust at the bottom grows, outliers at the top melt away
-        top = base + heights[name]
-        axes.fill_between(x, base, top, color=COLOURS[name], alpha=0.85, linewidth=0)
-        axes.plot(x, top, color=COLOURS["card"], linewidth=1.2)
-        ends.append(((base[-1] + top[-1]) / 2, f"{name} {100 * heights[name][-1]:.0f} %", name))
-        base = top
+    names = SHARES[::-1]  # robust examples at the bottom
+    look: dict[str, Any] = {"colors": [COLOURS[name] for name in names], "edgecolor": COLOURS["card"]}
+    axes.stackplot(x, [heights[name] for name in names], alpha=0.85, linewidth=1.2, **look)
     percent_axis(axes)
-    axes.set(ylim=(0, 1), xlim=(0, max(x[-1], 1e-3)), xlabel="epoch")
-    end_labels(axes, ends)
-    caption = (
-        "What each mini-batch was made of. Robust should grow and outliers shrink; the boundary band is where most of "
-        "the work goes."
-    )
+    axes.set(ylim=(0, 1), xlim=(0, max(x[-1], 1e-3)))
+    epoch_axis(axes)
+    ends = np.array([heights[name][-1] for name in names])
+    labels = [f"{name} {100 * end:.0f} %" for name, end in zip(names, ends, strict=True)]
+    end_labels(axes, list(zip(np.cumsum(ends) - ends / 2, labels, names, strict=True)))
+    caption = "The robust share should grow and the outlier share shrink. Boundary examples get most of the work."
     return Plate("shares", "Outlier, boundary, robust over training", caption, figure)
 
 
 def svar(table: Table, over: str = "epoch") -> Plate | None:
-    """Mean signed prediction variance of the three categories over training (fig. 4); ``over`` "epoch" or "step"."""
+    """Plot the mean signed prediction variance of the categories (figure 4) over "epoch" or "step"."""
     curves = [Curve(*thin(table[over], table[f"svar_{name}"]), name, name) for name in SHARES]
     if not any(np.isfinite(curve.y).any() for curve in curves):
         return None
     figure, (axes,) = panels()
     axes.axhline(0, **DASHED)
     draw_lines(axes, curves)
-    axes.set(xlabel="iteration" if over == "step" else over, ylabel="mean SVar")
-    caption = (
-        "Mean signed prediction variance: below zero is misclassified, further up is surer. The three should keep "
-        "their order and move apart as training goes on."
-    )
-    return Plate("svar", "SVar of the three classes", caption, figure)
+    epoch_axis(axes, "iteration" if over == "step" else over)
+    axes.set_ylabel("mean SVar")
+    caption = "Negative is misclassified, larger is more confident. The three should move apart during training."
+    return Plate("svar", "SVar of the three categories", caption, figure)
 
 
 def histogram(batch: ScoredBatch) -> Plate:
-    """Signed prediction variance of one batch, with the steps it was given (fig. 5a)."""
+    """Plot the signed prediction variance of one batch, with its attack steps (figure 5a)."""
     low, high = min(float(batch.svar.min()), 0.0), max(float(batch.svar.max()), 0.0)
     width = max(high - low, 1e-6) / 26
     edges = np.arange(np.floor(low / width), np.ceil(high / width) + 1) * width  # zero is always an edge
     order = np.argsort(batch.svar, kind="stable")
     figure, (top, axes) = panels(1, 2.4)
-    within = np.clip(batch.svar, edges[0], edges[-1])  # the last edge may miss the largest by a rounding error
+    within = np.clip(batch.svar, edges[0], edges[-1])  # rounding may put the maximum beyond the last edge
     groups = [within[batch.category == category] for category in Category]
     look: dict[str, Any] = {"edgecolor": COLOURS["card"], "linewidth": 0.8, "stacked": True}
     bars: Any = axes.hist(groups, bins=list(edges), color=[COLOURS[name] for name in SHARES], **look)[2]
@@ -142,30 +135,27 @@ def histogram(batch: ScoredBatch) -> Plate:
     most = max(int(batch.steps.max()), 1)
     top.set(ylim=(-0.15 * most, 1.2 * most), ylabel="steps", yticks=[0, most])
     when = f" in epoch {int(np.ceil(batch.epoch))}" if np.isfinite(batch.epoch) else ""
-    caption = (
-        f"The last whole batch{when}, {len(batch.svar)} examples. Below zero is misclassified; the line above is the "
-        "steps given at each SVar."
-    )
+    caption = f"The last full batch{when}, {len(batch.svar)} examples: attack steps at each SVar, and a histogram."
     return Plate("histogram", "One batch, by SVar", caption, figure)
 
 
 def allocation(batch: ScoredBatch) -> Plate:
-    """Steps of one batch against the rank of its examples by signed prediction variance (fig. 5b)."""
+    """Plot the steps of one batch against the rank of its examples by signed prediction variance (figure 5b)."""
     order = np.argsort(batch.svar, kind="stable")
     steps, category = batch.steps[order], batch.category[order]
     edges = np.arange(len(steps) + 1) / len(steps)
     most = max(int(steps.max()), 1)
     figure, (axes,) = panels()
     for name, member in zip(SHARES, Category, strict=True):
-        given = np.where(category == member, steps, 0)
-        axes.stairs(given, edges, fill=True, color=COLOURS[name], alpha=0.85, linewidth=0)
+        height = np.where(category == member, steps, 0)
+        axes.stairs(height, edges, fill=True, color=COLOURS[name], alpha=0.85, linewidth=0)
         at = np.flatnonzero(category == member)
         if len(at) > 0.13 * len(steps):
-            height = float(steps[at].mean())
-            words = f"{name}\n{height:.3g} step{'s' * (height != 1)}"
+            mean = float(steps[at].mean())
+            label = f"{name}\n{mean:.3g} step{'s' * (mean != 1)}"
             place: dict[str, Any] = {"ha": "center", "va": "bottom", "linespacing": 1.35, "fontsize": 10.5}
-            x, y = (at.mean() + 0.5) / len(steps), height + 0.035 * most
-            axes.text(x, y, words, color=COLOURS[f"{name}-ink"], **place)
+            x, y = (at.mean() + 0.5) / len(steps), mean + 0.035 * most
+            axes.text(x, y, label, color=COLOURS[f"{name}-ink"], **place)
     axes.stairs(steps, edges, color=COLOURS["soft"], linewidth=2.0, baseline=None)
     axes.plot([0, 0, 1, 1], [0, most, most, 0], color=COLOURS["soft"], linewidth=1.1, linestyle=(0, (4, 3)))
     axes.set(xlim=(0, 1), ylim=(0, 1.32 * most), xlabel="examples, ordered by SVar", ylabel="steps")
@@ -173,10 +163,7 @@ def allocation(batch: ScoredBatch) -> Plate:
     counts = np.unique([0, *steps])
     axes.set_yticks(counts if len(counts) <= 5 else np.unique(np.linspace(0, most, 5).round()))
     spent = percent(float(steps.sum()) / (most * len(steps)), 0)
-    caption = (
-        f"The filled area is what this batch cost: {spent} of the dashed box, where every example would get {most} "
-        f"{plural('step', most)}."
-    )
+    caption = f"This batch cost {spent} of the dashed box, in which every example gets {most} {plural('step', most)}."
     return Plate("allocation", "Where the steps went", caption, figure)
 
 
@@ -188,7 +175,7 @@ RACED = {
 
 
 def race(bullettrain: Run, baseline: Run) -> list[Plate]:
-    """Robust accuracy of both runs against the clock and against epochs, by the best measure both have."""
+    """Plot the robust accuracy of both runs against time and against epochs, by the best measure that both have."""
     runs = (baseline.epochs, bullettrain.epochs)
     column = next((name for name in RACED if all(np.isfinite(table[name]).any() for table in runs)), None)
     if column is None:
@@ -206,14 +193,16 @@ def race(bullettrain: Run, baseline: Run) -> list[Plate]:
             curves.append(Curve(*thin(at, table[column]), colour, f"{word}\n{{:.1f}} %"))
         figure, (axes,) = panels()
         draw_lines(axes, curves, percent=True, gap=0.19)
+        if xlabel == "epoch":
+            epoch_axis(axes)
         axes.set_xlabel(xlabel)
         for curve in curves:
             end = np.flatnonzero(np.isfinite(curve.y))[-1]
             axes.plot(curve.x[end], curve.y[end], "o", color=COLOURS[curve.colour], markersize=6)
         return Plate(name, title, caption, figure)
 
-    by_clock = f"Both runs by their training time: {measure}. Further left at the same height is faster."
-    by_epoch = f"The same by epoch: {measure}. Lines on top of each other mean that the saved steps cost nothing."
+    by_clock = f"Both runs by training time: {measure}. Further left at the same height is faster."
+    by_epoch = f"The same by epoch: {measure}. If the lines coincide, saving steps cost no accuracy."
     clock, epoch = [time / scale for time in clocks], [table["epoch"] for table in runs]
     plates = [plate("race-clock", "By training time", by_clock, f"training time ({unit})", clock)] if latest > 0 else []
     return [*plates, plate("race-epoch", "By epoch", by_epoch, "epoch", epoch)]

@@ -1,4 +1,4 @@
-"""The top of a report: what the run is, how it ended, and its most important figures."""
+"""The top of a report: facts of the run, its outcome, and headline figures."""
 
 from __future__ import annotations
 
@@ -9,24 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from bullettrain import formatting as fmt
 from bullettrain.evaluation.results import Entry, Result
-from bullettrain.formatting import (
-    captures,
-    duration,
-    in_all,
-    listed,
-    method_name,
-    number,
-    percent,
-    plural,
-    points,
-    short,
-    times,
-    too_close,
-)
 from bullettrain.reporting.paper import paper_boundary
 from bullettrain.reporting.plotting import last
-from bullettrain.reporting.run import Comparison, Run
+from bullettrain.reporting.run import Comparison, Numbers, Run
 from bullettrain.run_folder import SHARES, preferred
 
 NAN = math.nan
@@ -34,74 +21,76 @@ NAN = math.nan
 
 @dataclass(frozen=True)
 class Card:
-    """A figure: its value, what it is, a line of small print, and what it was computed from."""
+    """A headline figure with a line of small print."""
 
     value: str
     name: str
     note: str
-    formula: str = ""
 
 
 def title(folder: Path) -> str:
-    """What the page is called: the folder that `--out` named; a part of a comparison with that folder's name."""
+    """Return the title of the page: the name of the folder, for a part of a comparison with its parent."""
     path = folder.resolve()
     return f"{path.parent.name}/{path.name}" if path.name in ("bullettrain", "baseline") else path.name
 
 
 def facts(run: Run) -> list[str]:
-    """The run in a few words: recipe, method, threat, network, data, device."""
-    recipe, method = str(run.config.get("recipe") or ""), method_name(run.section("method"))
-    found = [f"recipe {recipe}" if recipe not in ("", title(run.folder)) else ""]
-    found += [f"{method} with BulletTrain" if method and not run.plain else method, run.threat.replace(" ", ", ε = ")]
-    for section, key in (("network", "name"), ("data", "name"), ("environment", "device")):
-        found.append(str(run.section(section).get(key) or ""))
-    return [fact for fact in found if fact]
+    """Return recipe, method, threat, network, dataset and device."""
+    recipe, method = str(run.config.get("recipe") or ""), fmt.method_name(run.section("method"))
+    names = (("network", "name"), ("data", "name"), ("environment", "device"))
+    candidates = [
+        f"recipe {recipe}" if recipe not in ("", title(run.folder)) else "",
+        f"{method} with BulletTrain" if method and not run.plain else method,
+        run.threat.replace(" ", ", ε = "),
+        *(str(run.section(section).get(key) or "") for section, key in names),
+    ]
+    return [fact for fact in candidates if fact]
 
 
 def reached(run: Run) -> str:
-    """How far the log goes: ``epoch 12 of 30, step 4 680``."""
+    """Return how far the run has got: ``epoch 12 of 30, step 4 680``."""
     log = run.progress
     if not len(log["step"]):
         return "its start: nothing is logged yet"
     done = max([*run.epochs["epoch"][-1:], *log["epoch"][-1:]])
     planned = run.section("training").get("epochs", run.section("schedule").get("epochs"))
     of = f" of {planned}" if isinstance(planned, int | float) else ""
-    return f"epoch {short(round(float(done), 1))}{of}, step {number(float(log['step'][-1]), 0)}"
+    return f"epoch {fmt.short(round(float(done), 1))}{of}, step {fmt.number(float(log['step'][-1]), 0)}"
 
 
 def alerts(run: Run) -> list[str]:
-    """What a reader must not miss: the run's own warnings and notes, losses that were no numbers, unreadable files."""
-    grouped: dict[str, list[float]] = {}
+    """Return warnings and notes of the run, losses that are not finite, and files that could not be read."""
+    steps: dict[str, list[float]] = {}
     for step, message in run.warnings:
-        grouped.setdefault(message, []).append(step)
-    found = []
-    for message, at in grouped.items():
-        where = f"Step {number(at[0], 0)}: " if math.isfinite(at[0]) else ""
-        found.append(f"{where}{message}" + (f" ({len(at)} times)" if len(at) > 1 else ""))
+        steps.setdefault(message, []).append(step)
+    messages = []
+    for message, at in steps.items():
+        where = f"Step {fmt.number(at[0], 0)}: " if math.isfinite(at[0]) else ""
+        messages.append(f"{where}{message}" + (f" ({len(at)} times)" if len(at) > 1 else ""))
     lost = np.flatnonzero(~np.isfinite(run.progress["loss"]))
     if len(lost):
-        entries, first = len(run.progress["loss"]), number(float(run.progress["step"][lost[0]]), 0)
+        entries, first = len(run.progress["loss"]), fmt.number(float(run.progress["step"][lost[0]]), 0)
         where = f"{len(lost)} of {entries} log entries, first at step {first}"
-        found.append(f"The loss was not a finite number in {where}.")
-    return [*found, *run.notes]
+        messages.append(f"The loss was not a finite number in {where}.")
+    return [*messages, *run.notes]
 
 
 # ----------------------------------------------------------------------------------------------- accuracy
 
 
 def strongest(run: Run, weights: str) -> tuple[Entry, Result] | None:
-    """What AutoAttack left at the threat of training, of ``weights`` if possible.
+    """Return the result of AutoAttack at the threat of training, of ``weights`` if possible.
 
-    Without AutoAttack: an attack that left less than the one which training ended with, on no fewer images.
+    Without AutoAttack, return an attack that is stronger than the one at the end of training, on no fewer images.
     """
     method, own = run.section("method"), {e.weights: e for e in run.evaluations if e.attack != "clean"}
     threat = (method.get("norm"), method.get("eps"))
-    found = [(e, r) for e in run.entries for r in e.results if r.role == "attack" and r.threat == threat]
-    if automatic := [(entry, result) for entry, result in found if result.attack["attack"] == "autoattack"]:
+    attacks = [(e, r) for e in run.entries for r in e.results if r.role == "attack" and r.threat == threat]
+    if automatic := [pair for pair in attacks if pair[1].attack["attack"] == "autoattack"]:
         return max(automatic, key=lambda pair: (pair[0].weights == weights, pair[1].examples))
     stronger = [
         (entry, result)
-        for entry, result in found
+        for entry, result in attacks
         if (before := own.get(entry.weights)) is not None
         if result.examples >= before.examples and result.accuracy < before.accuracy
     ]
@@ -109,43 +98,43 @@ def strongest(run: Run, weights: str) -> tuple[Entry, Result] | None:
 
 
 def chosen_weights(run: Run, comparison: Comparison | None) -> str:
-    """The weights that the headline speaks of: the comparison's, else the best where they were kept, else the last."""
+    """Return the weights of the headline: the comparison's, else the best if there are any, else the last."""
     return (comparison.weights if comparison else "") or preferred({e.weights for e in run.evaluations})
 
 
 def outcome(run: Run, comparison: Comparison | None) -> str:
-    """The outcome in a few sentences; empty where nothing was evaluated."""
+    """Return the outcome in a few sentences; empty if nothing was evaluated."""
     weights = chosen_weights(run, comparison)
     if comparison is not None:
         text = _compared(run, comparison)
     else:
-        reached = {e.attack: e.accuracy for e in run.evaluations if e.weights == weights}
-        says = listed([f"{percent(accuracy)} {_against(run, attack)}" for attack, accuracy in reached.items()])
-        text = f"{says}, after {duration(run.seconds)} of training." if says else ""
-    if (found := strongest(run, weights)) is None:
+        evaluations = [e for e in run.evaluations if e.weights == weights]
+        accuracies = fmt.listed([f"{fmt.percent(e.accuracy)} {_against(run, e.attack)}" for e in evaluations])
+        text = f"{accuracies}, after {fmt.duration(run.seconds)} of training." if accuracies else ""
+    if (strong := strongest(run, weights)) is None:
         return text
-    entry, result = found
-    left = f"{percent(result.accuracy)} of {number(result.examples, 0)} test images"
+    entry, result = strong
+    left = f"{fmt.percent(result.accuracy)} of {fmt.number(result.examples, 0)} test images"
     return f"{text} {run.attack_name(result.name)} leaves {left} ({entry.weights} weights)."
 
 
 def _compared(run: Run, comparison: Comparison) -> str:
     mine, plain = comparison.mine, comparison.plain
-    work, clock = comparison.speedup.get("work", NAN), comparison.speedup.get("wall_clock", NAN)
+    work, clock = comparison.speedup["work"], comparison.speedup["wall_clock"]
     text = ""
     if comparison.doubt and math.isfinite(work):
-        passes = [number(row.get("work", NAN), 1) for row in (mine, plain)]
-        text = f"{passes[0]} passes an example with BulletTrain and {passes[1]} without: {times(work)} less work. "
-    text += f"Trained in {duration(mine.get('seconds', NAN))} with BulletTrain"
-    text += f" and in {duration(plain.get('seconds', NAN))} without"
+        passes = [fmt.number(row["work"], 1) for row in (mine, plain)]
+        text = f"{passes[0]} passes an example with BulletTrain and {passes[1]} without: {fmt.times(work)} less work. "
+    text += f"Trained in {fmt.duration(mine['seconds'])} with BulletTrain"
+    text += f" and in {fmt.duration(plain['seconds'])} without"
     if math.isfinite(clock):
-        text += f": {times(clock)} by the clock" + (f" ({comparison.doubt})" if comparison.doubt else "")
+        text += f": {fmt.times(clock)} by the clock" + (f" ({comparison.doubt})" if comparison.doubt else "")
     parts = []
     for attack in comparison.attacks:
-        gap, error = comparison.gap(attack), comparison.errors.get(attack, NAN)
+        gap, error = comparison.gap(attack), comparison.errors[attack]
         if math.isfinite(gap):
-            parts.append(f"{points(gap, error=error)} {_against(run, attack)}{too_close(gap, error)}")
-    return f"{text}." + (f" Accuracy changed by {listed(parts)}." if parts else "")
+            parts.append(f"{fmt.points(gap, error=error)} {_against(run, attack)}{fmt.too_close(gap, error)}")
+    return f"{text}." + (f" Accuracy changed by {fmt.listed(parts)}." if parts else "")
 
 
 def _against(run: Run, attack: str) -> str:
@@ -153,69 +142,70 @@ def _against(run: Run, attack: str) -> str:
 
 
 def headline(run: Run, comparison: Comparison | None) -> list[Card]:
-    """Accuracy, what AutoAttack leaves first, time and throughput, each beside the baseline's where there is one."""
+    """Return cards for accuracy (AutoAttack first), time and throughput, with the baseline's if there is one."""
     weights = chosen_weights(run, comparison)
     robust = "views" if run.makes_views else "pgd20"
     attacks = dict.fromkeys(["clean", robust, *(e.attack for e in run.evaluations if e.weights == weights)])
-    plain = comparison.plain if comparison else {}
+    plain = comparison.plain if comparison else Numbers()
     cards = []
-    if found := strongest(run, weights):
-        entry, result = found
-        beside = strongest(comparison.baseline, weights) if comparison else None
-        same = beside is not None and (beside[1].name, beside[1].examples) == (result.name, result.examples)
-        where = f"{number(result.examples, 0)} test images, {entry.weights} weights"
-        base = beside[1].accuracy if beside and same else NAN
+    if strong := strongest(run, weights):
+        entry, result = strong
+        other = strongest(comparison.baseline, weights) if comparison else None
+        same = other is not None and (other[1].name, other[1].examples) == (result.name, result.examples)
+        where = f"{fmt.number(result.examples, 0)} test images, {entry.weights} weights"
+        base = other[1].accuracy if other and same else NAN
         cards.append(_accuracy(run.attack_name(result.name), result.accuracy, where, base))
     for attack in attacks:
         tested = run.accuracy(weights, attack)
         latest = last(run.epochs["validation_clean" if attack == "clean" else "validation_robust"])
         if math.isfinite(tested):
             where = f"test set, {weights} weights"
-            cards.append(_accuracy(run.attack_name(attack), tested, where, plain.get(attack, NAN)))
-        elif attack in ("clean", robust) and math.isfinite(latest):  # the test set has not been used yet
+            cards.append(_accuracy(run.attack_name(attack), tested, where, plain[attack]))
+        elif attack in ("clean", robust) and math.isfinite(latest):  # not tested yet
             name = run.attack_name("pgd10" if attack == "pgd20" else attack)
             cards.append(_accuracy(name, latest, "validation set, latest epoch"))
     epochs = len(run.epochs["epoch"])
-    timed = math.isfinite(plain.get("seconds", NAN))
-    note = f"baseline {duration(plain['seconds'])}" if timed else f"{epochs} {plural('epoch', epochs)}"
-    note += captures(run.capture_seconds, "; compiling and capturing: {} more")
-    cards.append(Card(duration(run.seconds), "Training time" if run.ended else "Training time so far", note))
+    timed = math.isfinite(plain["seconds"])
+    note = f"baseline {fmt.duration(plain['seconds'])}" if timed else f"{epochs} {fmt.plural('epoch', epochs)}"
+    note += fmt.captures(run.capture_seconds, "; compiling and capturing: {} more")
+    cards.append(Card(fmt.duration(run.seconds), "Training time" if run.ended else "Training time so far", note))
     rates = run.epochs["examples_per_second"]
     if np.isfinite(rates).any():
-        cards.append(Card(number(float(np.nanmedian(rates)), 0), "Examples a second", "median over epochs"))
+        cards.append(Card(fmt.number(float(np.nanmedian(rates)), 0), "Examples a second", "median over epochs"))
     return cards
 
 
 def _accuracy(name: str, accuracy: float, where: str, baseline: float = NAN) -> Card:
-    beside = f"; baseline {percent(baseline)}, {points(accuracy - baseline)}" if math.isfinite(baseline) else ""
-    return Card(percent(accuracy), f"{name} accuracy", where + beside)
+    if math.isfinite(baseline):
+        where += f"; baseline {fmt.percent(baseline)}, {fmt.points(accuracy - baseline)}"
+    return Card(fmt.percent(accuracy), f"{name} accuracy", where)
 
 
-# ---------------------------------------------------------------------------------------------- what was saved
+# ----------------------------------------------------------------------------------------- speed-ups, steps
 
 
 def speedups(run: Run, comparison: Comparison | None) -> dict[str, Any]:
-    """The three speed-ups, and what each was computed from; the page says what each means."""
-    measured, taken = comparison.speedup if comparison else {}, run.average("work")
+    """Return the three speed-ups and the figures they are computed from."""
+    measured, work = comparison.speedup if comparison else Numbers(), run.average("work")
     theoretical = measured.get("theoretical", run.totals["theoretical_speedup"])
-    clock = measured.get("wall_clock", NAN)
-    counted = f"{number(taken, 1)} passes an example" if math.isfinite(taken) else ""
+    clock = measured["wall_clock"]
+    counted = f"{fmt.number(work, 1)} passes an example" if math.isfinite(work) else ""
     if counted and math.isfinite(run.totals["plain_work"]):
-        counted += f", {number(run.totals['plain_work'], 1)} without mining"
+        counted += f", {fmt.number(run.totals['plain_work'], 1)} without mining"
     return {
-        "theoretical": times(theoretical),
+        "theoretical": fmt.times(theoretical),
         "formula": _formula(run) if math.isfinite(theoretical) else "",
-        "work": times(measured.get("work", run.totals["work_speedup"])),
+        "work": fmt.times(measured.get("work", run.totals["work_speedup"])),
         "counted": counted,
-        "clock": times(clock) if math.isfinite(clock) else "",
+        "clock": fmt.times(clock) if math.isfinite(clock) else "",
         "slower": clock < 1,
         "doubt": comparison.doubt.capitalize() if comparison else "",
-        "in_all": in_all(comparison.mine, comparison.plain) if comparison else "",
+        "in_all": fmt.in_all(comparison.mine, comparison.plain) if comparison else "",
     }
 
 
 def _formula(run: Run) -> str:
-    """The paper's formula with this run's own numbers."""
+    """Return the paper's formula with the numbers of this run."""
     share = {name: run.average(name) for name in SHARES}
     if len(run.budget) != len(SHARES) or not all(math.isfinite(value) for value in share.values()):
         return ""
@@ -226,18 +216,27 @@ def _formula(run: Run) -> str:
 
 
 def average_batch(run: Run) -> list[dict[str, str]]:
-    """Average shares of the three categories; empty where nothing was mined."""
-    found = {name: run.average(name) for name in SHARES}
-    if run.plain or not all(math.isfinite(value) and value >= 0 for value in found.values()):
+    """Return the average shares of the three categories; empty if there are none."""
+    shares = {name: run.average(name) for name in SHARES}
+    if run.plain or not all(math.isfinite(value) and value >= 0 for value in shares.values()):
         return []
-    notes = {name: f"{count} {plural('step', count)} each" for name, count in run.budget.items()}
+    notes = {name: f"{count} {fmt.plural('step', count)} each" for name, count in run.budget.items()}
     if run.makes_views:
         more = "more " if run.seen_as == "as views" else ""
         notes = {name: f"two {more}views each" if count else f"no {more}views" for name, count in run.budget.items()}
     paper = paper_boundary(str(run.config.get("recipe")))
     if paper is not None:
-        notes["boundary"] = f"{notes.get('boundary', '')}; {percent(paper, 0)} in the paper"
+        notes["boundary"] = f"{notes.get('boundary', '')}; {fmt.percent(paper, 0)} in the paper"
     return [
-        {"name": name, "percent": percent(value, 0), "width": f"{100 * value:.2f}", "note": notes.get(name, "")}
-        for name, value in found.items()
+        {"name": name, "percent": fmt.percent(value, 0), "width": f"{100 * value:.2f}", "note": notes.get(name, "")}
+        for name, value in shares.items()
     ]
+
+
+def mean_steps(run: Run) -> str:
+    """Return the mean steps of an allocation that is not by category, in a sentence; empty if unknown."""
+    if not math.isfinite(run.mean_steps):
+        return ""
+    where = "in the last logged batch" if run.batch else "on average"
+    most = run.section("method").get("boundary")
+    return f"An example got {fmt.number(run.mean_steps, 1)} attack steps {where}, at most {most}."

@@ -1,4 +1,4 @@
-"""What the paper reports and claims: each figure once, by what is trained, then by the row of its table."""
+"""Figures and claims of the paper."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def _figures(
     clean: float, pgd20: float, theoretical: float | None, wall: float | None, *shares: float, **stronger: float
 ) -> Figures:
     names = ("clean", "pgd20", "theoretical", "wall", "boundary", "robust", "outlier")
-    found = dict(zip(names, (clean, pgd20, theoretical, wall, *shares), strict=False)) | stronger
-    return {name: value for name, value in found.items() if value is not None}
+    values = dict(zip(names, (clean, pgd20, theoretical, wall, *shares), strict=False)) | stronger
+    return {name: value for name, value in values.items() if value is not None}
 
 
 PAPER: dict[str, dict[str, Figures]] = {
@@ -52,9 +52,10 @@ PAPER: dict[str, dict[str, Figures]] = {
     },
     "mnist": {"baseline": {"pgd100x20": 90.6, "theoretical": 1}},
 }
-"""Accuracies and shares of the classes in percent (WRN-34-10 on CIFAR-10; AugMix: WRN-40-2), speed-ups as ratios."""
+"""Figures by objective and row of the paper's table: accuracies and shares of categories in percent (WRN-34-10 on
+CIFAR-10; AugMix: WRN-40-2), speed-ups as ratios."""
 ROBUSTBENCH_TRADES = 53.08
-"""AutoAttack accuracy of the TRADES authors' network in RobustBench, which is not in the paper."""
+"""AutoAttack accuracy of the TRADES authors' network in RobustBench; not in the paper."""
 
 _ROWS = {
     ("cifar10-trades", 10, 10, 10): PAPER["trades"]["trades"],
@@ -69,17 +70,17 @@ _ROWS = {
     ("cifar100-augmix", 1, 0, 0): PAPER["augmix100"]["bt-100"],
     ("mnist-pgd", 7, 7, 7): PAPER["mnist"]["baseline"],
 }
-"""By recipe and by steps for boundary, robust and outlier examples."""
+"""Figures by recipe and steps for boundary, robust and outlier examples."""
 _HARMLESS = NOT_LEARNT | {
     *("training.precision", "training.attack_group", "data.test_size"),
     *("evaluation.steps", "evaluation.step_size", "evaluation.restarts"),
-    *("method.robust", "method.outlier", "method.separation"),  # told apart by the table above
+    *("method.robust", "method.outlier", "method.separation"),  # part of the keys above
 }
-"""Settings that leave a recipe the paper's: how it is computed and evaluated, not what is learnt."""
+"""Settings that may differ from the paper's recipe, since they do not change what is learnt."""
 
 
 def paper_figure(config: Config | None, attack: str, eps: float | None, data: str) -> float | None:
-    """The paper's accuracy, as a share, of such a run under ``attack`` at ``eps``; None where it has none."""
+    """Return the paper's accuracy of such a run under ``attack`` at ``eps``, as a share; None if it has none."""
     if config is None or config.recipe not in RECIPES or data != config.data.name:
         return None
     if eps is not None and (eps != config.method.eps or config.method.norm != "linf"):
@@ -87,16 +88,16 @@ def paper_figure(config: Config | None, attack: str, eps: float | None, data: st
     if recipe(config.recipe).differences(config).keys() - _HARMLESS:
         return None
     method = config.method
-    found = _ROWS.get((config.recipe, method.boundary, method.robust, method.outlier), {}).get(attack)
-    return None if found is None else found / 100
+    value = _ROWS.get((config.recipe, method.boundary, method.robust, method.outlier), {}).get(attack)
+    return None if value is None else value / 100
 
 
 def paper_boundary(name: str) -> float | None:
-    """The share of boundary examples that the paper reports for what the recipe ``name`` trains with BulletTrain."""
+    """Return the paper's share of boundary examples for the recipe ``name`` with BulletTrain; None if it has none."""
     name = name.removesuffix("-fast")
     steps = (1, 0, 0) if name.endswith("augmix") else (10, 2, 0)
-    found = _ROWS.get((name, *steps), {}).get("boundary")
-    return None if found is None else found / 100
+    value = _ROWS.get((name, *steps), {}).get("boundary")
+    return None if value is None else value / 100
 
 
 # ------------------------------------------------------------------------------------------------ claims
@@ -214,6 +215,5 @@ CLAIMS: dict[str, dict[str, str]] = {
         ),
     },
 }
-"""By table or figure: a sentence, and the checks that it stands on, as `row metric ≥ bound`, or `row metric ≥ other
-offset` of a difference between two rows. * stands for any letters, of each row that is so called or of the best of
-them."""
+"""By table or figure: a claim and its checks, as `row metric ≥ bound`, or `row metric ≥ other offset` for a difference
+between two rows. * matches any letters: every row that matches, or the best of them."""

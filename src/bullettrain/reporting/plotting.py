@@ -1,4 +1,4 @@
-"""How figures are drawn: matplotlib in the report's style, inside a page or as files of their own."""
+"""Matplotlib in the style of the report, for figures inside a page or in files."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ COLOURS = {
     **{"outlier": "#c2276f", "boundary": "#d28500", "robust": "#2f6fd0", "accent-ink": "#0f766e"},
     **{"outlier-ink": "#b01f63", "boundary-ink": "#8f5600", "robust-ink": "#2259b5"},
 }
-"""All colours of a figure, by the name of the page's CSS variable; ``*-ink`` are dark enough for text."""
+"""Colours by the name of the CSS variable in the page; ``*-ink`` are dark enough for text."""
 WIDTH, HEIGHT = 352.0, 226.0
-"""A figure's size in its own units: near a phone's width, so that 11-unit text stays readable there."""
+"""Size of a figure in points: about the width of a phone, so that text stays readable there."""
 POINTS = 250
-"""Most points of a curve: what a screen shows, and what keeps the page small."""
+"""Maximum points of a curve, to keep the page small."""
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.spines.left"), False),
     **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), COLOURS["line"]),
@@ -40,12 +40,12 @@ STYLE: dict[Any, Any] = {
     **{"ytick.major.size": 0.0, "lines.linewidth": 1.9, "lines.solid_capstyle": "round"},
 }
 DASHED: dict[str, Any] = {"color": COLOURS["soft"], "linewidth": 0.9, "linestyle": (0, (3, 3))}
-"""Of a line across the whole figure."""
+"""Style of a line across the whole figure."""
 
 
 @dataclass(frozen=True)
 class Plate:
-    """A figure with its title and one sentence of what to look for; drawn and shown inside :func:`drawing`."""
+    """A figure with its title and caption. Create and render it inside :func:`drawing`."""
 
     name: str
     title: str
@@ -54,7 +54,7 @@ class Plate:
 
     @property
     def svg(self) -> str:
-        """The figure as an ``<svg>`` for a page, whose colours are the page's CSS variables."""
+        """The figure as an ``<svg>`` element that uses the CSS variables of the page as colours."""
         buffer = io.StringIO()
         self.figure.savefig(buffer, format="svg")
         text = buffer.getvalue()
@@ -63,7 +63,7 @@ class Plate:
         label = html.escape(f"Chart: {self.title}")
         head = f'<svg class="plot" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{label}">'
         text = re.sub(r"<svg\b[^>]*>", lambda _: head, text, count=1)
-        # Two figures of one page must not share ids: matplotlib numbers each figure's from one.
+        # Make ids unique within the page.
         text = re.sub(r'\bid="', f'id="{self.name}-', text)
         text = text.replace("url(#", f"url(#{self.name}-").replace('xlink:href="#', f'href="#{self.name}-')
         text = re.sub(r"font: ([^;\"]*?px) [^;\"]*", r"font: \1 var(--font)", text)
@@ -85,16 +85,16 @@ def drawing(**settings: Any) -> Iterator[None]:
 
 
 def printed() -> Any:
-    """Draw for a file of its own: on white, with letters as outlines."""
+    """Draw for a file: white background, text as paths."""
     return drawing(**{"svg.fonttype": "path", "figure.facecolor": "white"})
 
 
-# ------------------------------------------------------------------------------------------- on the canvas
+# --------------------------------------------------------------------------------------------------- axes
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line: where it runs, its colour, what stands at its end ({} for its last value), and how it is drawn."""
+    """A line with the name of its colour, a label at its end ({} is its last value), and its style."""
 
     x: Floats
     y: Floats
@@ -104,10 +104,12 @@ class Curve:
 
 
 def panels(*heights: float, columns: int = 1, width: float = 1.0, height: float = 1.0) -> tuple[Figure, list[Axes]]:
-    """A figure of panels: under each other, of these heights and with one x axis, or side by side.
+    """Create a figure of panels: stacked with a shared x axis, or side by side.
 
     Args:
-        width, height: of the whole, in units of a figure of the report.
+        heights: relative heights of stacked panels; by default, one row.
+        columns: number of panels side by side.
+        width, height: size of the figure, relative to a figure of the report.
     """
     with extra("a figure"):
         from matplotlib.figure import Figure
@@ -118,17 +120,18 @@ def panels(*heights: float, columns: int = 1, width: float = 1.0, height: float 
 
 
 def draw_lines(axes: Axes, curves: Sequence[Curve], *, percent: bool = False, gap: float = 0.1) -> None:
-    """Lines with their names at their ends.
+    """Draw lines with labels at their ends.
 
     Args:
-        percent: whether heights are shares.
-        gap: between names, as a share of the height.
+        axes: axes to draw into.
+        curves: lines; NaN values are gaps.
+        percent: whether values are shares, to be shown in percent.
+        gap: minimum distance between labels, relative to the height of the axes.
     """
     for curve in curves:
         known, look = np.isfinite(curve.y), dict[str, Any](color=COLOURS[curve.colour])
         if curve.style == "o" or known.sum() == 1:
-            size = 3.6 if curve.style == "o" else 5
-            axes.plot(curve.x, curve.y, "o", markersize=size, markeredgecolor=COLOURS["card"], mew=0.6, **look)
+            axes.plot(curve.x, curve.y, "o", markersize=5, markeredgecolor=COLOURS["card"], mew=0.6, **look)
         elif curve.style == "--":
             axes.plot(curve.x[known], curve.y[known], linestyle=(0, (4, 2)), linewidth=1.1, alpha=0.8, **look)
         else:
@@ -142,26 +145,32 @@ def draw_lines(axes: Axes, curves: Sequence[Curve], *, percent: bool = False, ga
 
 
 def percent_axis(axes: Axes) -> None:
-    """Label fractions as percentages, within sensible limits."""
+    """Format the y axis in percent, within [0, 1]."""
     from matplotlib.ticker import MaxNLocator
 
     low, high = axes.get_ylim()
     axes.set_ylim(max(0.0, low - 0.03), min(1.0, high + 0.03))
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))  # steps of 2.5 % would be rounded
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))  # no steps of 2.5 %, which would be rounded
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
 
 
+def epoch_axis(axes: Axes, label: str = "epoch") -> None:
+    """Label the x axis, with ticks at whole numbers."""
+    axes.locator_params(axis="x", nbins=5, integer=True)
+    axes.set_xlabel(label)
+
+
 def legend_above(axes: Axes, drawn: dict[str, Any], columns: int = 2) -> None:
-    """Above the axes, where it covers nothing."""
+    """Add a legend above the axes."""
     place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": columns}
     axes.legend(list(drawn.values()), list(drawn), frameon=False, fontsize=9, handlelength=2, **place)
 
 
 def end_labels(axes: Axes, labels: Sequence[tuple[float, str, str]], gap: float = 0.1) -> None:
-    """Words at the right end of the lines, moved apart where they would overlap: (height, text, colour)."""
+    """Write labels (y, text, colour) at the right end of lines, moved apart where they would overlap."""
     low, high = axes.get_ylim()
     wanted = sorted(((y - low) / (high - low), text, colour) for y, text, colour in labels if np.isfinite(y))
-    top = 1.0 - gap * np.arange(len(wanted))[::-1]  # the highest that leaves room above
+    top = 1.0 - gap * np.arange(len(wanted))[::-1]  # leaves room for the labels above
     place = -np.inf
     for (height, text, colour), highest in zip(wanted, top, strict=True):
         place = max(place + gap, min(height, float(highest)))
@@ -171,28 +180,28 @@ def end_labels(axes: Axes, labels: Sequence[tuple[float, str, str]], gap: float 
 
 
 def label_points(axes: Axes, words: Sequence[tuple[float, float, str]]) -> None:
-    """Write words (x, y, text) beside their points into ``axes``, which are finished otherwise; off all lines."""
+    """Write labels (x, y, text) beside their points and off all lines. Call it last."""
     with extra("a figure"):
         from adjustText import adjust_text
     figure: Any = axes.figure
-    figure.draw_without_rendering()  # only now everything has its place
+    figure.draw_without_rendering()  # computes the layout
     figure.set_layout_engine("none")
     drawn = [line.get_transform().transform_path(line.get_path()).interpolated(6).vertices for line in axes.lines]
-    taken = axes.transData.inverted().transform(np.concatenate(drawn))
+    occupied = axes.transData.inverted().transform(np.concatenate(drawn))
     look: dict[str, Any] = {"fontsize": 8.5, "ha": "center", "color": COLOURS["ink"]}
     texts = [axes.text(x, y, text, **look) for x, y, text in words]
     ties = {"arrowstyle": "-", "color": COLOURS["soft"], "lw": 0.6}
-    adjust_text(texts, *taken.T, ax=axes, expand=(1.2, 1.8), iter_lim=400, arrowprops=ties)
+    adjust_text(texts, *occupied.T, ax=axes, expand=(1.2, 1.8), iter_lim=400, arrowprops=ties)
 
 
 def last(values: Floats) -> float:
-    """The last finite value, NaN where there is none."""
+    """Return the last finite value; NaN if there is none."""
     known = values[np.isfinite(values)]
     return float(known[-1]) if len(known) else float("nan")
 
 
 def thin(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """At most POINTS points: the mean of each run of neighbours, NaN only where all of them are."""
+    """Reduce a curve to at most POINTS points by averaging neighbours, ignoring NaN."""
     if len(x) <= POINTS:
         return x, y
     parts = np.array_split(np.ma.masked_invalid([x, y]), POINTS, axis=1)

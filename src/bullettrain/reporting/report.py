@@ -1,4 +1,4 @@
-"""``report.html``: one self-contained page about a run, a run beside its baseline, or an evaluation."""
+"""Write ``report.html``: one self-contained page about a run, a comparison of two runs, or an evaluation."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from bullettrain.reporting.run import COMPARISON, Comparison, Contents, Run, rea
 from bullettrain.run_folder import RunError
 
 NAME = "report.html"
-AUTOATTACK = "AutoAttack, the figure by which robust networks are compared; PGD alone overestimates."
+AUTOATTACK = "AutoAttack, the standard measure of robustness; PGD alone overestimates it."
 
 
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` into the folder of a run, a comparison or an evaluation, and return its path.
 
-    The page is complete in itself: no request leaves it and no script runs in it. It replaces an older one at once.
+    The page makes no requests and runs no scripts. It is replaced atomically.
 
     Raises:
-        RunError: the folder is none of them.
+        RunError: the folder is not one of them.
         MissingPackageError: the ``app`` extra is not installed.
     """
     return write_page(read_contents(folder))
 
 
 def write_reports(folder: Path) -> list[Path]:
-    """Write the report of a run, and that of the comparison which it is a part of, if it is one."""
+    """Write the report of a run, and that of the comparison it belongs to, if any."""
     both = folder.name in ("bullettrain", "baseline") and (folder.parent / COMPARISON).is_file()
     return [write_report(page) for page in ([folder, folder.parent] if both else [folder])]
 
 
 def write_page(contents: Contents) -> Path:
-    """What :func:`write_report` does with what a folder holds."""
+    """Write the report of a folder that has been read, and return its path."""
     with drawing():
-        about = _run(contents.runs[0], contents.comparison) if contents.runs else _evaluation(contents)
-        page = render("bullettrain.reporting", title=headline.title(contents.folder), **about)
+        values = _run(contents.runs[0], contents.comparison) if contents.runs else _evaluation(contents)
+        page = render("bullettrain.reporting", title=headline.title(contents.folder), **values)
     target, beside = contents.folder / NAME, contents.folder / f".{NAME}.{os.getpid()}"
     try:
         beside.write_text(page, encoding="utf-8")
@@ -55,7 +55,7 @@ def write_page(contents: Contents) -> Path:
 
 
 def render(package: str, **values: Any) -> str:
-    """The template.html of ``package`` with ``values``, of which none may be missing."""
+    """Render the template.html of ``package`` with ``values``. A missing value raises an error."""
     with extra("a page"):
         import jinja2
     source = files(package).joinpath("template.html").read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def render(package: str, **values: Any) -> str:
 
 
 def _evaluation(contents: Contents) -> dict[str, Any]:
-    """What there is to show of a network that was trained elsewhere: what it is, and how it was evaluated."""
+    """Return the values of the template for a network that is not a run."""
     if not contents.entries:
         raise RunError(f"{contents.folder / EVALUATION} holds no finished attack yet")
     newest = contents.entries[-1]
@@ -80,15 +80,15 @@ def _evaluation(contents: Contents) -> dict[str, Any]:
 
 
 def _run(run: Run, comparison: Comparison | None) -> dict[str, Any]:
-    """All that there is to show of a run, and of its baseline where there is one."""
+    """Return the values of the template for a run, and its baseline if there is one."""
     factor = examples.amplification(run.samples) if run.samples else 0
     strips = examples.strips(run.samples, factor, mined=not run.plain) if run.samples else []
     alerts = headline.alerts(run)
     if comparison:
-        unfinished = "it did not come to its end, so the comparison says little."
+        unfinished = "it did not finish, so the comparison is not meaningful."
         baseline = headline.alerts(comparison.baseline) + [unfinished] * (comparison.baseline.ended != "finished")
         alerts += [f"Baseline: {alert}" for alert in baseline]
-    # Of the paper's figs. 3 to 5 none means anything where every example gets the same steps.
+    # The paper's figures 3 to 5 need categories.
     mining = [] if run.plain else [figures.shares(run.progress), figures.svar(run.steps)]
     if run.batch and not run.plain:
         mining += [figures.histogram(run.batch), figures.allocation(run.batch)]
@@ -100,6 +100,7 @@ def _run(run: Run, comparison: Comparison | None) -> dict[str, Any]:
         "alerts": alerts,
         "headline": headline.headline(run, comparison),
         "shares": headline.average_batch(run),
+        "mean_steps": headline.mean_steps(run),
         "comparison": tables.compared(comparison) if comparison else None,
         "race": figures.race(run, comparison.baseline) if comparison else [],
         "speedups": None if run.plain else headline.speedups(run, comparison),
@@ -120,22 +121,22 @@ def _run(run: Run, comparison: Comparison | None) -> dict[str, Any]:
 
 
 def _next_commands(run: Run, *, compared: bool) -> list[tuple[str, str]]:
-    """What to do now: commands, and what each is for."""
+    """Return the next commands to run, each with its purpose."""
     if run.ended != "finished":
-        return [(_command(run, "train", "--resume"), "Go on with this run.")]
+        return [(_command(run, "train", "--resume"), "Resume this run.")]
     commands = []
     if not run.makes_views and not _autoattacked(run.entries):
         commands.append((_command(run, "evaluate", "--attack", "autoattack"), AUTOATTACK))
     if not compared and not run.plain:
-        both = "The same recipe without BulletTrain too, and both in one report."
-        commands.append((_command(run, "train", "--compare"), both))
+        purpose = "Train the same recipe without BulletTrain too, and report both."
+        commands.append((_command(run, "train", "--compare"), purpose))
     commands.append((_command(run, "predict", "image.png"), "Classify an image."))
-    deployed = "A file for deployment; --format hub writes a model card too."
-    return [*commands, (_command(run, "export", "--format", "onnx"), deployed)]
+    purpose = "Export a file for deployment; --format hub also writes a model card."
+    return [*commands, (_command(run, "export", "--format", "onnx"), purpose)]
 
 
 def _command(run: Run, name: str, *words: str) -> str:
-    """A command about the run; a network that is the user's own function has to be named again."""
+    """Return a command for the run, with ``--network`` if the network is a user's function."""
     network = str(run.section("network").get("name") or "")
     own = ["--network", network] if ":" in network else []
     return shlex.join(["bullettrain", name, str(run.folder), *own, *words])

@@ -1,4 +1,4 @@
-"""A run as a report shows it: what it trained against, in words, and beside its baseline."""
+"""Read what a report shows: a run, a comparison of two runs, or an evaluation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from bullettrain.run_folder import SHARES, RunError, RunLog, Table
 
 COMPARISON = "comparison.json"
 SHORT_SECONDS = 60.0
-"""Trainings that are shorter than this are not timed well enough to be compared."""
+"""Training times below this are too noisy to compare."""
 
 
 @dataclass(frozen=True)
 class Run(RunLog):
-    """Everything a report needs to know about one run."""
+    """A run's log, with its evaluations and what a report derives from its configuration."""
 
     entries: list[Entry] = field(default_factory=list)
-    """How `bullettrain evaluate` found it."""
+    """Results of `bullettrain evaluate`."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read a run's folder; an evaluation that cannot be read is noted."""
+        """Read the folder of a run. Evaluations that cannot be read become a note."""
         run = super().read(folder)
         try:
             run.entries.extend(entry for entry in Store(folder).entries if entry.results)
@@ -39,84 +39,104 @@ class Run(RunLog):
 
     @property
     def budget(self) -> dict[str, int]:
-        """Attack steps by category, those that the configuration gives; none where something else decides on them."""
-        method, known = self.section("method"), SHARES if self.allocation == "categories" else ()
-        return {name: method[name] for name in known if isinstance(method.get(name), int)}
+        """Attack steps by category; empty if the allocation is not by category."""
+        method, names = self.section("method"), SHARES if self.allocation == "categories" else ()
+        return {name: method[name] for name in names if isinstance(method.get(name), int)}
+
+    @property
+    def mean_steps(self) -> float:
+        """Mean attack steps of an example, of the last batch or by the counted work; NaN if they are by category."""
+        method = self.section("method")
+        if self.batch is not None and self.allocation != "categories":
+            return float(self.batch.steps.mean())
+        # The work also depends on the selection, and on examples without any step, which may need no update.
+        idle = method.get("objective") != "pgd-at" and (not method.get("robust") or method.get("clean_warmup"))
+        if self.allocation.startswith(("categories", "gaussian")) or idle:
+            return math.nan
+        # An attack step is two passes.
+        return _number(method.get("boundary")) - (self.totals["plain_work"] - self.average("work")) / 2
 
     @property
     def allocation(self) -> str:
-        """What decides on steps."""
+        """Name of the allocation, e.g. "categories" or "history, shuffled"."""
         method = self.section("method")
         return str(method.get("allocation", "categories")) + (", shuffled" if method.get("shuffled") else "")
 
     @property
     def plain(self) -> bool:
-        """Whether no classes are told apart: a baseline, with the same steps for all, or steps by something else."""
+        """Whether examples are not categorized: all get the same steps, or the allocation does not use categories."""
         if self.allocation not in ("categories", "gaussian"):
             return True
         return len(self.budget) == len(SHARES) and len(set(self.budget.values())) == 1
 
     @property
     def makes_views(self) -> bool:
-        """Whether examples are corrupted by AugMix, not attacked: a step is two views."""
+        """Whether the objective is AugMix, where a step is two views."""
         return self.section("method").get("objective") == "augmix"
 
     @property
     def threat(self) -> str:
-        """Norm and ε that the run is trained and evaluated at, in words; empty for AugMix, or where it is not known."""
+        """Norm and ε of training, e.g. "L∞ 8/255"; empty for AugMix, or if unknown."""
         method = self.section("method")
         eps, norm = _number(method.get("eps")), method.get("norm", "linf")
         return "" if self.makes_views or not math.isfinite(eps) else threat_in_words(str(norm), eps)
 
     def attack_name(self, attack: str) -> str:
-        """An attack of this run in words, with its threat: PGD-20 (L∞ 8/255)."""
-        named = attack_name(attack)
-        return named if attack in ("clean", "views") or not self.threat else f"{named} ({self.threat})"
+        """Format an attack with its threat: PGD-20 (L∞ 8/255)."""
+        name = attack_name(attack)
+        return name if attack in ("clean", "views") or not self.threat else f"{name} ({self.threat})"
 
     @property
     def seen_as(self) -> str:
-        """How the network saw training images that were not corrupted: clean, as views, or partly as views."""
+        """How uncorrupted training images were shown to the network: clean, as views, or partly as views."""
         views = self.section("data").get("views")
         return "clean" if not views else "as views" if views == 1 else "partly as views"
 
     @property
     def progress(self) -> Table:
-        """The training curve: the step records, or the epochs where no step was logged."""
+        """Training curve: one row per logged step, or per epoch if no step was logged."""
         return self.steps if len(self.steps["step"]) else self.epochs
+
+
+class Numbers(dict[str, float]):
+    """Numbers by name; a missing one is NaN."""
+
+    def __missing__(self, name: str) -> float:
+        return math.nan
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs of one recipe, with and without mining, and what came of it."""
+    """Two runs of one recipe, with and without BulletTrain, and their figures."""
 
     bullettrain: Run
     baseline: Run
-    mine: dict[str, float]
-    """Of BulletTrain: accuracy by attack, seconds, those of captures, shares, work."""
-    plain: dict[str, float]
-    """The same of the baseline."""
+    mine: Numbers
+    """Figures of BulletTrain: accuracy by attack, seconds, capture_seconds, shares, work."""
+    plain: Numbers
+    """The same figures of the baseline."""
     weights: str
-    """Which weights the accuracies are of, where it says."""
-    speedup: dict[str, float]
-    errors: dict[str, float]
-    """By attack: standard error of the change of accuracy, where it was kept."""
+    """Name of the weights that the accuracies are of; may be empty."""
+    speedup: Numbers
+    errors: Numbers
+    """By attack: standard error of the difference of accuracies."""
     paired: bool
-    """Whether errors are those of the same images, image by image."""
+    """Whether ``errors`` are of differences that are paired by image."""
 
     @property
     def attacks(self) -> list[str]:
-        """What of the figures is an accuracy."""
+        """Attacks that the figures have an accuracy for."""
         others = {"seconds", "capture_seconds", "work", "weights", *SHARES}
         return [key for key in dict.fromkeys((*self.plain, *self.mine)) if key not in others]
 
     def gap(self, attack: str) -> float:
-        """How much more accurate BulletTrain is than the baseline."""
-        return self.mine.get(attack, math.nan) - self.plain.get(attack, math.nan)
+        """Return the accuracy of BulletTrain minus that of the baseline."""
+        return self.mine[attack] - self.plain[attack]
 
     @property
     def doubt(self) -> str:
-        """Why the clock says little here; empty where it does say something."""
-        if self.plain.get("seconds", math.nan) < SHORT_SECONDS:
+        """Why the wall-clock speed-up is not reliable; empty if it is."""
+        if self.plain["seconds"] < SHORT_SECONDS:
             return "noisy, since training took less than a minute"
         on_cpu = str(self.baseline.section("environment").get("device")).endswith("CPU")
         return "on a CPU, which says little about a GPU" if on_cpu else ""
@@ -124,13 +144,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a folder holds that a page is made of, read once."""
+    """Contents of a folder that a report is made of."""
 
     folder: Path
     runs: list[Run]
-    """The first is what the page is about; of a comparison the baseline comes second."""
+    """The run, or of a comparison the BulletTrain run and the baseline."""
     entries: list[Entry]
-    """How a network that was trained elsewhere was evaluated."""
+    """Evaluations of a network that is not a run."""
     comparison: Comparison | None = None
 
 
@@ -138,7 +158,7 @@ def read_contents(folder: Path) -> Contents:
     """Read the folder of a run, a comparison or an evaluation.
 
     Raises:
-        RunError: the folder is none of them.
+        RunError: the folder is not one of them.
     """
     folder = Path(folder)
     if (folder / COMPARISON).is_file():
@@ -156,20 +176,20 @@ def _read_comparison(folder: Path) -> Comparison:
         content = json.loads(path.read_text(encoding="utf-8"))
         rows = {str(row["name"]): dict(row) for row in content["rows"]}
         mine, plain = rows.get("bullettrain", {}), rows.get("baseline", {})
-        speedup, errors = dict(content.get("speedup", {})), dict(content.get("errors", {}))
-        apart = {attack: about.get("error") for attack, about in errors.items()}
-        paired = all(about.get("paired") is True for about in errors.values())
+        speedup, details = dict(content.get("speedup", {})), dict(content.get("errors", {}))
+        errors = {attack: detail.get("error") for attack, detail in details.items()}
+        paired = all(detail.get("paired") is True for detail in details.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is not a comparison that this version can read; run the comparison again") from error
     runs = (Run.read(folder / "bullettrain"), Run.read(folder / "baseline"))
     figures = (_numbers(mine), _numbers(plain))
-    return Comparison(*runs, *figures, str(mine.get("weights") or ""), _numbers(speedup), _numbers(apart), paired)
+    return Comparison(*runs, *figures, str(mine.get("weights") or ""), _numbers(speedup), _numbers(errors), paired)
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): _number(value) for name, value in values.items() if name != "name"}
+def _numbers(values: Mapping[str, Any]) -> Numbers:
+    return Numbers({str(name): _number(value) for name, value in values.items() if name != "name"})
 
 
 def _number(value: Any) -> float:
-    """A number as a float; NaN for everything else."""
+    """Convert a number to float; NaN for anything else."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

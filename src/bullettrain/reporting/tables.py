@@ -1,4 +1,4 @@
-"""The report's tables, as text: test accuracy, both runs of a comparison, epochs, settings."""
+"""The tables of a report: test accuracy, comparison, epochs, configuration."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from bullettrain.reporting.run import Comparison, Run
 from bullettrain.run_folder import SHARES
 
 MOST_EPOCHS = 400
-"""The longest table of epochs that is written out."""
+"""Maximum number of rows in the table of epochs."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table as text."""
+    """A table of formatted cells."""
 
     head: list[str]
     rows: list[list[str]]
@@ -36,13 +36,13 @@ class Grid:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Grid:
-    """A grid without the columns in which no row has anything."""
+    """Make a grid without its empty columns."""
     used = [i for i in range(len(head)) if any(row[i] != DASH for row in rows)]
     return Grid([head[i] for i in used], [[row[i] for i in used] for row in rows], note)
 
 
 def evaluations(run: Run) -> Grid:
-    """All test accuracies: a row for each set of weights, a column for each attack."""
+    """Return the test accuracies, with a row for each set of weights and a column for each attack."""
     attacks = list(dict.fromkeys(evaluation.attack for evaluation in run.evaluations))
     weights = list(dict.fromkeys(evaluation.weights for evaluation in run.evaluations))
     lines = [[name, *(percent(run.accuracy(name, attack), 2) for attack in attacks)] for name in weights]
@@ -54,28 +54,25 @@ def evaluations(run: Run) -> Grid:
 
 
 def compared(comparison: Comparison) -> Grid:
-    """Baseline, BulletTrain and the difference, in a row for each figure."""
-
-    def pair(key: str, words: Callable[[float], str], missing: float = math.nan) -> list[str]:
-        return [words(row.get(key, missing)) for row in (comparison.plain, comparison.mine)]
-
+    """Return the figures of both runs and their difference, with a row for each figure."""
+    both, speedup = (comparison.plain, comparison.mine), comparison.speedup
     lines = []
     for attack in comparison.attacks:
-        change = points(comparison.gap(attack), 2, comparison.errors.get(attack, math.nan))
+        change = points(comparison.gap(attack), 2, comparison.errors[attack])
         name = f"{comparison.bullettrain.attack_name(attack)} accuracy"
-        lines.append([name, *pair(attack, partial(percent, digits=2)), change])
-    ratio = {key: times(comparison.speedup.get(key, math.nan)) for key in ("wall_clock", "work")}
-    lines.append(["Passes an example", *pair("work", partial(number, digits=1)), ratio["work"]])
-    lines.append(["Training time", *pair("seconds", duration), ratio["wall_clock"]])
-    if sum(row.get("capture_seconds", 0.0) for row in (comparison.plain, comparison.mine)) > MOMENT:
-        lines.append(["Compiling and capturing", *pair("capture_seconds", duration, 0.0), DASH])
+        lines.append([name, *(percent(row[attack], 2) for row in both), change])
+    lines.append(["Passes an example", *(number(row["work"], 1) for row in both), times(speedup["work"])])
+    lines.append(["Training time", *(duration(row["seconds"]) for row in both), times(speedup["wall_clock"])])
+    captures = [row.get("capture_seconds", 0.0) for row in both]
+    if sum(captures) > MOMENT:
+        lines.append(["Compiling and capturing", *map(duration, captures), DASH])
     note = f" Test accuracy of the {comparison.weights} weights." if comparison.weights else ""
     note += f" {error_in_words(comparison.paired)}." if comparison.errors else ""
     return Grid(["", "Baseline", "BulletTrain", "Change"], lines, note)
 
 
 def epochs(run: Run) -> Grid:
-    """The table of epochs, without the columns in which nothing was logged."""
+    """Return the table of epochs, without empty columns."""
     at = f" ({run.threat})" if run.threat else ""
     whole, tenth, part = partial(number, digits=0), partial(number, digits=1), partial(percent, digits=0)
     columns: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -94,13 +91,13 @@ def epochs(run: Run) -> Grid:
     }
     count = len(run.epochs["epoch"])
     first = max(0, count - MOST_EPOCHS)
-    rows = [[words(float(run.epochs[name][i])) for name, words in columns.values()] for i in range(first, count)]
+    rows = [[show(float(run.epochs[name][i])) for name, show in columns.values()] for i in range(first, count)]
     return table(list(columns), rows, f"The first {first} are in metrics.jsonl." if first else "")
 
 
 def configuration(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The configuration by section; what stands outside any section comes first, as ``run``."""
+    """Return the configuration by section, first the settings outside of sections as ``run``."""
     sections = {name: value for name, value in run.config.items() if isinstance(value, Mapping)}
-    loose = {name: value for name, value in run.config.items() if name not in sections}
-    named = {**({"run": loose} if loose else {}), **sections}
+    others = {name: value for name, value in run.config.items() if name not in sections}
+    named = {**({"run": others} if others else {}), **sections}
     return [(str(name), list(settings(section))) for name, section in named.items() if name != "environment"]
