@@ -500,7 +500,7 @@ def test_every_setting_says_what_it_is(invoke):
     for name, kind in sections().items():
         assert list(meanings(kind)) == [field.name for field in dataclasses.fields(kind)], name
     shown = invoke("train", "--show").output
-    assert "  # Attack steps for boundary examples; of other allocations the most.\n  boundary: 10\n" in shown
+    assert "  # Attack steps for boundary examples; for other allocations, the most steps.\n  boundary: 10\n" in shown
 
 
 def test_the_page_of_settings_is_up_to_date():

@@ -36,72 +36,79 @@ class Threat:
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """The objective, and how BulletTrain spends the effort on it."""
+    """The objective, the attack and the allocation of attack steps."""
 
     objective: Literal["pgd-at", "trades", "mart", "augmix", "gat", "nuat", "fgsm-pgi"] = "trades"
-    """The loss that is minimised, and the attack that goes with it."""
+    """Training objective, with its loss and attack."""
     eps: float = 0.031
-    """Radius of the perturbations that are trained against, for pixels in [0, 1]; 8/255 is a number too."""
+    """Radius of the perturbations to train against, for pixels in [0, 1]; a fraction such as 8/255 is allowed."""
     norm: str = "linf"
-    """Norm of the radius: linf or l2."""
+    """Norm of the perturbations: linf or l2."""
     beta: float | None = None
-    """Weight of the robust term; null: the objective's own."""
+    """Weight of the robust term of the loss; null for the default of the objective."""
     boundary: int = limited(10, 0, 10_000)
-    """Attack steps for boundary examples; of other allocations the most."""
+    """Attack steps for boundary examples; for other allocations, the most steps."""
     robust: int = limited(2, 0, 10_000)
-    """Attack steps for robust examples; of gaussian and history the fewest."""
+    """Attack steps for robust examples; for gaussian and history, the fewest steps."""
     outlier: int = limited(0, 0, 10_000)
-    """Attack steps for outliers, also of gaussian."""
+    """Attack steps for outliers, with categories and gaussian."""
     allocation: Literal["categories", "gaussian", "history", "early-stop", "radius", "second-step"] = "categories"
-    """What decides on steps: the class; a bell curve over the score; the last margin; whether the attack has succeeded;
-    radius: all get the same, in balls by the last margin; second-step: one, and more by the first step's gradient."""
+    """How attack steps are allocated: by category (the paper), by a Gaussian over the score, by the margin after the
+    last attack (history), until the attack succeeds (early-stop), equally but with a smaller eps after a large negative
+    margin (radius), or one step and more for large first gradients (second-step)."""
     allocation_value: float | None = limited(None, TINY, 1e30)
-    """gaussian: its width (0.5 of the largest score); early-stop: steps from success on (1); radius: the smallest (0.5
-    of eps); second-step: how many take more than one (0.25); null: these."""
+    """Parameter of the allocation: width of gaussian (0.5), steps after success of early-stop (1), smallest share of
+    eps of radius (0.5), share of examples with more steps of second-step (0.25); null for these defaults."""
     shuffled: bool = False
-    """Control of an allocation: what it gives is dealt out to the examples by chance."""
+    """Whether to shuffle the allocated steps among the examples of a batch, as a control experiment."""
     ordered: bool = True
-    """Refuse step counts that the method does not want; studies say false."""
+    """Whether to require boundary ≥ robust ≥ outlier steps; false is for studies."""
     step_size: float | None = None
-    """Step size of boundary examples; null: 0.007 at eps 0.031, else 2.25·eps/boundary. Other allocations: null."""
+    """Attack step size for boundary examples; null for 0.007 at eps 0.031, else 2.25·eps/boundary. Only with
+    categories."""
     scale: float | None = None
-    """Step size of boundary examples as scale·eps/boundary instead; null: step_size says it."""
+    """Set the step size to scale·eps/boundary instead; null to use step_size."""
     clean_warmup: float = limited(0.0, 0, 1)
-    """Share of the run's steps before the first attack: until then everyone is trained on as it is."""
+    """Share of the training steps at the start without attacks."""
     eps_warmup: float = limited(0.0, 0, 1)
-    """Share of the run's steps over which eps, and the step sizes with it, then grow to what they are; 0: at once."""
+    """Share of the training steps, after clean_warmup, in which eps and the step sizes grow from 0; 0 for none."""
     gamma: float = 0.8
-    """γ in (0, 1]: how far the estimate F_R of the robust share is trusted; smaller attacks more examples."""
+    """γ in (0, 1]: factor on F_R, the estimated share of robust examples; smaller values attack more examples."""
     momentum: float = 0.9
     """Momentum of the moving average F_R."""
     selection: Literal["eval", "train", "last"] | None = None
-    """Mode of the network whose clean logits select; last: those of the last visit. null: the objective's own."""
+    """Clean logits that select examples: of the network in eval mode, in train mode, or of the last visit to the
+    example; null for the default of the objective."""
     score: Literal["svar", "cross-entropy", "margin", "gradient-norm", "random"] = "svar"
-    """What examples are told apart by; svar, the signed prediction variance, is the paper's."""
+    """Score that selects examples; svar, the signed prediction variance, is the paper's."""
     separation: Literal["quantile", "oracle"] = "quantile"
-    """How the score separates examples; oracle: the true classes by ten PGD steps, for studies."""
+    """How examples are put into categories: by a quantile of the score (the paper), or by an oracle of ten PGD steps,
+    for studies."""
     start: Literal["uniform", "normal", "clipped", "zero"] | None = None
-    """Where the attack starts; clipped: uniform, then clipped to valid pixels. null: the objective's own."""
+    """Initial perturbation of the attack: uniform, normal, clipped (uniform, then clipped to valid pixels) or zero;
+    null for the default of the objective."""
     start_radius: float = limited(1.0, TINY, 1e30)
-    """Radius of a uniform start, in units of eps."""
+    """Radius of a uniform initial perturbation, as a multiple of eps."""
     project: bool = True
-    """Whether attacked images are brought back into the ball; false: into valid pixels only."""
+    """Whether each attack step projects back into the eps ball; false only clips to valid pixels."""
     first_layer: int = limited(0, 0, 10_000)
-    """YOPO: moves through the first layer alone after each step, that is each full pass; 0: none, plain steps."""
+    """YOPO: number of updates through the first layer after each full step; 0 for plain attack steps."""
     align: float = limited(0.0, 0, 1e30)
-    """GradAlign: weight of the term that aligns gradients; 0: none."""
+    """GradAlign: weight of the gradient alignment term; 0 for none."""
     carry: bool = False
-    """Free: the perturbation is carried over and moved by the updates' own backward; training.replays goes with it."""
+    """Free: keep the perturbation between batches and update it with the gradient of the weight update; set
+    training.replays too."""
     jsd: bool = True
-    """AugMix: whether views are held together by the JSD; false: cross-entropy on one view of every example."""
+    """AugMix: whether to use the Jensen-Shannon loss; false trains with cross-entropy on one view of each example."""
     severity: float = 3.0
-    """AugMix: strengths of the operations go up to this, of 10."""
+    """AugMix: maximum strength of the operations, out of 10."""
     width: int = limited(3, 1, 100)
-    """AugMix: chains of operations in a view."""
+    """AugMix: number of operation chains in each view."""
     depth: int = limited(-1, -1, 100)
-    """AugMix: operations in a chain; -1: 1 to 3 at random."""
+    """AugMix: number of operations in each chain; -1 for 1 to 3 at random."""
     all_ops: bool = False
-    """AugMix: also colour, contrast, brightness and sharpness, which test corruptions share."""
+    """AugMix: whether to add the color, contrast, brightness and sharpness operations, which overlap with test
+    corruptions."""
 
     @property
     def threat(self) -> Threat | None:
