@@ -1,4 +1,4 @@
-"""What is trained for, and how the effort is spent: the section ``method`` of a config, as an engine."""
+"""The section ``method`` of a config, and the training step that it builds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCORES = {
 
 @dataclass(frozen=True)
 class Threat:
-    """The perturbations that a network is trained to withstand: those of at most ``eps`` in ``norm``."""
+    """The threat model: perturbations of at most ``eps`` in ``norm``."""
 
     norm: Literal["linf", "l2"]
     eps: float
@@ -112,38 +112,38 @@ class MethodConfig:
 
     @property
     def threat(self) -> Threat | None:
-        """What is trained against; None for AugMix, which has no attack."""
+        """The threat model, or None for AugMix, which has no attack."""
         return None if self.objective == "augmix" else Threat(cast(Literal["linf", "l2"], self.norm), self.eps)
 
     def budget(self) -> StepBudget:
-        """Steps for each class."""
+        """Return the steps of each category."""
         steps = (self.boundary, self.robust, self.outlier)
-        ordered = self.ordered and self.allocation == "categories"  # others know no classes
+        ordered = self.ordered and self.allocation == "categories"  # others have no categories
         return StepBudget(*steps, ordered=ordered, step_size=self.step_size, scale=self.scale)
 
     @property
     def remembers(self) -> bool:
-        """Whether steps look at what is remembered of the examples."""
+        """Whether the step uses the history of the examples."""
         return self.selection == "last" or self.allocation in ("history", "radius")
 
     def allocator(self) -> Allocation:
-        """What deals out the steps.
+        """Return the scheme that allocates attack steps.
 
         Raises:
-            ConfigError: a setting would have no effect on it.
+            ConfigError: a setting has no effect with this allocation.
         """
-        found: Allocation = self.budget()
+        allocation: Allocation = self.budget()
         if self.allocation != "categories":
             for key in ("step_size", "scale"):
                 if getattr(self, key) is not None:
-                    raise ConfigError(f"method.{key} is of allocation=categories alone: --set {key}=null")
-            found = ALLOCATIONS[self.allocation](self)
+                    raise ConfigError(f"method.{key} needs allocation=categories: --set {key}=null")
+            allocation = ALLOCATIONS[self.allocation](self)
         if self.allocation_value is not None and self.allocation in ("categories", "history"):
-            raise ConfigError(f"method.allocation_value is nothing of {self.allocation}: --set allocation_value=null")
-        return ShuffledBudget(found, self.eps) if self.shuffled else found
+            raise ConfigError(f"{self.allocation} takes no method.allocation_value: --set allocation_value=null")
+        return ShuffledBudget(allocation, self.eps) if self.shuffled else allocation
 
     def falls_short(self) -> str | None:
-        """What to say where all the steps of a boundary example do not take it across the ball; None where they do."""
+        """Return a note if all steps together are shorter than eps, else None."""
         budget = self.budget()
         step, moves = budget.boundary_step(self.eps), budget.boundary * max(self.first_layer, 1)
         other = self.objective == "augmix" or self.allocation != "categories"
@@ -156,14 +156,14 @@ class MethodConfig:
 
     @property
     def kind(self) -> str:
-        """What is built: the objective or, on pgd-at, one of the two baselines that are settings of it."""
+        """The objective to build: ``objective``, or free or grad-align, which are settings of pgd-at."""
         return "free" if self.carry else "grad-align" if self.align else self.objective
 
     def build_objective(self) -> bt.Objective:
-        """The objective with its settings.
+        """Build the objective.
 
         Raises:
-            ConfigError: a setting would have no effect on it.
+            ConfigError: a setting has no effect with this objective.
         """
         if self.kind in ("free", "grad-align") and self.objective != "pgd-at":
             setting = "carry" if self.carry else "align"
@@ -199,11 +199,11 @@ class MethodConfig:
             raise ConfigError("method.selection is set, but without the JSD nothing is selected: --set selection=null")
 
     def view_maker(self) -> ViewMaker:
-        """What AugMix views are made of."""
+        """Build the maker of AugMix views."""
         return ViewMaker(self.severity, self.width, self.depth, self.all_ops)
 
     def build(self, examples: int = 1) -> bt.BulletTrain:
-        """The training step, for so many examples, which are remembered where that is asked for."""
+        """Build the training step. ``examples`` is the size of the training set, for methods that use the history."""
         oracle = bt.OracleSeparation(eps=self.eps, norm=self.norm) if self.separation == "oracle" else None
         return bt.BulletTrain(
             self.build_objective(),
@@ -247,4 +247,4 @@ SETTINGS: dict[str, frozenset[str]] = {
     "free": frozenset(("carry",)),
     "grad-align": frozenset(("align", "eps_warmup")),
 }
-"""The settings that some objectives have and others do not."""
+"""By objective, which of the settings that not all objectives have."""

@@ -1,4 +1,4 @@
-"""What a run is: typed, written down, and changed by `--set section.key=value`."""
+"""The settings of a run, as dataclasses. `--set section.key=value` changes them."""
 
 from __future__ import annotations
 
@@ -157,9 +157,9 @@ NOT_LEARNT = {
 } | {
     *("evaluation.batch_size", "evaluation.search"),
 }
-"""Settings that do not change what is learnt: how long it takes (SPEED), and how a run is recorded and evaluated."""
-MINED_ALONE = {"method.gamma", "method.momentum"}
-"""Settings that mean nothing where all get the same steps."""
+"""Settings that do not change the trained weights, but speed (SPEED), seed, logging and evaluation."""
+SELECTION_ONLY = {"method.gamma", "method.momentum"}
+"""Settings without effect if all examples get the same steps."""
 
 
 @dataclass(frozen=True)
@@ -199,34 +199,41 @@ class Config:
         except (ValueError, TypeError) as error:
             raise ConfigError(f"method: {error}") from None
 
-    def doubts(self) -> list[str]:
-        """What can be run so, but hardly is what is wanted, a line each."""
-        doubts = [self.method.falls_short()]
+    def doubts(self, images: int | None = None) -> list[str]:
+        """Return notes on settings that are valid, but probably not intended.
+
+        Args:
+            images: number of training images, if known.
+        """
+        doubts, size = [self.method.falls_short()], self.training.batch_size
+        if images is not None and images < size:
+            mend = f"give a smaller --batch-size, e.g. {max(1, images // 10)}"
+            doubts.append(f"{images} training images do not fill a batch of {size}, so an epoch is one step; {mend}")
         if self.method.selection == "last" and self.training.epochs == 1:
-            doubts.append("selection=last knows nobody in the first epoch: all are on the boundary, as in a baseline")
+            doubts.append("selection=last has no logits in the first epoch: every example is a boundary example")
         return [doubt for doubt in doubts if doubt is not None]
 
     def baseline(self) -> Config:
-        """The same recipe with the full number of steps for everyone."""
+        """Return the config without BulletTrain: every example gets the full number of steps."""
         full = self.method.boundary
         plain = {"separation": "quantile", "allocation": "categories", "allocation_value": None, "shuffled": False}
         return self.replace_section("method", robust=full, outlier=full, **plain)
 
     def replace_section(self, section: str, **changes: Any) -> Config:
-        """A copy with some keys of one section changed."""
+        """Return a copy with changes in one section."""
         return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **changes)})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain mappings, lists and scalars, for YAML."""
+        """Return the settings as nested dicts, for YAML and JSON."""
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return plain
 
     @classmethod
     def from_dict(cls, values: Any) -> Config:
-        """A config from :meth:`to_dict`, or as a person writes it: missing settings have their defaults.
+        """Create a config from nested dicts, as :meth:`to_dict` returns. Missing settings get their defaults.
 
         Raises:
-            ConfigError: a setting is unknown, of another type, or out of its range.
+            ConfigError: a setting is unknown, of the wrong type, or out of range.
         """
         if isinstance(values, Mapping):
             values = {name: value for name, value in values.items() if name not in ("format", "environment")}
@@ -237,7 +244,7 @@ class Config:
         return config
 
     def with_settings(self, settings: Sequence[str]) -> Config:
-        """A copy with `section.key=value` applied; a key that is in one section only needs no section."""
+        """Return a copy with `section.key=value` applied. A key that is in only one section needs no section."""
         changes: dict[str, dict[str, Any]] = {}
         for setting in settings:
             path, equals, text = setting.partition("=")
@@ -245,13 +252,13 @@ class Config:
                 raise ConfigError(f"--set {setting}: write key=value, e.g. --set method.eps=8/255")
             section, key, hint = find(path.strip(), sections())
             changes.setdefault(section, {})[key] = parse(text.strip(), hint, f"{section}.{key}")
-        self._keep_to_eps(changes)
-        # All at once: settings may only make sense together.
+        self._follow_eps(changes)
+        # All at once, since some settings are only valid together.
         changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in changes.items()}
         return dataclasses.replace(self, **changed)
 
-    def _keep_to_eps(self, changes: dict[str, dict[str, Any]]) -> None:
-        """An eps is of its norm, and evaluation.step_size of its eps: where one changes, so must the other."""
+    def _follow_eps(self, changes: dict[str, dict[str, Any]]) -> None:
+        """Require a new eps with a new norm, and reset evaluation.step_size with a new eps."""
         method = changes.get("method", {})
         norm, eps = method.get("norm", self.method.norm), method.get("eps", self.method.eps)
         if norm != self.method.norm and norm in NORMS and "eps" not in method:
@@ -261,25 +268,25 @@ class Config:
             changes.setdefault("evaluation", {}).setdefault("step_size", None)
 
     def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
-        """Settings that differ, whatever the recipe is called: by "section.key", the value here and the value there."""
-        mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
-        return {key: (mine[key], theirs[key]) for key in mine if mine[key] != theirs[key] and key != "recipe"}
+        """Return the settings that differ, except the recipe's name: {"section.key": (own value, other's value)}."""
+        own, others = flatten(self.to_dict()), flatten(other.to_dict())
+        return {key: (own[key], others[key]) for key in own if own[key] != others[key] and key != "recipe"}
 
     def identity(self) -> str:
-        """Changes with what is learnt and how it is evaluated; not with the seed, nor with settings left alone."""
-        usual = flatten(Config().to_dict())
-        idle = NOT_LEARNT if selects(self.method.allocator()) else NOT_LEARNT | MINED_ALONE
+        """Return a hash of the settings that change the weights or the evaluation, without the seed."""
+        defaults = flatten(Config().to_dict())
+        ignored = NOT_LEARNT if selects(self.method.allocator()) else NOT_LEARNT | SELECTION_ONLY
         changed = {
-            FORMER.get(key, key): value  # so that runs on record are found by the names they have
+            FORMER.get(key, key): value  # keeps the names of existing runs
             for key, value in flatten(self.to_dict()).items()
-            if value != usual[key] and key not in idle
+            if value != defaults[key] and key not in ignored
         }
         text = json.dumps(changed, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()[:8]
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """{"section": {"key": v}} as {"section.key": v}."""
+    """Convert {"section": {"key": v}} to {"section.key": v}."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -291,6 +298,6 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def sections() -> dict[str, type]:
-    """The sections of a configuration, by name."""
+    """Return the section classes of Config by name."""
     hints = typing.get_type_hints(Config)
     return {name: kind for name, kind in hints.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
