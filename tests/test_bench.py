@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from bullettrain.cli.app import app
-from bullettrain.cli.bench import markdown
+from bullettrain.cli.bench import markdown, noise_notes
 from bullettrain.config import ConfigError, recipe
 from bullettrain.history import History
 from bullettrain.mining import Category
@@ -79,9 +79,9 @@ def test_shares_can_be_imposed():
 
 
 MISTAKES = {
-    "a folder": ("adir", "--out adir: give a file for the figures"),
-    "a folder for the table": ("taken.json", "--out taken.json: give a file for the figures"),
-    "the table": ("figures.md", "--out figures.md: give a file for the figures"),
+    "a folder": ("adir", "--out adir: give a JSON file"),
+    "a folder for the table": ("taken.json", "--out taken.json: give a JSON file"),
+    "the table": ("figures.md", "--out figures.md: give a JSON file"),
     "in a file": ("afile/x.json", "--out cannot be written (afile: File exists); choose another --out"),
     "deeper in a file": ("afile/y/x.json", "--out cannot be written (afile/y: Not a directory); choose another --out"),
     "in no file system": ("/proc/x.json", "--out cannot be written (/proc"),
@@ -188,3 +188,12 @@ def test_what_is_timed_is_tuned_at_once(monkeypatch):
     assert config.training.cudnn_benchmark_after > 0
     assert seen
     assert set(seen) == {0.0}
+
+
+def test_timings_that_vary_as_much_as_they_differ_are_noted():
+    def rows(engine: str, spread: float) -> list[dict[str, object]]:
+        return [{"engine": engine, "step_ms": ms, "spread_ms": spread} for ms in (10.0, 8.0)]
+
+    result = {"rows": [*rows("eager", 2.0), *rows("graphs", 1.9)]}
+    (note,) = noise_notes(result)
+    assert note.startswith("eager: timings vary by 2.00 ms, and the difference is 2.00 ms: too close to tell;")

@@ -93,10 +93,10 @@ def test_of_several_processes_one_speaks(fails, monkeypatch, rank, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("nothing", "No such command 'nothing'; `bullettrain --help` shows what there is"),
-        ("evaluate", "Missing argument 'model'; `bullettrain evaluate --help` shows what there is"),
+        ("nothing", "No such command 'nothing'; see `bullettrain --help`"),
+        ("evaluate", "Missing argument 'model'; see `bullettrain evaluate --help`"),
         ("train --epoch 3", "No such option: --epoch"),
-        ("data nothing", "`bullettrain data --help` shows what there is"),
+        ("data nothing", "see `bullettrain data --help`"),
     ],
 )
 def test_words_that_do_not_fit_are_one_line(monkeypatch, capsys, words, said):

@@ -205,7 +205,7 @@ def test_a_name_is_printed_as_it_is(invoke, tmp_path, monkeypatch):
     assert f"y/{name}" in lines  # above the table
     assert lines[-1] == f"report  y/{name}/report.html"
     assert Path("y", name, "report.html").is_file()
-    assert f"looked for in {name}" in invoke("data", "list", "--data-dir", name).output.splitlines()
+    assert f"datasets in {name}" in invoke("data", "list", "--data-dir", name).output.splitlines()
     assert f"{name}/MNIST/raw/" in invoke("data", "verify", "mnist", "--data-dir", name).output
 
 
@@ -323,7 +323,7 @@ def test_a_second_ctrl_c_prints_the_command_that_goes_on(invoke, tmp_path, monke
         stopped = invoke(*words)
     assert stopped.exit_code == 130
     said, printed = stopped.output.splitlines()[-2:]
-    assert said == "interrupted; go on with:"
+    assert said == "interrupted; resume with:"
     gone_on = invoke(*shlex.split(printed)[1:])
     assert gone_on.exit_code == 0, gone_on.output
     assert f"run: digits on cpu, from step {2 if at == 'in a step' else 3}" in gone_on.output.splitlines()
@@ -339,7 +339,7 @@ def test_ctrl_c_that_ends_a_compiler_too_is_no_error(invoke, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Trainer, "take", broken)
     done = invoke("train", *TINY, "--out", "run")
-    assert ("interrupted; go on with:" in done.output) == interrupts
+    assert ("interrupted; resume with:" in done.output) == interrupts
     assert (done.exit_code == 130) == interrupts
     assert isinstance(done.exception, SystemExit if interrupts else RuntimeError)
 
@@ -368,7 +368,7 @@ def test_ctrl_c_before_there_is_a_run_says_that_nothing_was_saved(invoke, tmp_pa
         patched.setattr(*BEFORE[at], lambda *_: signal.raise_signal(signal.SIGINT))
         stopped = invoke("train", *both, "--out", "run", "--resume")
     assert stopped.exit_code == 130
-    assert "interrupted; go on with:" in stopped.output.splitlines()
+    assert "interrupted; resume with:" in stopped.output.splitlines()
 
 
 @pytest.mark.parametrize("both", [[], ["--compare"]], ids=["one", "both"])
@@ -378,7 +378,7 @@ def test_after_a_collapse_the_printed_command_goes_on(invoke, tmp_path, monkeypa
     stopped = invoke(*words, "--out", "kg")
     assert stopped.exit_code == 1
     said, printed = stopped.output.splitlines()[-2:]
-    assert said == "No epoch was finished before. To go on all the same:"
+    assert said == "No epoch was finished before. To continue anyway:"
     with pytest.raises(RunError, match="continue it with: ") as refused:
         raise invoke(*words, "--out", "kg", "--keep-going").exception
     assert str(refused.value).partition("continue it with: ")[2].split() == printed.split()
@@ -500,7 +500,7 @@ def test_every_setting_says_what_it_is(invoke):
     for name, kind in sections().items():
         assert list(meanings(kind)) == [field.name for field in dataclasses.fields(kind)], name
     shown = invoke("train", "--show").output
-    assert "  # Attack steps for boundary examples; of other allocations the most.\n  boundary: 10\n" in shown
+    assert "  # Attack steps for boundary examples; for other allocations, the most steps.\n  boundary: 10\n" in shown
 
 
 def test_the_page_of_settings_is_up_to_date():

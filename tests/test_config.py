@@ -334,3 +334,11 @@ def test_a_setting_by_its_former_name_is_told_the_present_one():
     for name in ("bucket=4", "training.bucket=4"):
         with pytest.raises(ConfigError, match="bucket' is called size_multiple now"):
             recipe("digits").with_settings([name])
+
+
+def test_a_batch_that_is_larger_than_the_training_set_is_noted():
+    config = recipe("own-images")
+    assert config.doubts(128) == config.doubts() == []
+    assert config.doubts(80) == [
+        "80 training images do not fill a batch of 128, so an epoch is one step; give a smaller --batch-size, e.g. 8"
+    ]

@@ -148,7 +148,7 @@ def test_an_interrupt_says_how_to_go_on(run):
                 break
         rest = process.stdout.read()
     assert process.returncode == 130, rest
-    how = "this goes on, where --overwrite would start over"
+    how = "resume without --overwrite, which would start over"
     command = "bullettrain evaluate runs/robust --attack pgd3,pgd100x200 --batch-size 60"
     assert f"interrupted; {how}:\n  {command}\n" in rest
     kept = json.loads((run / "evaluation.json").read_text())
@@ -169,7 +169,7 @@ def test_a_second_ctrl_c_says_how_to_go_on_too(run, monkeypatch, again):
     monkeypatch.setattr(importlib.import_module("bullettrain.evaluation.evaluate"), "evaluate", interrupted)
     stopped = CliRunner(env={"COLUMNS": "120"}).invoke(app, words)
     assert stopped.exit_code == 130
-    assert stopped.output.endswith(f"interrupted; the same command goes on:\n  bullettrain {' '.join(words)}\n")
+    assert stopped.output.endswith(f"interrupted; resume with:\n  bullettrain {' '.join(words)}\n")
 
 
 def test_images_of_a_folder_are_resized(run, tmp_path):

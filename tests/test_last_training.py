@@ -55,7 +55,7 @@ def test_a_run_names_the_examples_it_trains_on(tmp_path, settings_):
 def test_a_run_says_what_is_hardly_wanted():
     assert small("selection=last").doubts() == []
     (once,) = small("selection=last", "epochs=1").doubts()
-    assert "knows nobody in the first epoch" in once
+    assert "has no logits in the first epoch" in once
 
 
 def test_a_network_that_gets_everything_wrong_is_noticed_in_the_first_epoch(tmp_path):

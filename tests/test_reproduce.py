@@ -218,7 +218,7 @@ def test_a_stop_leaves_a_table_and_the_command_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr("bullettrain.reproduction.runs.perform", stop)
     text = invoke("table-mart", "--out", tmp_path, fails=128 + signal.SIGTERM)
     assert len(done) == 1  # the others are not begun
-    assert "the same command goes on" in text
+    assert "resume with" in text
     assert "not run yet" in (tmp_path / "table-mart.md").read_text()
 
 
@@ -229,7 +229,7 @@ def test_a_second_ctrl_c_says_how_to_go_on_too(tmp_path, monkeypatch):
     monkeypatch.setattr("bullettrain.reproduction.runs.run_all", interrupted)
     monkeypatch.setattr("sys.argv", ["bullettrain", "reproduce", "table-mart"])
     text = invoke("table-mart", "--out", tmp_path, fails=130)
-    assert text.endswith("interrupted; the same command goes on:\n  bullettrain reproduce table-mart\n")
+    assert text.endswith("interrupted; resume with:\n  bullettrain reproduce table-mart\n")
 
 
 def test_ctrl_c_while_tables_are_written_says_it_too(tmp_path, monkeypatch):
@@ -237,7 +237,7 @@ def test_ctrl_c_while_tables_are_written_says_it_too(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("bullettrain.cli.reproduce._write", interrupted)
-    assert "the same command goes on" in invoke("table-mart", "--tables", "--out", tmp_path, fails=130)
+    assert "resume with" in invoke("table-mart", "--tables", "--out", tmp_path, fails=130)
 
 
 def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Things in one line: objects for a prompt or a log, errors for a message, settings and options for their help."""
+"""One-line texts of objects, errors and dataclass fields."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import sys
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, as far as a message can repeat it: its first line, or its kind where it says nothing."""
+    """Return the first line of an error's message, or its type if it has none."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def one_line(thing: object) -> str:
-    """``Class(setting=value, …)`` by the arguments of its class that it has kept; those that are None are left out.
+    """Return ``Class(argument=value, …)`` with the constructor arguments that are attributes.
 
-    So is a part of several settings, where it is what the class has unless told otherwise.
+    Arguments that are None, and dataclasses that equal the default, are left out.
     """
     kept = []
     for name, default in _arguments(type(thing)).items():
         value = getattr(thing, name, None)
-        usual = dataclasses.is_dataclass(value) and value == default
-        if value is not None and not usual:
+        is_default = dataclasses.is_dataclass(value) and value == default
+        if value is not None and not is_default:
             kept.append(f"{name}={brief(value)}")
     return f"{type(thing).__name__}({', '.join(kept)})"
 
 
 def _arguments(kind: type) -> dict[str, object]:
-    """Names and defaults of what a class is made with, also of classes above it that it passes ``**others`` on to."""
+    """Return constructor arguments and defaults, including those of base classes that get ``**kwargs``."""
     found: dict[str, object] = {}
     for base in kind.__mro__:
         if "__init__" not in vars(base):
@@ -44,7 +44,7 @@ def _arguments(kind: type) -> dict[str, object]:
 
 
 def brief(value: object) -> str:
-    """A setting: numbers to six places, functions by their names, and what does not say itself by its type."""
+    """Return a short text: floats to six digits, functions by name, other objects by type."""
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, tuple):
@@ -52,7 +52,7 @@ def brief(value: object) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return one_line(value)
     own = getattr(type(value).__repr__, "__module__", "") or ""
-    if isinstance(value, _PLAIN) or own.startswith("bullettrain."):  # one of ours, in a line
+    if isinstance(value, _PLAIN) or own.startswith("bullettrain."):
         return repr(value)
     return getattr(value, "__name__", type(value).__name__)
 
@@ -61,7 +61,7 @@ _PLAIN = (bool, int, float, str, tuple)
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """By field of a dataclass, one at the top of its module: the string below it in the source, on one line."""
+    """Return the docstring below each field of a dataclass, on one line. The class has to be at module level."""
     body, found = _classes(kind.__module__)[kind.__name__].body, {}
     for field, below in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
@@ -71,6 +71,6 @@ def meanings(kind: type) -> dict[str, str]:
 
 @functools.cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """The classes of a module, as they are written; read once, since every command asks for its help."""
+    """Return the class definitions in the source of a module."""
     source = ast.parse(inspect.getsource(sys.modules[module]))
     return {part.name: part for part in source.body if isinstance(part, ast.ClassDef)}

@@ -1,4 +1,4 @@
-"""What a user's mistake is told by: the error, the path that was written, the name that may have been meant."""
+"""Errors for users, and helpers for their messages."""
 
 from __future__ import annotations
 
@@ -18,21 +18,19 @@ SAME = (
     ("average", "averaged", "ema"),
     ("precision", "amp"),
 )
-"""Names that mean the same."""
+"""Synonyms."""
 MOST_GUESSES = 3
 CUTOFF = 0.85
-"""Share of the letters that two names have in common."""
-
-
+"""Minimum similarity of two names, as difflib measures it."""
 MAX_SETTINGS_BYTES = 1 << 20
 
 
 class UserError(ValueError):
-    """A mistake in what was asked for: one line that says what to change. The command ends with status 2."""
+    """A mistake of the user. The message is one line that says what to change; the command exits with status 2."""
 
 
 def user_path(text: str | Path) -> Path:
-    """The path that a user wrote, with ``~`` and ``~user`` as the folders that they stand for."""
+    """Return the path with ``~`` and ``~user`` expanded."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -40,36 +38,36 @@ def user_path(text: str | Path) -> Path:
 
 
 def read_settings_text(path: Path) -> str:
-    """The text of a small file of settings.
+    """Return the text of a small file.
 
     Raises:
-        OSError: it cannot be read, is a pipe or a device, which is not opened, or is larger than settings are.
-        UnicodeDecodeError: it is no text.
+        OSError: the file cannot be read, is not a regular file, or is too large.
+        UnicodeDecodeError: the file is not text.
     """
-    about = path.stat()
-    if not stat.S_ISREG(about.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError("it is no file but a folder, pipe, socket or device")
-    if about.st_size > MAX_SETTINGS_BYTES:
-        raise OSError(f"it has {about.st_size:,} bytes, and settings at most {MAX_SETTINGS_BYTES:,}")
+    if status.st_size > MAX_SETTINGS_BYTES:
+        raise OSError(f"it has {status.st_size:,} bytes, and settings at most {MAX_SETTINGS_BYTES:,}")
     return path.read_text(encoding="utf-8")
 
 
 def guesses(name: str, names: Sequence[str]) -> list[str]:
-    """Those of ``names``, all in lower case, that ``name`` may stand for; none rather than far-fetched or many.
+    """Return those of ``names``, in lower case, that ``name`` probably stands for.
 
-    The first of these that holds for any: the same letters, the same meaning, the same letters in another order, nearly
-    the same letters, the beginning of a word.
+    The first rule that matches any of them decides: the same letters, a synonym, the same letters in another order,
+    nearly the same letters, the beginning of a word. More than ``MOST_GUESSES`` matches count as none.
     """
-    given, letters = _letters(name.lower()), {there: _letters(there) for there in names}
-    meant = {_letters(word) for words in SAME if given in map(_letters, words) for word in words}
-    ways = [[there for there in names if letters[there] in wanted] for wanted in ({given}, meant)]
-    if len(given) > 2:
-        ways.append([there for there in names if sorted(letters[there]) == sorted(given)])
-        alike = {there: difflib.SequenceMatcher(None, letters[there], given).ratio() for there in names}
-        best = max(alike.values(), default=0.0)
-        ways.append([there for there in names if alike[there] == best >= CUTOFF])
-        ways.append([there for there in names if any(end.startswith(given) for end in _ends(there))])
-    found = next(filter(None, ways), [])
+    wanted, letters = _letters(name.lower()), {candidate: _letters(candidate) for candidate in names}
+    synonyms = {_letters(word) for words in SAME if wanted in map(_letters, words) for word in words}
+    matches = [[candidate for candidate in names if letters[candidate] in group] for group in ({wanted}, synonyms)]
+    if len(wanted) > 2:
+        matches.append([candidate for candidate in names if sorted(letters[candidate]) == sorted(wanted)])
+        ratios = {candidate: difflib.SequenceMatcher(None, letters[candidate], wanted).ratio() for candidate in names}
+        best = max(ratios.values(), default=0.0)
+        matches.append([candidate for candidate in names if ratios[candidate] == best >= CUTOFF])
+        matches.append([candidate for candidate in names if any(end.startswith(wanted) for end in _ends(candidate))])
+    found = next(filter(None, matches), [])
     return found if len(found) <= MOST_GUESSES else []
 
 
@@ -78,6 +76,6 @@ def _letters(name: str) -> str:
 
 
 def _ends(name: str) -> list[str]:
-    """The letters of a name from each of its words on."""
+    """Return the letters of a name from the start of each of its words."""
     words = re.split(r"[\W_]+", name)
     return ["".join(words[i:]) for i in range(len(words))]

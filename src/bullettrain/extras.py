@@ -1,4 +1,4 @@
-"""Packages that only the application needs are imported where they are used, inside ``with extra(...)``."""
+"""Optional packages are imported where they are used, inside ``with extra(...)``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from contextlib import contextmanager
 from bullettrain.errors import UserError
 
 PACKAGES = {"PIL": "Pillow", "cv2": "OpenCV", "sklearn": "scikit-learn", "yaml": "PyYAML"}
-"""What to install, where it is not called what is imported."""
+"""Packages whose name differs from that of their module."""
 
 
 class MissingPackageError(UserError, ImportError):
-    """A package of an extra is not installed: which one, and how to get it."""
+    """An optional package is not installed."""
 
 
 @contextmanager
 def extra(what: str, name: str = "app") -> Iterator[None]:
-    """An import that fails in here says what needs the package, and which extra brings it."""
+    """Turn an ImportError into a MissingPackageError.
+
+    Args:
+        what: what needs the package.
+        name: extra of bullettrain that installs it.
+    """
     try:
         yield
     except ImportError as error:

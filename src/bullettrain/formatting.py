@@ -1,4 +1,4 @@
-"""Numbers as a person reads them: 81.5 %, 12.3 s, 1.85×. What is not a finite number is a dash."""
+"""Format numbers for people: 81.5 %, 12.3 s, 1.85×. NaN and infinity become a dash."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 CHANCE = 2.0
-"""Standard errors within which a difference could be chance: too close to tell."""
+"""Number of standard errors within which a difference is too close to tell."""
 DASH = "–"
-THIN = "\u202f"  # a narrow space that does not break
+THIN = "\u202f"  # narrow no-break space
 METHODS = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
 METHODS |= {"gat": "GAT", "nuat": "NuAT", "fgsm-pgi": "FGSM-PGI"}
 ATTACKS = {
@@ -23,7 +23,7 @@ ATTACKS = {
 
 
 def method_name(method: Mapping[Any, Any]) -> str:
-    """What was trained, from the section ``method`` of a configuration: TRADES, FAST on TRADES, YOPO-2-5 on TRADES."""
+    """Return the name of a section ``method``: TRADES, FAST on TRADES, YOPO-2-5 on TRADES."""
     objective = str(method.get("objective") or "")
     name, steps = METHODS.get(objective, objective), method.get("boundary")
     if method.get("carry"):
@@ -42,22 +42,22 @@ def method_name(method: Mapping[Any, Any]) -> str:
 
 
 def _allocated(method: Mapping[Any, Any]) -> str:
-    """What decides on steps, where that is not the paper's way."""
+    """Return the allocation, if it is not the paper's."""
     allocation = method.get("allocation") or "categories"
     parts = [""] if allocation == "categories" else ["", f"allocation {allocation}"]
     return ", ".join([*parts, "shuffled"] if method.get("shuffled") else parts)
 
 
 def percent(fraction: float, digits: int = 1) -> str:
-    """0.815 as ``81.5 %``."""
+    """Format 0.815 as ``81.5 %``."""
     return f"{100 * fraction:.{digits}f}{THIN}%" if math.isfinite(fraction) else DASH
 
 
 def points(difference: float, digits: int = 1, error: float = math.nan) -> str:
-    """A difference of two fractions in percentage points, always with its sign, and ± its ``error`` if it has one."""
+    """Format a difference of two fractions in percentage points, with its sign, and ± ``error`` if finite."""
     if not math.isfinite(difference):
         return DASH
-    shown = f"{abs(100 * difference) + 1e-9:.{digits}f}"  # 2.15 is a hair less in binary: round it up all the same
+    shown = f"{abs(100 * difference) + 1e-9:.{digits}f}"  # 2.15 is slightly less in binary, but rounds up
     sign = "±" if float(shown) == 0 else "+" if difference > 0 else "−"
     if not math.isfinite(error):
         return f"{sign}{shown} points"
@@ -65,12 +65,12 @@ def points(difference: float, digits: int = 1, error: float = math.nan) -> str:
 
 
 def too_close(difference: float, error: float) -> str:
-    """Said after a difference that could be chance; nothing where it could not, or nobody knows."""
+    """Return a remark if a difference is within two standard errors, else ""."""
     return " (too close to tell)" if abs(difference) <= CHANCE * error else ""
 
 
 def error_in_words(paired: bool) -> str:
-    """What the ± of a difference is."""
+    """Explain the ± of a difference."""
     kind = "over the same test images, paired" if paired else "over the test images, unpaired"
     return (
         f"± is one standard error ({kind}); within two it is too close to tell. "
@@ -79,11 +79,11 @@ def error_in_words(paired: bool) -> str:
 
 
 MOMENT = 0.1
-"""Seconds of compiling and capturing that are not worth a word."""
+"""Seconds of compiling and capturing that are not mentioned."""
 
 
 def duration(seconds: float) -> str:
-    """12.3 s, 5 min 12 s, 1 h 23 min; from two days on, 2 d 3 h."""
+    """Format seconds as 12.3 s, 5 min 12 s, 1 h 23 min or, from two days on, 2 d 3 h."""
     if not math.isfinite(seconds):
         return DASH
     if seconds < 59.95:
@@ -99,37 +99,37 @@ def duration(seconds: float) -> str:
 
 
 def captures(seconds: float, text: str) -> str:
-    """``text`` with {} for the time of compiling and capturing; nothing where there was hardly any."""
+    """Return ``text`` with the time of compiling and capturing for {}, or "" if there was hardly any."""
     return text.format(duration(seconds)) if seconds > MOMENT else ""
 
 
 def in_all(mine: Mapping[str, float], plain: Mapping[str, float]) -> str:
-    """What wall-clock is with compiling and capturing, of rows of a comparison, in a sentence; "" without any."""
-    taken = [row.get("capture_seconds", 0.0) for row in (mine, plain)]
-    whole = [row.get("seconds", math.nan) + more for row, more in zip((mine, plain), taken, strict=True)]
-    if not sum(taken) > MOMENT or not all(map(math.isfinite, whole)):
+    """Return a sentence on the speed-up with compiling and capturing, or "" if there was hardly any."""
+    captured = [row.get("capture_seconds", 0.0) for row in (mine, plain)]
+    total = [row.get("seconds", math.nan) + more for row, more in zip((mine, plain), captured, strict=True)]
+    if not sum(captured) > MOMENT or not all(map(math.isfinite, total)):
         return ""
-    besides = f"Compiling and capturing, {duration(taken[0])} and without mining {duration(taken[1])}, are not in it"
-    return f"{besides}: with them it is {times(whole[1] / whole[0])}."
+    both = f"Compiling and capturing, {duration(captured[0])} and without mining {duration(captured[1])}, are not in it"
+    return f"{both}: with them it is {times(total[1] / total[0])}."
 
 
 def times(ratio: float | None) -> str:
-    """1.85×."""
+    """Format a ratio as 1.85×."""
     return f"{ratio:.2f}×" if ratio is not None and math.isfinite(ratio) else DASH
 
 
 def number(value: float, digits: int = 2) -> str:
-    """A plain number with a fixed count of decimals."""
+    """Format a number with a fixed number of decimals."""
     return f"{value:,.{digits}f}".replace(",", THIN).replace("-", "−") if math.isfinite(value) else DASH
 
 
 def short(value: float) -> str:
-    """A number in as few digits as say it: 0.1, 0.000625, 1e−06."""
+    """Format a number with up to four significant digits: 0.1, 0.000625, 1e−06."""
     return f"{value:.4g}".replace("-", "−") if math.isfinite(value) else DASH
 
 
 def attack_name(attack: str) -> str:
-    """``pgd20`` as PGD-20, ``pgd100x20-kl`` as PGD-100×20 KL; a name not known here stays as it is."""
+    """Format ``pgd20`` as PGD-20, ``pgd100x20-kl`` as PGD-100×20 KL. Unknown names stay as they are."""
     if found := re.fullmatch(r"pgd(\d+)(?:x(\d+))?(?:-(\w+))?", attack):
         loss = {None: "", "kl": " KL"}.get(found[3], f" {found[3]}")
         return f"PGD-{found[1]}" + (f"×{found[2]}" if found[2] else "") + loss
@@ -137,22 +137,22 @@ def attack_name(attack: str) -> str:
 
 
 def plain(text: str) -> str:
-    """For a terminal: ordinary spaces."""
+    """Replace narrow spaces by ordinary ones, for a terminal."""
     return text.replace(THIN, " ")
 
 
 def plural(word: str, count: int) -> str:
-    """``step`` or ``steps``."""
+    """Return ``step`` or ``steps``."""
     return word if count == 1 else f"{word}s"
 
 
 def listed(parts: list[str]) -> str:
-    """``a, b and c``."""
+    """Join parts as ``a, b and c``."""
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1] if parts else ""
 
 
 def setting(key: str, value: Any) -> str:
-    """One value of the configuration, as text."""
+    """Format a value of the configuration."""
     if value is None:
         return DASH
     if isinstance(value, bool):
@@ -169,7 +169,7 @@ def setting(key: str, value: Any) -> str:
 
 
 def settings(section: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """A section of the configuration as (dotted name, text) pairs."""
+    """Yield (dotted name, text) for each value of a section."""
     for key, value in section.items():
         name = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(value, Mapping) and value:

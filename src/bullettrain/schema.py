@@ -1,4 +1,4 @@
-"""What JSON and YAML files hold, checked against type annotations: the types are the schema."""
+"""Check parsed JSON and YAML against type annotations."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 
 class SchemaError(ValueError):
-    """A value of another type than its place has: one line with the place, the value and the type."""
+    """A value has the wrong type. The message is one line with its name, the value and the type."""
 
 
 def conform(value: Any, kind: Any, where: str = "", *, text: Callable[[str, Any, str], Any] | None = None) -> Any:
-    """Return ``value``, as a parser of JSON or YAML gave it, as an instance of ``kind``.
+    """Convert a value of parsed JSON or YAML to the type ``kind``.
 
     Args:
-        value: mappings, lists, strings, numbers, booleans and None.
+        value: dicts, lists, strings, numbers, booleans and None.
         kind: a dataclass, a ``Literal``, a union, ``tuple[T, ...]``, ``tuple[A, B]``, ``list[T]``, ``dict[str, T]``,
             ``bool``, ``int``, ``float``, ``str``, ``None`` or ``Any``. Numbers have to be finite.
-        where: the name of the place, for messages: ``"training.epochs"``.
-        text: reads a string where ``kind`` is none, as in ``eps: 8/255``; called with the string, ``kind``, ``where``.
+        where: name of the value for messages, e.g. ``"training.epochs"``.
+        text: function that converts strings of another kind, as in ``eps: 8/255``; called with the string, ``kind`` and
+            ``where``.
 
     Raises:
-        SchemaError: ``value`` is of another type, a key is unknown, or one without a default is missing.
+        SchemaError: ``value`` has another type, a key is unknown, or a key without a default is missing.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if not _is(value, kind):
@@ -64,7 +65,7 @@ def _fields(value: Mapping[Any, Any], kind: Any, where: str, text: Callable[[str
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether ``value`` is of the outermost type of ``kind``; an int is a float too, and a bool is no number."""
+    """Return whether ``value`` has the outermost type of ``kind``. An int is also a float; a bool is not a number."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in UNIONS:
         return any(_is(value, option) for option in arguments)
@@ -82,7 +83,7 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def said(kind: Any, limits: str = "") -> str:
-    """A type in words, with the ``limits`` of its numbers."""
+    """Describe a type in words, with the ``limits`` of its numbers."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
@@ -100,7 +101,7 @@ def _join(where: str, key: str) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value in a few words; one that holds itself many times over is not written out."""
+    """Return a short repr, also of deeply nested values."""
     shown = reprlib.Repr()
     shown.maxlevel, shown.maxlist, shown.maxdict, shown.maxlong = 2, 4, 4, 40
     return shown.repr(value)

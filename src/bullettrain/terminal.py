@@ -1,4 +1,4 @@
-"""The terminal that commands write to, narrow or wide, and what is not cut on it: words, numbers, names."""
+"""Print text and tables to the terminal."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from bullettrain import formatting
 
 
 def terminal() -> Console:
-    """Standard output, where text is text: `[a]` and `:car:` in a name are no markup. What is coloured is a `Text`."""
+    """Return a console for standard output without markup. Use ``Text`` for styled text."""
     return Console(markup=False, emoji=False, highlight=False)
 
 
 def say(console: Console, text: str | Text, *, style: str | None = None) -> None:
-    """Prose: on a terminal wrapped between words, elsewhere a line is a line. What is to be copied is not for this."""
+    """Print prose, wrapped at words on a terminal. Print paths and commands unwrapped, so that they can be copied."""
     console.print(text, style=style, soft_wrap=not console.is_terminal)
 
 
-def say_interrupted(
-    console: Console, command: str, how: str = "the same command goes on", signal: int | None = None
-) -> NoReturn:
-    """Say ``how`` to go on after an interruption, and end with the status of the signal; None: of Ctrl-C."""
+def say_interrupted(console: Console, command: str, how: str = "resume with", signal: int | None = None) -> NoReturn:
+    """Print the command that resumes after an interruption, and exit with the status of ``signal`` (None: Ctrl-C)."""
     console.print(f"interrupted; {how}:\n  {command}", soft_wrap=True)
     sys.exit(128 + (signal or 2))
 
@@ -50,7 +48,7 @@ class _ConsoleHandler(logging.Handler):
 
 @contextmanager
 def logged(console: Console, name: str = "bullettrain") -> Iterator[None]:
-    """Show on ``console`` what the package, or the part of it that is called ``name``, logs meanwhile."""
+    """Show log messages of the logger ``name`` on ``console``."""
     logger, handler = logging.getLogger(name), _ConsoleHandler(console)
     level = logger.level
     logger.addHandler(handler)
@@ -63,7 +61,7 @@ def logged(console: Console, name: str = "bullettrain") -> Iterator[None]:
 
 
 def say_rows(console: Console, rows: Iterable[Sequence[str | Text]]) -> None:
-    """Names and what they are, one below the other; the last column alone is wrapped."""
+    """Print rows in aligned columns. Only the last column wraps."""
     table = Table.grid(padding=(0, 2))
     for row in rows:
         table.add_row(*row)
@@ -73,12 +71,12 @@ def say_rows(console: Console, rows: Iterable[Sequence[str | Text]]) -> None:
 
 
 def percent(share: float | None) -> str:
-    """0.8146 as 81.5 %."""
+    """Format 0.8146 as 81.5 %."""
     return formatting.plain(formatting.percent(math.nan if share is None else share))
 
 
 def duration(seconds: float) -> str:
-    """12.3 s, 5 min 12 s, 1 h 23 min."""
+    """Format seconds as 12.3 s, 5 min 12 s or 1 h 23 min."""
     return formatting.plain(formatting.duration(seconds))
 
 
@@ -91,18 +89,18 @@ def show_table(
     dropped: Sequence[str] = (),
     styles: Iterable[str] = itertools.repeat(""),
 ) -> bool:
-    """A table of as many columns as there is room for, without empty ones; no figure is cut.
+    """Print a table without its empty columns.
 
     Args:
-        console: where to.
-        headings: of columns.
-        rows: as many cells each.
-        left: headings of text, besides the first; other columns hold figures.
-        dropped: headings of columns that a narrow terminal does without, first one first.
-        styles: of rows.
+        console: console to print to.
+        headings: headings of the columns.
+        rows: cells of each row.
+        left: headings of left-aligned columns, besides the first.
+        dropped: headings of columns to leave out if the terminal is too narrow, in this order.
+        styles: styles of the rows.
 
     Returns:
-        Whether there was room for all columns.
+        Whether all columns fit.
     """
     styled = list(zip(rows, styles, strict=False))
     filled = [index for index in range(len(headings)) if any(row[index] for row, _ in styled)]

@@ -1,4 +1,4 @@
-"""The command `bullettrain`: one file a command, and one boundary around them all."""
+"""The command line. Each command has a module; ``boundary`` turns errors into messages."""
 
 from bullettrain.cli.boundary import main
 

@@ -1,4 +1,4 @@
-"""What `bullettrain` can do: train, evaluate, predict, export, report, bench, reproduce, data."""
+"""The commands of `bullettrain`: train, evaluate, predict, export, report, bench, reproduce, data."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from bullettrain.cli import commands
 from bullettrain.cli.command import add_command
 
 app = typer.Typer(
-    help="Robust training of neural networks at a fraction of the cost.",
+    help="Train robust neural networks at a fraction of the cost.",
     epilog="Start here:  bullettrain train",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -17,7 +17,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 data_app = typer.Typer(
-    help="Datasets: list, prepare, verify, corrupt.",
+    help="List, download, verify and corrupt datasets.",
     epilog="Example:  bullettrain data prepare cifar10",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -45,9 +45,9 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, metavar="", help="Show the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
 ) -> None:
     pass
 

@@ -1,4 +1,4 @@
-"""`bullettrain bench`: is it faster here, and by how much."""
+"""`bullettrain bench`: time training steps without and with BulletTrain."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from bullettrain.config.recipes import recipe
 from bullettrain.config.settings import ConfigError, number
 from bullettrain.processes import find_place
 from bullettrain.run_folder import RunFolder
-from bullettrain.terminal import logged, show_table, terminal
+from bullettrain.terminal import logged, say, show_table, terminal
 from bullettrain.training import bench as benchmark
 from bullettrain.training.setup import load_data
 
 
 def bench(options: Bench) -> None:
-    """Run the command."""
+    """Run `bullettrain bench`."""
     console, out = terminal(), options.out
     if out is not None:
         if out.suffix == ".md" or out.is_dir() or out.with_suffix(".md").is_dir():
-            raise ConfigError(f"--out {out}: give a file for the figures, as x.json; their table goes to x.md")
+            raise ConfigError(f"--out {out}: give a JSON file, e.g. x.json; the table is written to x.md")
         check_out(out.parent)
     config = recipe(options.recipe).with_settings(options.settings or [])
     place = find_place(options.device)
@@ -42,16 +42,29 @@ def bench(options: Bench) -> None:
             shares=(shares[0], shares[1], shares[2]) if shares else None,
             checkpoint=options.checkpoint,
         )
-    headings, *figures = zip(*table(result), strict=True)  # a case a column: it fits a narrow terminal
+    headings, *figures = zip(*table(result), strict=True)  # one column per case fits a narrow terminal
     show_table(console, headings, [row for row in figures if any(row[1:])])
+    for note in noise_notes(result):
+        say(console, note)
     if out is not None:
         RunFolder(out.parent).write_json(out.name, result)
         RunFolder(out.parent).write(out.with_suffix(".md").name, (markdown(result) + "\n").encode())
         console.print(f"written  {out}", soft_wrap=True)
 
 
+def noise_notes(result: dict[str, Any]) -> list[str]:
+    """Return a note for each engine whose timings vary as much as the baseline and BulletTrain differ."""
+    notes = []
+    for plain, mined in zip(result["rows"][::2], result["rows"][1::2], strict=True):
+        gap, spread = abs(plain["step_ms"] - mined["step_ms"]), max(plain["spread_ms"], mined["spread_ms"])
+        if spread >= gap:
+            vary = f"{plain['engine']}: timings vary by {spread:.2f} ms, and the difference is {gap:.2f} ms"
+            notes.append(f"{vary}: too close to tell; give more --steps or --repeats, or keep the machine idle")
+    return notes
+
+
 def table(result: dict[str, Any]) -> list[list[str]]:
-    """The figures as text, below their names."""
+    """Return the headings and rows of the table as text."""
     rows = [[_text(value) for value in row.values()] for row in result["rows"]]
     return [[name.replace("_", " ") for name in result["rows"][0]], *rows]
 
@@ -63,6 +76,6 @@ def _text(value: Any) -> str:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     headings, *rows = (f"| {' | '.join(row)} |" for row in table(result))
     return "\n".join([headings, "|" + "---|" * len(result["rows"][0]), *rows])

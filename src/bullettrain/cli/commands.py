@@ -1,4 +1,4 @@
-"""What each command takes: fields are arguments and options, and the string below a field is its help."""
+"""The arguments and options of each command. The docstring below a field is its help text."""
 
 from __future__ import annotations
 
@@ -12,237 +12,225 @@ Count = Annotated[int, typer.Option(min=1)]
 MaybeCount = Annotated[int | None, typer.Option(min=1)]
 ImageSize = Annotated[int | None, typer.Option(min=1, max=4096)]
 Number = Annotated[str | None, typer.Option(metavar="NUMBER")]
+Numbers = Annotated[str | None, typer.Option(metavar="NUMBERS")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Data:
-    """Where data is."""
+    """The folder of datasets."""
 
     data_dir: Path | None = None
-    """Where datasets lie. Default: $BULLETTRAIN_DATA, then the user's cache."""
+    """Folder of the datasets. Default: $BULLETTRAIN_DATA, else the user's cache folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Dataset(_Data):
-    """Which dataset."""
+    """A dataset that can be downloaded."""
 
     name: Annotated[str, typer.Argument(show_default=False)]
-    """mnist, cifar10, cifar100"""
+    """Name of the dataset: mnist, cifar10, cifar100."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Device:
-    """Where it runs."""
+    """The device."""
 
     device: str | None = None
-    """cpu, cuda or cuda:1. Default: a GPU where there is one."""
+    """Device: cpu, cuda or cuda:1. Default: cuda if available, else cpu."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which network."""
+    """A trained network."""
 
     model: Annotated[str, typer.Argument(show_default=False)]
-    """A run's folder, a checkpoint (.safetensors), a state_dict (.pt) with --network, package.module:function or
+    """Folder of a run, checkpoint (.safetensors), state_dict (.pt) with --network, package.module:function, or
     timm:NAME."""
     weights: str | None = None
-    """Of a run: last, best or averaged. Default: best where it was chosen, else last."""
+    """Which weights of a run to load: last, best or averaged. Default: best if training selected them, else last."""
     network: str | None = None
-    """What the weights are of: wrn-34-10, package.module:function, timm:NAME. Default: what the file says."""
+    """Architecture of the checkpoint: wrn-34-10, package.module:function or timm:NAME. Default: as the file says."""
     trust: bool = False
-    """Import and call the function that a file or run names as its network."""
-    mean: str | None = None
-    """Normalisation in front of a foreign network, e.g. 0.49,0.48,0.45."""
-    std: str | None = None
-    """With --mean."""
+    """Import and call the function that the checkpoint names as its network."""
+    mean: Numbers = None
+    """Mean of each channel, e.g. 0.49,0.48,0.45, to normalise inputs of a network that was not trained here."""
+    std: Numbers = None
+    """Standard deviation of each channel, with --mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Images:
-    """Which images a network takes."""
+    """The input shape of a network."""
 
     image_size: ImageSize = None
-    """Pixels a side, where the model does not say. Default: 32."""
+    """Height and width of the input, if the model does not record it. Default: 32."""
     channels: MaybeCount = None
-    """Channels of images, where the model does not say. Default: 3."""
+    """Input channels, if the model does not record them. Default: 3."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train(_Device, _Data):
     """Train a robust network.
 
-    Without arguments: handwritten digits that come with scikit-learn, on the CPU, in about a minute.
+    Without arguments, train a small CNN on scikit-learn's handwritten digits, in about a minute on a CPU.
 
     Examples:
 
       bullettrain train
-
       bullettrain train --compare
-
-      bullettrain train cifar10-trades-short --epochs 10 --eps 4/255 --set weight_decay=1e-4
-
+      bullettrain train cifar10-trades-short --eps 4/255 --set weight_decay=1e-4
       bullettrain train cifar10-trades-short --minutes 10
-
       bullettrain train cifar10-trades-short --method fast
-
-      bullettrain train cifar10-trades-short --data folder:my-images --set data.image_size=32
-
-      bullettrain train cifar10-trades-short --show > my.yaml; bullettrain train my.yaml
-
+      bullettrain train own-images --data folder:my-images --batch-size 64
+      bullettrain train cifar10-trades-short --show > my.yaml
+      bullettrain train my.yaml
       bullettrain train runs/digits --resume
-
       torchrun --nproc-per-node 2 -m bullettrain train cifar10-trades
     """
 
     recipe: Annotated[str, typer.Argument()] = "digits"
-    """What to train: a recipe (--list shows them), a YAML file as --show prints, or a run's folder."""
+    """Recipe to train (see --list), YAML file of settings (see --show), or folder of a run."""
     data: str | None = None
-    """digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH."""
+    """Dataset: digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH."""
     network: str | None = None
-    """small-cnn, preact-resnet-18, wrn-D-W, package.module:function or timm:NAME."""
+    """Network: small-cnn, preact-resnet-18, wrn-D-W, package.module:function or timm:NAME."""
     epochs: int | None = None
-    """Passes over the training images."""
+    """Number of epochs."""
     minutes: Annotated[float | None, typer.Option(min=0.01)] = None
-    """Instead of --epochs: as many as the whole command does in this time."""
+    """Set the number of epochs so that the whole command takes about this many minutes."""
     batch_size: int | None = None
-    """Images in a mini-batch, over all processes together."""
+    """Batch size, summed over all processes."""
     lr: Number = None
-    """Learning rate."""
+    """Peak learning rate."""
     eps: Number = None
-    """Radius of the attack, e.g. 8/255."""
+    """Radius of the perturbations to train against, e.g. 8/255."""
     settings: Settings = None
-    """Change another setting; again for more. --show lists them."""
+    """Change any other setting (see --show). Repeat it for several."""
     out: Path | None = None
-    """Folder of the run. Default: runs/RECIPE; to resume a run's folder, that folder."""
+    """Folder to write the run to. Default: runs/RECIPE, or the run to resume."""
     resume: bool = False
-    """Go on where the run in --out was stopped."""
+    """Resume an interrupted run from its last checkpoint."""
     seed: int | None = None
-    """Seed of everything random."""
+    """Random seed."""
     method: str | None = None
-    """Train by a baseline instead: fast, fast-3, n-fgsm, yopo-2-5, gat, …; --list has all."""
+    """Train with another method instead: fast, fast-3, n-fgsm, yopo-2-5, gat, … (see --list)."""
     baseline: bool = False
-    """The full number of steps for everyone: no BulletTrain."""
+    """Train without BulletTrain: every example gets the full number of attack steps."""
     compare: bool = False
-    """Train without and with BulletTrain, and put both in one table."""
+    """Train without and with BulletTrain, and compare both in one table."""
     cache_dir: Path | None = None
-    """Keep compiled code here, so that the next run need not compile it again."""
+    """Folder to cache compiled code in, so that later runs start faster."""
     compile_: bool = False
     """Compile the network with torch.compile."""
     accumulate: int | None = None
-    """Mini-batches to one update of the weights."""
+    """Accumulate gradients over this many batches before each optimizer step."""
     trust: bool = False
-    """Import and call the function that a file or run names as its network."""
+    """Import and call the function that a YAML file or run names as its network."""
     keep_going: bool = False
-    """Warn of a collapse, but do not stop."""
+    """Continue after a collapse, with a warning, instead of stopping."""
     list_: bool = False
-    """Show the recipes and stop."""
+    """List recipes and methods, and exit."""
     show: bool = False
-    """Print the settings as YAML and stop."""
+    """Print all settings of the recipe as YAML, and exit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Model, _Device, _Data):
-    """Evaluate a network, trained here or not, under the attacks that the field accepts.
+    """Measure the accuracy of any network under PGD, AutoAttack and common corruptions.
 
-    Results are kept in evaluation.json as they come; the same command again goes on where it was stopped. pgd20 is
-    the paper's: ε 0.031, step 0.003, uniform start. pgd:… takes steps, restarts, step, loss (ce, kl, margin), norm
-    (linf, l2) and eps; autoattack:… and apgd:… (its first two attacks) take norm and eps. With --precision bf16 a
-    frozen copy of the network searches for AutoAttack in L∞, on a GPU captured in CUDA graphs; float32 decides.
+    pgd20 is the paper's attack: ε 0.031, step size 0.003, uniform start. pgd:… takes steps, restarts, step, loss (ce,
+    kl or margin), norm (linf or l2) and eps. autoattack:… and apgd:… (the first two attacks of AutoAttack) take norm
+    and eps. Results are saved to evaluation.json after each attack; if interrupted, the same command resumes.
 
     Examples:
 
       bullettrain evaluate runs/digits --attack clean,pgd20,pgd100x10 --curves
-
-      bullettrain evaluate runs/cifar10-trades --attack pgd20 --attack autoattack --weights averaged
-
-      bullettrain evaluate trades.pt --network wrn-34-10 --data cifar10 --attack autoattack:eps=8/255
-
-      bullettrain evaluate runs/cifar10-pgd-short --attack apgd:eps=8/255 --precision bf16 --compile
-
-      bullettrain evaluate my.package:make_network --data cifar10 --attack pgd:steps=50,norm=l2,eps=0.5
+      bullettrain evaluate runs/digits --attack autoattack --weights averaged
+      bullettrain evaluate my.pt --network wrn-34-10 --data cifar10
+      bullettrain evaluate my.package:network --data cifar10 --attack pgd:steps=50
+      bullettrain evaluate runs/cifar10-pgd-short --attack apgd --precision bf16
     """
 
     attack: Annotated[list[str] | None, typer.Option("--attack", metavar="ATTACK")] = None
-    """clean, pgd20, pgd100x10, pgd1000x5, pgd:KEY=VALUE,…, autoattack, apgd, corruptions; again, or with commas, for
-    more. Default: clean,pgd20."""
+    """Attacks, separated by commas: clean, pgd20, pgd100x10, pgd1000x5, pgd:KEY=VALUE,…, autoattack, apgd,
+    corruptions. Default: clean,pgd20."""
     data: str | None = None
-    """cifar10, cifar100, mnist, digits, folder:PATH or npz:PATH. Default: the run's."""
-    eps: str | None = None
-    """ε of attacks that do not say. Default: the run's, else 0.031 (L2: 0.5)."""
+    """Test set: cifar10, cifar100, mnist, digits, folder:PATH or npz:PATH. Default: that of the run."""
+    eps: Number = None
+    """Radius of attacks that do not set eps. Default: that of the run, else 0.031 (L2: 0.5)."""
     norm: str | None = None
-    """linf or l2, of attacks that do not say. Default: the run's, else linf."""
+    """Norm of attacks that do not set it: linf or l2. Default: that of the run, else linf."""
     images: Annotated[int, typer.Option(min=0)] = 0
-    """Evaluate only so many test images, every class alike; 0: all."""
+    """Number of test images, balanced over the classes; 0 for all."""
     image_size: ImageSize = None
-    """Side to which the images of a folder are resized. Default: the run's, for its data."""
+    """Resize the images of a folder to this height and width. Default: as in training, for the data of the run."""
     precision: str = "float32"
-    """Of the search of attacks: float32, tf32, bf16, or both (first and last). Float32 decides."""
+    """Precision of the attacks: float32, tf32, bf16, or both (float32 and bf16). Accuracy is always counted in
+    float32."""
     curves: bool = False
-    """Also accuracy against ε and against steps, and a look for masking."""
+    """Also measure accuracy over ε and over steps, and check for gradient masking."""
     curve_images: Count = 1000
-    """Images for --curves."""
+    """Number of test images for --curves."""
     corruptions: Path | None = None
-    """Folder of CIFAR-10-C's or -100-C's files."""
+    """Folder of the CIFAR-10-C or CIFAR-100-C files."""
     mce_baseline: Path | None = None
-    """JSON of accuracies by corruption, for the mean corruption error."""
+    """JSON file of a baseline's accuracy by corruption, for the mean corruption error."""
     batch_size: MaybeCount = None
-    """Images at once. Default: 1000 on a GPU, 500 elsewhere."""
+    """Batch size. Default: 1000 on a GPU, else 500."""
     seed: Annotated[int, typer.Option(min=0)] = 0
-    """Seed of every attack's noise."""
+    """Random seed of the attacks."""
     compile_: bool = False
     """Compile the network with torch.compile."""
     overwrite: bool = False
-    """Evaluate anew: results of these attacks are dropped first."""
+    """Discard earlier results of these attacks and run them again."""
     out: Path | None = None
-    """Folder of evaluation.json and report.html. Default: the run's."""
+    """Folder for evaluation.json and report.html. Default: that of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(_Device, _Images, Model):
-    """Classify images: the likeliest classes, with their probabilities.
+    """Classify image files, and print the most likely classes with their probabilities.
 
-    Images are made grey or coloured and resized to what the network was trained on, as `--data folder:PATH` does.
+    Images are converted to the channels and the size that the network was trained on.
 
     Examples:
 
       bullettrain predict runs/digits seven.png
-
       bullettrain predict runs/cifar10-trades photos/*.jpg --top 1 --json
     """
 
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", show_default=False)]
     """Image files."""
     top: Count = 3
-    """Show so many classes of each image, likeliest first."""
+    """Number of classes to show for each image."""
     json_: bool = False
     """Print JSON, with the probability of every class."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export(_Images, Model):
-    """Write a network for deployment: normalisation inside, images in [0, 1] to logits, batches of any size.
+    """Export a network as ONNX, as a torch.export program, or as a folder for a model hub.
 
-    onnx runs in ONNX Runtime, torch-export in `torch.export.load`. hub is a folder with model.safetensors, config.json,
-    a model card with the accuracies that `bullettrain evaluate` found, and the fields of RobustBench's model_info;
-    `bullettrain.load` reads it.
+    The exported network maps images in [0, 1] to logits, for any batch size; it includes the normalisation. hub writes
+    a folder with model.safetensors, config.json, a model card with the measured accuracies, and RobustBench's
+    model_info; `bullettrain.load` reads it.
 
     Examples:
 
       bullettrain export runs/digits --format onnx
-
-      bullettrain export runs/cifar10-trades --format hub --weights averaged --out my-model
+      bullettrain export runs/cifar10-trades --format hub --weights averaged
     """
 
     format_: str = "onnx"
-    """onnx, torch-export, hub."""
+    """Format: onnx, torch-export, hub."""
     out: Path | None = None
-    """File, or folder of hub. Default: model.onnx, model.pt2 or hub, in the run's folder or here."""
+    """File to write, or folder for hub. Default: model.onnx, model.pt2 or hub, in the run's folder or here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write report.html into a run's folder again, from what the run recorded.
+    """Write the report.html of a run again, from its records.
 
     Example:
 
@@ -255,89 +243,83 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(_Device, _Data):
-    """Time the baseline and BulletTrain side by side, in every engine that runs here.
+    """Time training steps without and with BulletTrain, in every engine that is available.
 
     Examples:
 
       bullettrain bench
-
-      bullettrain bench cifar10-trades-short --engines graphs,compile --out results/bench.json
+      bullettrain bench cifar10-trades-short --engines graphs --out bench.json
     """
 
     recipe: Annotated[str, typer.Argument()] = "digits"
-    """Network, data and method to time."""
+    """Recipe whose network, data and method are timed."""
     settings: Settings = None
-    """Change a setting of the recipe; again for more."""
+    """Change a setting of the recipe. Repeat it for several."""
     engines: str = ""
-    """Which of eager, graphs, compile. Default: those that run here."""
+    """Engines, separated by commas: eager, graphs, compile. Default: those available here."""
     train_steps: Annotated[int, typer.Option(min=0)] = 200
-    """Steps of training first, so that the shares are real."""
+    """Training steps before timing, so that the shares of the categories are realistic."""
     checkpoint: Path | None = None
-    """A run, or its weights (.safetensors), to start from instead."""
-    shares: str | None = None
-    """Impose shares of outlier,boundary,robust, e.g. 0.18,0.28,0.54."""
+    """Start from this run or checkpoint (.safetensors) instead of training first."""
+    shares: Numbers = None
+    """Fix the shares of outlier,boundary,robust examples, e.g. 0.18,0.28,0.54."""
     steps: Count = 40
-    """Mini-batches timed at once."""
+    """Batches in each timing."""
     repeats: Count = 5
-    """How often they are timed."""
+    """Number of timings."""
     out: Path | None = None
-    """Write the figures there: .json, and the table beside it as .md."""
+    """JSON file to write the results to; a Markdown table is written beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce(_Device, _Data):
-    """Reproduce a table or a figure of the paper, next to the paper's own figures.
+    """Reproduce a table or a figure of the paper, and compare it with the published numbers.
 
-    Finished runs are kept, and shared between tables; the same command again continues where it was stopped.
+    Tables share finished runs. If interrupted, the same command resumes.
 
     Examples:
 
       bullettrain reproduce
-
       bullettrain reproduce table-trades --scale smoke
-
-      bullettrain reproduce table-trades --scale short --rows trades,bt-nr2 --seeds 3 --dry-run
-
+      bullettrain reproduce table-trades --rows trades,bt-nr2 --dry-run
       bullettrain reproduce fig-gamma fig-nr --scale short --jobs 3
-
       bullettrain reproduce --scale medium --dry-run
     """
 
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")] = None
-    """Tables and figures. Without a name: list them."""
+    """Tables and figures to reproduce. Without a name, list them."""
     scale: str | None = None
-    """smoke, short, medium, paper: digits in seconds, minutes on a GPU, WRN-34-10 for 30 epochs, or as in the paper.
-    Default: smoke. Without a name, medium and paper train WRN-34-10. For speed, these two attack k = 4 mini-batches at
-    once; in the paper k is 1, as with --set attack_group=1."""
+    """Size of the runs: smoke, short, medium, paper. smoke takes seconds on a CPU, short takes minutes on a GPU, medium
+    trains WRN-34-10 for 30 epochs, and paper trains as the paper does, except that medium and paper attack 4 batches at
+    once (--set attack_group=1 for 1). Without a name, medium and paper run large-network. Default: smoke."""
     out: Path | None = None
-    """Folder of runs, records and tables. Default: runs/reproduce/SCALE."""
+    """Folder for runs, records and tables. Default: runs/reproduce/SCALE."""
     rows: Annotated[list[str] | None, typer.Option("--rows", metavar="ROW")] = None
-    """Only these rows, separated by commas; * matches anything."""
+    """Only these rows, separated by commas; * matches any text."""
     seeds: Count = 1
-    """Seeds per row; tables then show mean ± std."""
+    """Number of seeds for each row; with several, tables show mean ± standard deviation."""
     jobs: Count = 1
     """Number of concurrent runs; disables timing."""
     settings: Settings = None
-    """Change a setting of every row; again for more."""
+    """Change a setting of every row. Repeat it for several."""
     images: Annotated[int | None, typer.Option(min=0)] = None
-    """Test images for the attacks after training; 0: all."""
+    """Number of test images for the attacks that run after training; 0 for all."""
     precision: str | None = None
-    """Precision in which these attacks search: float32, tf32 or bf16. Tables mention it. Default: float32, unless there
-    is a result already."""
+    """Precision of the attacks that run after training: float32, tf32 or bf16. Default: keep existing results, and use
+    float32 for new ones."""
     train_only: bool = False
-    """Skip these attacks; run them later, without this option or by `evaluate`."""
+    """Train, but leave out the attacks that run after training."""
     dry_run: bool = False
     """Show what would run and how long its training takes, and exit."""
     tables: bool = False
-    """Train nothing; write tables and pictures of finished runs, with what `evaluate` found."""
+    """Do not train; write the tables and figures of finished runs, with the results of `bullettrain evaluate`."""
     timing: bool = False
-    """Train nothing; time the steps of finished runs, one run at a time: for minutes and wall-clock of runs that shared
-    the device."""
+    """Do not train; time the steps of finished runs one run at a time, for runs that shared the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataList(_Data):
-    """Show the datasets, and which of them are here.
+    """List the datasets, and whether they are available.
 
     Example:
 
@@ -347,7 +329,7 @@ class DataList(_Data):
 
 @dataclass(frozen=True, kw_only=True)
 class DataPrepare(_Dataset):
-    """Fetch a dataset from its official source, checked; or unpack a file that you put there.
+    """Download a dataset from its official source and verify it, or unpack a file that you downloaded.
 
     Example:
 
@@ -357,7 +339,7 @@ class DataPrepare(_Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class DataVerify(_Dataset):
-    """Check a dataset's files against the digests of the originals.
+    """Verify the files of a dataset by their checksums.
 
     Example:
 
@@ -367,22 +349,21 @@ class DataVerify(_Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class DataCorrupt(_Device, _Data):
-    """Make CIFAR-10-C or CIFAR-100-C: the test images under 19 common corruptions, at 5 severities.
+    """Create CIFAR-10-C or CIFAR-100-C: the test images under 19 corruptions at 5 severities.
 
     Examples:
 
       bullettrain data corrupt --dataset cifar10 --out CIFAR-10-C
-
       bullettrain data corrupt --dataset cifar100 --out CIFAR-100-C --only fog,snow
     """
 
     out: Path
-    """Folder for the files; existing files are kept."""
+    """Folder to write to; files that exist are kept."""
     dataset: str = "cifar10"
-    """Whose test images: cifar10 or cifar100."""
+    """Dataset whose test images are corrupted: cifar10 or cifar100."""
     only: Annotated[list[str] | None, typer.Option("--only", metavar="NAME")] = None
-    """Only this corruption; repeatable, or several separated by commas."""
+    """Only these corruptions, separated by commas."""
     seed: int = 0
-    """Seed of the random parts."""
+    """Random seed."""
     jobs: MaybeCount = None
-    """Number of processes. Default: one per core."""
+    """Number of processes. Default: one per CPU core."""

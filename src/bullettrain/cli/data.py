@@ -1,4 +1,4 @@
-"""`bullettrain data`: what there is, whether it is right, and how to get it."""
+"""`bullettrain data`: list, download, verify and corrupt datasets."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from bullettrain.processes import find_place
 from bullettrain.progress import progress_bar
 from bullettrain.terminal import say_rows, terminal
 
-SMALL = ("cifar10", "cifar100")  # what the corruptions' parameters are for
+CORRUPTIBLE = ("cifar10", "cifar100")  # the parameters of the corruptions are for these
 
 
 def list_datasets(options: DataList) -> None:
-    """Run the command."""
+    """Run `bullettrain data list`."""
     root = datasets.root(options.data_dir)
-    _say(f"looked for in {root}")
+    _say(f"datasets in {root}")
     rows = []
     for entry in datasets.available(root):
-        lacking = [str(path.relative_to(root)) for path in entry.missing]
-        said = f", no {lacking[0]}{' …' * (len(lacking) > 1)}" if lacking else ""
-        rows.append((Text(entry.name, "bold"), entry.state, entry.title + said))
+        missing = [str(path.relative_to(root)) for path in entry.missing]
+        note = f", no {missing[0]}{' …' * (len(missing) > 1)}" if missing else ""
+        rows.append((Text(entry.name, "bold"), entry.state, entry.title + note))
     say_rows(terminal(), rows)
 
 
 def prepare(options: DataPrepare) -> None:
-    """Run the command."""
+    """Run `bullettrain data prepare`."""
     _check_digits(options.name)
     root = datasets.root(options.data_dir)
     with datasets.progress_bar() as progress:
@@ -45,10 +45,10 @@ def prepare(options: DataPrepare) -> None:
 
 
 def verify(options: DataVerify) -> None:
-    """Run the command."""
+    """Run `bullettrain data verify`."""
     _check_digits(options.name)
     results = datasets.verify(options.name, datasets.root(options.data_dir))
-    for result in results:  # a line each, never cut: the file's name is what matters
+    for result in results:  # one unwrapped line each
         state = (f"{result.state:12}", "green" if result.ok else "red")
         _say(Text.assemble(state, f"{result.path}  {result.detail}"))
     if not all(result.ok for result in results):
@@ -56,25 +56,25 @@ def verify(options: DataVerify) -> None:
 
 
 def corrupt(options: DataCorrupt) -> None:
-    """Run the command."""
+    """Run `bullettrain data corrupt`."""
     out, dataset = options.out, options.dataset
-    check_known("--dataset is", dataset, SMALL)
-    asked = [name.strip() for text in options.only or () for name in text.split(",") if name.strip()]
-    for name in asked:
+    check_known("--dataset is", dataset, CORRUPTIBLE)
+    only = [name.strip() for text in options.only or () for name in text.split(",") if name.strip()]
+    for name in only:
         check_known("there is no corruption", name, corruptions.CORRUPTIONS)
-    names = [name for name in corruptions.CORRUPTIONS if name in asked or not asked]
+    names = [name for name in corruptions.CORRUPTIONS if name in only or not only]
     place = find_place(options.device).device
     if place.type not in ("cpu", "cuda"):
         raise ConfigError(f"corruptions need double precision, which {place.type} lacks; use --device cpu")
     root = datasets.root(options.data_dir)
     images = datasets.load(dataset, split="test", root=root)
-    missed: datasets.DataError | None = None
+    failure: datasets.DataError | None = None
     overlays: Sequence[Tensor] = ()
     if "frost" in names and not image_file(out, "frost").exists():
         try:
             overlays = corruptions.read_overlays(root / "frost")
-        except datasets.DataError as error:  # the others are made first; the command still fails
-            missed = error
+        except datasets.DataError as error:  # raised after the other corruptions are made
+            failure = error
             names.remove("frost")
             if not names:
                 raise
@@ -82,10 +82,10 @@ def corrupt(options: DataCorrupt) -> None:
     what = f"{len(names)} {plural('corruption', len(names))} at {severities} severities"
     _say(f"{len(images)} test images of {dataset} on {place}, {what}: {out}")
     console, files = terminal(), list[str]()
-    left = sum(not image_file(out, name).exists() for name in names)
+    remaining = sum(not image_file(out, name).exists() for name in names)
     bar = progress_bar(console, transient=True, percent=True)
     bar.disable = not console.is_terminal
-    task = bar.add_task("starting", total=left * severities * len(images))
+    task = bar.add_task("starting", total=remaining * severities * len(images))
 
     def progress(name: str, done: int, total: int) -> None:
         bar.update(task, description=name, completed=len(files) * total + done)
@@ -94,13 +94,13 @@ def corrupt(options: DataCorrupt) -> None:
             console.print(f"{name}.npy")
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    how = {"seed": options.seed, "jobs": options.jobs or cores}
+    extra = {"seed": options.seed, "jobs": options.jobs or cores}
     with bar:
-        made = corruptions.make(images, out, names, device=place, overlays=overlays, progress=progress, **how)
+        made = corruptions.make(images, out, names, device=place, overlays=overlays, progress=progress, **extra)
     kept = len(names) - len(made)
     _say(f"{len(made)} made" + (f", {kept} were there" if kept else "") + f": {out}")
-    if missed is not None:
-        raise missed
+    if failure is not None:
+        raise failure
 
 
 def _say(text: str | Text) -> None:

@@ -89,7 +89,7 @@ def evaluate(options: Evaluate) -> None:
                 )
         except (StoppedError, KeyboardInterrupt):  # a second Ctrl-C ends it at once, with what was saved before
             words = [word for word in sys.argv[1:] if not (store.forgot and word == "--overwrite")]
-            how = "this goes on, where --overwrite would start over" if store.forgot else "the same command goes on"
+            how = "resume without --overwrite, which would start over" if store.forgot else "resume with"
             say_interrupted(console, shlex.join(["bullettrain", *words]), how, stop.signal)
     show(console, entry, asked, config, curves=options.curves)
     console.print(f"written  {folder / FILE}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`bullettrain export`: a trained network for other programs."""
+"""`bullettrain export`: export a network for deployment."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from bullettrain.terminal import terminal
 
 
 def export(options: Export) -> None:
-    """Run the command."""
+    """Run `bullettrain export`."""
     check_known("--format is", options.format_, FORMATS)
     loaded = load(options, image_size=options.image_size, channels=options.channels)
     for path in write(loaded, options.format_, options.out or (loaded.folder or Path()) / FORMATS[options.format_]):

@@ -1,4 +1,4 @@
-"""What several commands check of their options, and do with them."""
+"""Checks of options that several commands share."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from bullettrain.run_folder import try_folder
 from bullettrain.validation import instead
 
 
-def check_known(said: str, value: str, known: Iterable[str]) -> None:
-    """ConfigError where ``value`` is none of ``known``: what is ``said`` of it, and what may have been meant."""
-    known = list(known)
-    if value not in known:
-        raise ConfigError(f"{said} {value!r}{instead(value, known)}")
+def check_known(message: str, value: str, names: Iterable[str]) -> None:
+    """Raise ConfigError with ``message``, and a suggestion, if ``value`` is not one of ``names``."""
+    names = list(names)
+    if value not in names:
+        raise ConfigError(f"{message} {value!r}{instead(value, names)}")
 
 
-def check_apart(**given: object) -> None:
-    """ConfigError where more than one of these options is given."""
-    named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, False)]
-    if len(named) > 1:
-        raise ConfigError(f"{' and '.join(named)} do not go together; give one of them")
+def check_apart(**options: object) -> None:
+    """Raise ConfigError if more than one of these options is set."""
+    names = [f"--{name.replace('_', '-')}" for name, value in options.items() if value not in (None, False)]
+    if len(names) > 1:
+        raise ConfigError(f"{' and '.join(names)} do not go together; give one of them")
 
 
 def check_out(folder: Path) -> None:
-    """Make the folder that results are to be written to; ConfigError, before anything is computed, where it cannot."""
+    """Create the folder for results. Raises ConfigError if it cannot be written."""
     try:
         try_folder(folder)
     except OSError as error:
-        where = error.filename or folder
-        raise ConfigError(f"--out cannot be written ({where}: {error.strerror}); choose another --out") from None
+        path = error.filename or folder
+        raise ConfigError(f"--out cannot be written ({path}: {error.strerror}); choose another --out") from None
 
 
 def one_process(device: str | None) -> torch.device:
-    """The device that is asked for; ConfigError under torchrun."""
+    """Return the device. Raises ConfigError under torchrun."""
     place = find_place(device)
     if place.together:
         raise ConfigError("this command runs in one process, or starts its own (--jobs); start it without torchrun")
@@ -48,6 +48,6 @@ def one_process(device: str | None) -> torch.device:
 
 
 def load(options: Model, **shape: Any) -> LoadedModel:
-    """The network that the options name; ``shape`` is that of images, where the model does not say."""
-    named = options.model, options.weights, options.network, options.trust, options.mean, options.std
-    return load_model(*named, **shape)
+    """Load the network of the options. ``shape`` is the image shape, if the model does not record it."""
+    fields = options.model, options.weights, options.network, options.trust, options.mean, options.std
+    return load_model(*fields, **shape)

@@ -1,4 +1,4 @@
-"""`bullettrain predict`: what a network takes images for."""
+"""`bullettrain predict`: classify image files."""
 
 import json
 
@@ -19,7 +19,7 @@ BATCH = 64
 
 
 def predict(options: Predict) -> None:
-    """Run the command."""
+    """Run `bullettrain predict`."""
     console, place = terminal(), find_place(options.device)
     loaded = load(options, image_size=options.image_size, channels=options.channels)
     about = with_shape(loaded).about

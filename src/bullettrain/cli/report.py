@@ -1,4 +1,4 @@
-"""`bullettrain report`: make a run's report again."""
+"""`bullettrain report`: write the report of a run again."""
 
 from rich.text import Text
 
@@ -12,7 +12,7 @@ from bullettrain.terminal import say, terminal
 
 
 def report(options: Report) -> None:
-    """Run the command."""
+    """Run `bullettrain report`."""
     console = terminal()
     contents = read_contents(options.folder)
     problems = _problems(contents)
@@ -23,7 +23,7 @@ def report(options: Report) -> None:
 
 
 def _problems(contents: Contents) -> list[str]:
-    """What of the folder cannot be shown; RunError where that is all of it."""
+    """List what cannot be shown. Raises RunError if nothing can be shown."""
     problems: list[str] = []
     empty: list[str] = []
     for run in contents.runs:

@@ -1,4 +1,4 @@
-"""`bullettrain train`: one command to a robust model."""
+"""`bullettrain train`: train a robust network."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from bullettrain.training.run import train as run_training
 from bullettrain.training.setup import load_data
 
 DROPPED = ("outlier", "robust", "boundary", "passes", "training")
-"""Columns of a comparison that a narrow terminal does without, first one first."""
+"""Columns of a comparison that a narrow terminal leaves out, in this order."""
 
 
 def train(options: Train) -> None:
-    """Run the command."""
+    """Run `bullettrain train`."""
     began, console = time.monotonic(), terminal()
     if options.list_:
         show_list(console)
@@ -54,9 +54,6 @@ def train(options: Train) -> None:
         raise RunError(f"{folder} is not there, so there is nothing to resume; check --out, or leave out --resume")
     if options.cache_dir is not None:
         cache_compiled_code(options.cache_dir)
-    again = ["--device", options.device] if options.device else []
-    again += ["--cache-dir", str(options.cache_dir)] if options.cache_dir else []
-    again += ["--compare"] * options.compare + ["--keep-going"] * options.keep_going
     place: Place | None = None
     try:
         place = processes.find_place(options.device)
@@ -64,19 +61,19 @@ def train(options: Train) -> None:
             if options.minutes is not None:
                 check_folder(RunFolder(folder), config, resume=False, data_dir=options.data_dir)
                 config = for_minutes(config, options.minutes, place, load_data(config, options.data_dir), began=began)
-            _run(console, options, config, folder, place, again)
-    except KeyboardInterrupt:  # before it trains, or a second one: at once, with what was saved before
+            _run(console, options, config, folder, place)
+    except KeyboardInterrupt:  # before training, or a second Ctrl-C
         if place is not None and not place.first:
             raise
         if any(RunFolder(path).exists for path in (folder, folder / "baseline")):
-            say_interrupted(console, resume_command(config, folder, options.data_dir, again), "go on with")
+            say_interrupted(console, _resume_command(options, config, folder))
         say(console, "interrupted before the first step; nothing was saved")
         raise
-    processes.leave_group()  # nobody leaves while the first one still writes
+    processes.leave_group()  # all processes wait until the first has written its files
 
 
 def _config(options: Train) -> Config:
-    """What is to be trained: the recipe, and what the options change in it."""
+    """Return the recipe with the changes of the options."""
     check_apart(method=options.method, baseline=options.baseline, compare=options.compare)
     for other in ("epochs", "resume", "compare"):
         check_apart(minutes=options.minutes, **{other: getattr(options, other)})
@@ -84,16 +81,16 @@ def _config(options: Train) -> Config:
     changes |= {"method.eps": options.eps, "optimizer.lr": options.lr, "training.compile": options.compile_ or None}
     changes |= {f"training.{key}": getattr(options, key) for key in ("epochs", "batch_size", "seed", "accumulate")}
     settings = [*(options.settings or ()), *(f"{key}={value}" for key, value in changes.items() if value is not None)]
-    named = [setting.partition("=")[2].strip() for setting in settings if setting.startswith("network.name=")]
-    config = find_recipe(options.recipe, network=named[-1] if named else None, trust=options.trust)
+    networks = [setting.partition("=")[2].strip() for setting in settings if setting.startswith("network.name=")]
+    config = find_recipe(options.recipe, network=networks[-1] if networks else None, trust=options.trust)
     config = (with_method(config, options.method) if options.method else config).with_settings(settings)
     return config.baseline() if options.baseline else config
 
 
 def _folder(options: Train, config: Config) -> Path:
-    """Of the run: as it is asked for, or runs/NAME, or runs/NAME-2, … past finished ones and those of other settings.
+    """Return the folder of the run: --out, or the first free one of runs/NAME, runs/NAME-2, …
 
-    The newest unfinished one of these settings comes first; to resume, where there is none, any newest unfinished.
+    The newest unfinished run with the same settings comes first. With --resume, any newest unfinished run will do.
     """
     if options.out is not None:
         return options.out
@@ -102,56 +99,61 @@ def _folder(options: Train, config: Config) -> Path:
     kind = options.method or ("compare" if options.compare else "baseline" if options.baseline else "")
     name = "-".join(filter(None, (re.sub(r"\.ya?ml$", "", Path(options.recipe).resolve().name), kind)))
     parts = {"baseline": config.baseline(), "bullettrain": config} if options.compare else {"": config}
-    there = []
+    existing = []
     free = Path("runs") / name
     while any(RunFolder(free / part).exists for part in parts):
-        there.append(free)
-        free = Path("runs") / f"{name}-{len(there) + 1}"
-    unfinished = [path for path in there if not all(RunFolder(path / part).finished for part in parts)]
-    same = [path for path in unfinished if _is_of(path, parts)]
-    return ((same or unfinished or there or [free]) if options.resume else (same or [free]))[-1]
+        existing.append(free)
+        free = Path("runs") / f"{name}-{len(existing) + 1}"
+    unfinished = [path for path in existing if not all(RunFolder(path / part).finished for part in parts)]
+    same = [path for path in unfinished if _has_settings(path, parts)]
+    return ((same or unfinished or existing or [free]) if options.resume else (same or [free]))[-1]
 
 
-def _is_of(path: Path, parts: Mapping[str, Config]) -> bool:
-    """Whether the runs in a folder, as far as there are any, have these configurations."""
-    there = {part: RunFolder(path / part) for part in parts if RunFolder(path / part).exists}
+def _has_settings(path: Path, parts: Mapping[str, Config]) -> bool:
+    """Return whether the runs in a folder have these configurations."""
+    folders = {part: RunFolder(path / part) for part in parts if RunFolder(path / part).exists}
     try:
-        return not any(folder.config().differences(parts[part]) for part, folder in there.items())
-    except RunError:  # a config.yaml that cannot be read is none of ours
+        return not any(folder.config().differences(parts[part]) for part, folder in folders.items())
+    except RunError:  # config.yaml cannot be read
         return False
 
 
-def _run(console: Console, options: Train, config: Config, folder: Path, place: Place, again: Sequence[str]) -> None:
-    """Train one run, or both of a comparison, write the report, and say what came of it.
+def _resume_command(options: Train, config: Config, folder: Path, *others: str) -> str:
+    """Return the command that resumes the run, with ``others`` of its options."""
+    words = ["--device", options.device] if options.device else []
+    words += ["--cache-dir", str(options.cache_dir)] if options.cache_dir else []
+    words += ["--compare"] * options.compare + ["--keep-going"] * options.keep_going
+    return resume_command(config, folder, options.data_dir, [*words, *others])
 
-    Args:
-        console, options, config, folder, place: of the run.
-        again: options of the command that goes on.
-    """
-    how: dict[str, Any] = {"console": console if place.first else None, "data_dir": options.data_dir}
-    how |= {"resume": options.resume, "keep_going": options.keep_going}
+
+def _run(console: Console, options: Train, config: Config, folder: Path, place: Place) -> None:
+    """Train one run, or both runs of a comparison, write the report and print the results."""
+    kwargs: dict[str, Any] = {"console": console if place.first else None, "data_dir": options.data_dir}
+    kwargs |= {"resume": options.resume, "keep_going": options.keep_going}
     parts = [folder / "baseline", folder / "bullettrain", folder] if options.compare else [folder]
     results: Sequence[Result]
     try:
         if options.compare:
-            results = compare(config, folder, place, **how)
+            results = compare(config, folder, place, **kwargs)
         else:
-            results = [run_training(config, folder, place, **how)]
+            results = [run_training(config, folder, place, **kwargs)]
     except CollapseError as error:
         if place.first:
             _write_reports(console, parts)
-            kept = [path for path in parts if RunFolder(path).has_checkpoint()]
-            where = f"What was saved before is in {kept[-1]}; evaluate it before you use it." if kept else ""
-            command = resume_command(config, folder, options.data_dir, [*again, "--keep-going"])
-            advice = "" if options.keep_going else f" To go on all the same:\n  {command}"
+            saved = [path for path in parts if RunFolder(path).has_checkpoint()]
+            text = "No epoch was finished before."
+            if saved:
+                text = f"The last checkpoint is in {saved[-1]}; evaluate it before you use it."
+            if not options.keep_going:
+                text += f" To continue anyway:\n  {_resume_command(options, config, folder, '--keep-going')}"
             say(console, Text.assemble(("stopped:", "bold red"), f" {error}"))
-            console.print(f"{where or 'No epoch was finished before.'}{advice}", soft_wrap=True)
+            console.print(text, soft_wrap=True)
         sys.exit(1)
     if not place.first:
         return
     _write_reports(console, parts)
     if (signal := results[-1].signal) is not None:
-        say_interrupted(console, resume_command(config, folder, options.data_dir, again), "go on with", signal)
+        say_interrupted(console, _resume_command(options, config, folder), signal=signal)
     if options.compare:
         print_comparison(console, *results)
     else:
@@ -160,7 +162,7 @@ def _run(console: Console, options: Train, config: Config, folder: Path, place: 
 
 
 def _write_reports(console: Console, folders: Sequence[Path]) -> None:
-    """The reports, also of a run that collapsed or was stopped; a disk without room for them loses nothing else."""
+    """Write the reports, also of a run that collapsed or was stopped. A failure is only printed."""
     for folder in folders:
         if not (RunFolder(folder).exists or (folder / "comparison.json").is_file()):
             continue
@@ -171,21 +173,20 @@ def _write_reports(console: Console, folders: Sequence[Path]) -> None:
 
 
 def show_list(console: Console) -> None:
-    """The recipes and methods, a line each."""
+    """Print the recipes and methods."""
     recipes = [(Text(name, "bold"), one_line(name)) for name in RECIPES]
     say_rows(console, recipes + [(Text.assemble("--method ", (name, "bold")), method_line(name)) for name in METHODS])
 
 
 def print_result(console: Console, result: Result) -> None:
-    """The figures of a run."""
+    """Print the results of a run."""
     attacks = list(next(iter(result.accuracy.values())))
-    rows = [[weights, *(percent(found[name]) for name in attacks)] for weights, found in result.accuracy.items()]
+    rows = [[weights, *(percent(shares[name]) for name in attacks)] for weights, shares in result.accuracy.items()]
     end = result.end
     captured = formatting.captures(end.get("capture_seconds", 0.0), " and {} of compiling and capturing")
     lines = [f"trained {duration(end['seconds'])}{formatting.plain(captured)}, {end['work']:.1f} passes an example"]
     if end["boundary"] < 1:
-        shares = [f"{name} {percent(end[name])}" for name in SHARES]
-        lines.append(", ".join(shares) + _beside_paper(result))
+        lines.append(", ".join(f"{name} {percent(end[name])}" for name in SHARES) + _paper_boundary(result))
         theoretical = formatting.times(end["theoretical_speedup"])
         lines.append(f"speed-up {theoretical} theoretical, {end['work_speedup']:.2f}× counted work")
     console.print(f"{result.folder}", style="bold", soft_wrap=True)
@@ -194,7 +195,7 @@ def print_result(console: Console, result: Result) -> None:
 
 
 def print_comparison(console: Console, baseline: Result, mined: Result) -> None:
-    """The figures of two runs, side by side."""
+    """Print the results of two runs side by side."""
     figures = comparison(baseline, mined)
     speedup, errors, (plain, own) = figures["speedup"], figures["errors"], figures["rows"]
     attacks = [key for key in plain if key in errors]
@@ -203,30 +204,31 @@ def print_comparison(console: Console, baseline: Result, mined: Result) -> None:
         shares = [percent(row[name]) if row["boundary"] < 1 else "–" for name in SHARES]
         cells = [percent(row[attack]) for attack in attacks]
         rows.append([title, *cells, duration(row["seconds"]), f"{row['work']:.1f}", *shares])
-    says = []
+    differences = []
     for name in attacks:
         gap, error = own[name] - plain[name], errors[name]["error"]
-        says.append(f"{attack_name(name)} {formatting.points(gap, error=error)}{formatting.too_close(gap, error)}")
+        text = formatting.points(gap, error=error) + formatting.too_close(gap, error)
+        differences.append(f"{attack_name(name)} {text}")
     console.print(f"{mined.folder.parent}", style="bold", soft_wrap=True)
     if not show_table(console, ["", *map(attack_name, attacks), "training", "passes", *SHARES], rows, dropped=DROPPED):
         say(console, "the report has more columns", style="dim")
     lines = [
         f"speed-up {formatting.times(speedup['theoretical'])} theoretical, {speedup['work']:.2f}× counted work, "
-        f"{speedup['wall_clock']:.2f}× wall-clock{_beside_paper(mined)}",
+        f"{speedup['wall_clock']:.2f}× wall-clock{_paper_boundary(mined)}",
         formatting.plain(formatting.in_all(own, plain)),
-        f"accuracy of the {plain['weights']} weights; against the baseline {', '.join(says)}",
+        f"accuracy of the {plain['weights']} weights; against the baseline {', '.join(differences)}",
         formatting.error_in_words(errors[attacks[-1]]["paired"]),
     ]
     say(console, "\n".join(line for line in lines if line))
 
 
-def _beside_paper(result: Result) -> str:
-    """F_B of the paper, where it has the recipe's."""
+def _paper_boundary(result: Result) -> str:
+    """Return the paper's share of boundary examples, if it has one for the recipe."""
     paper = paper_boundary(RunFolder(result.folder).config().recipe)
     return "" if paper is None else f"; in the paper boundary {formatting.plain(formatting.percent(paper, 0))}"
 
 
 def cache_compiled_code(folder: Path) -> None:
-    """Have PyTorch keep compiled code in ``folder``; before anything is compiled."""
+    """Let PyTorch cache compiled code in ``folder``. Call it before anything is compiled."""
     for variable, part in {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}.items():
         os.environ[variable] = str(folder.expanduser().resolve() / part)

@@ -1,4 +1,4 @@
-"""What a run is: its settings, typed, and the recipes that set them."""
+"""The settings of a run, and the recipes."""
 
 from bullettrain.config.recipes import RECIPES, recipe
 from bullettrain.config.sections import Config

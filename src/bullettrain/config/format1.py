@@ -1,4 +1,4 @@
-"""Configurations of format 1, which had other names for some settings."""
+"""Settings of earlier versions, under their old names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ RENAMED = {
 }
 FORMER = {new: old for old, new in RENAMED.items()}
 GONE = {"training": ("fresh", "refresh_steps")}
-"""Settings that are no more; a configuration that left them at 0 means what it meant."""
+"""Removed settings. A configuration that left them at 0 is still valid."""
 
 
 def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without the settings that are no more, where it left them at 0."""
+    """Return the configuration without removed settings that were 0."""
     return {
         name: {key: value for key, value in section.items() if value or key not in GONE.get(name, ())}
         if isinstance(section, Mapping)
@@ -28,7 +28,7 @@ def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate(values: Mapping[str, Any]) -> dict[str, Any]:
-    """An older configuration with the names of today, and with what is unknown as it is."""
+    """Return an older configuration with the present names. Unknown settings are kept."""
     translated = {
         name: {RENAMED.get(f"{name}.{key}", f"{name}.{key}").partition(".")[2]: value for key, value in section.items()}
         if isinstance(section, Mapping)

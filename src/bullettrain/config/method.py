@@ -1,4 +1,4 @@
-"""What is trained for, and how the effort is spent: the section ``method`` of a config, as an engine."""
+"""The section ``method`` of a config, and the training step that it builds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCORES = {
 
 @dataclass(frozen=True)
 class Threat:
-    """The perturbations that a network is trained to withstand: those of at most ``eps`` in ``norm``."""
+    """The threat model: perturbations of at most ``eps`` in ``norm``."""
 
     norm: Literal["linf", "l2"]
     eps: float
@@ -36,107 +36,114 @@ class Threat:
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """The objective, and how BulletTrain spends the effort on it."""
+    """The objective, the attack and the allocation of attack steps."""
 
     objective: Literal["pgd-at", "trades", "mart", "augmix", "gat", "nuat", "fgsm-pgi"] = "trades"
-    """The loss that is minimised, and the attack that goes with it."""
+    """Training objective, with its loss and attack."""
     eps: float = 0.031
-    """Radius of the perturbations that are trained against, for pixels in [0, 1]; 8/255 is a number too."""
+    """Radius of the perturbations to train against, for pixels in [0, 1]; a fraction such as 8/255 is allowed."""
     norm: str = "linf"
-    """Norm of the radius: linf or l2."""
+    """Norm of the perturbations: linf or l2."""
     beta: float | None = None
-    """Weight of the robust term; null: the objective's own."""
+    """Weight of the robust term of the loss; null for the default of the objective."""
     boundary: int = limited(10, 0, 10_000)
-    """Attack steps for boundary examples; of other allocations the most."""
+    """Attack steps for boundary examples; for other allocations, the most steps."""
     robust: int = limited(2, 0, 10_000)
-    """Attack steps for robust examples; of gaussian and history the fewest."""
+    """Attack steps for robust examples; for gaussian and history, the fewest steps."""
     outlier: int = limited(0, 0, 10_000)
-    """Attack steps for outliers, also of gaussian."""
+    """Attack steps for outliers, with categories and gaussian."""
     allocation: Literal["categories", "gaussian", "history", "early-stop", "radius", "second-step"] = "categories"
-    """What decides on steps: the class; a bell curve over the score; the last margin; whether the attack has succeeded;
-    radius: all get the same, in balls by the last margin; second-step: one, and more by the first step's gradient."""
+    """How attack steps are allocated: by category (the paper), by a Gaussian over the score, by the margin after the
+    last attack (history), until the attack succeeds (early-stop), equally but with a smaller eps after a large negative
+    margin (radius), or one step and more for large first gradients (second-step)."""
     allocation_value: float | None = limited(None, TINY, 1e30)
-    """gaussian: its width (0.5 of the largest score); early-stop: steps from success on (1); radius: the smallest (0.5
-    of eps); second-step: how many take more than one (0.25); null: these."""
+    """Parameter of the allocation: width of gaussian (0.5), steps after success of early-stop (1), smallest share of
+    eps of radius (0.5), share of examples with more steps of second-step (0.25); null for these defaults."""
     shuffled: bool = False
-    """Control of an allocation: what it gives is dealt out to the examples by chance."""
+    """Whether to shuffle the allocated steps among the examples of a batch, as a control experiment."""
     ordered: bool = True
-    """Refuse step counts that the method does not want; studies say false."""
+    """Whether to require boundary ≥ robust ≥ outlier steps; false is for studies."""
     step_size: float | None = None
-    """Step size of boundary examples; null: 0.007 at eps 0.031, else 2.25·eps/boundary. Other allocations: null."""
+    """Attack step size for boundary examples; null for 0.007 at eps 0.031, else 2.25·eps/boundary. Only with
+    categories."""
     scale: float | None = None
-    """Step size of boundary examples as scale·eps/boundary instead; null: step_size says it."""
+    """Set the step size to scale·eps/boundary instead; null to use step_size."""
     clean_warmup: float = limited(0.0, 0, 1)
-    """Share of the run's steps before the first attack: until then everyone is trained on as it is."""
+    """Share of the training steps at the start without attacks."""
     eps_warmup: float = limited(0.0, 0, 1)
-    """Share of the run's steps over which eps, and the step sizes with it, then grow to what they are; 0: at once."""
+    """Share of the training steps, after clean_warmup, in which eps and the step sizes grow from 0; 0 for none."""
     gamma: float = 0.8
-    """γ in (0, 1]: how far the estimate F_R of the robust share is trusted; smaller attacks more examples."""
+    """γ in (0, 1]: factor on F_R, the estimated share of robust examples; smaller values attack more examples."""
     momentum: float = 0.9
     """Momentum of the moving average F_R."""
     selection: Literal["eval", "train", "last"] | None = None
-    """Mode of the network whose clean logits select; last: those of the last visit. null: the objective's own."""
+    """Clean logits that select examples: of the network in eval mode, in train mode, or of the last visit to the
+    example; null for the default of the objective."""
     score: Literal["svar", "cross-entropy", "margin", "gradient-norm", "random"] = "svar"
-    """What examples are told apart by; svar, the signed prediction variance, is the paper's."""
+    """Score that selects examples; svar, the signed prediction variance, is the paper's."""
     separation: Literal["quantile", "oracle"] = "quantile"
-    """How the score separates examples; oracle: the true classes by ten PGD steps, for studies."""
+    """How examples are put into categories: by a quantile of the score (the paper), or by an oracle of ten PGD steps,
+    for studies."""
     start: Literal["uniform", "normal", "clipped", "zero"] | None = None
-    """Where the attack starts; clipped: uniform, then clipped to valid pixels. null: the objective's own."""
+    """Initial perturbation of the attack: uniform, normal, clipped (uniform, then clipped to valid pixels) or zero;
+    null for the default of the objective."""
     start_radius: float = limited(1.0, TINY, 1e30)
-    """Radius of a uniform start, in units of eps."""
+    """Radius of a uniform initial perturbation, as a multiple of eps."""
     project: bool = True
-    """Whether attacked images are brought back into the ball; false: into valid pixels only."""
+    """Whether each attack step projects back into the eps ball; false only clips to valid pixels."""
     first_layer: int = limited(0, 0, 10_000)
-    """YOPO: moves through the first layer alone after each step, that is each full pass; 0: none, plain steps."""
+    """YOPO: number of updates through the first layer after each full step; 0 for plain attack steps."""
     align: float = limited(0.0, 0, 1e30)
-    """GradAlign: weight of the term that aligns gradients; 0: none."""
+    """GradAlign: weight of the gradient alignment term; 0 for none."""
     carry: bool = False
-    """Free: the perturbation is carried over and moved by the updates' own backward; training.replays goes with it."""
+    """Free: keep the perturbation between batches and update it with the gradient of the weight update; set
+    training.replays too."""
     jsd: bool = True
-    """AugMix: whether views are held together by the JSD; false: cross-entropy on one view of every example."""
+    """AugMix: whether to use the Jensen-Shannon loss; false trains with cross-entropy on one view of each example."""
     severity: float = 3.0
-    """AugMix: strengths of the operations go up to this, of 10."""
+    """AugMix: maximum strength of the operations, out of 10."""
     width: int = limited(3, 1, 100)
-    """AugMix: chains of operations in a view."""
+    """AugMix: number of operation chains in each view."""
     depth: int = limited(-1, -1, 100)
-    """AugMix: operations in a chain; -1: 1 to 3 at random."""
+    """AugMix: number of operations in each chain; -1 for 1 to 3 at random."""
     all_ops: bool = False
-    """AugMix: also colour, contrast, brightness and sharpness, which test corruptions share."""
+    """AugMix: whether to add the color, contrast, brightness and sharpness operations, which overlap with test
+    corruptions."""
 
     @property
     def threat(self) -> Threat | None:
-        """What is trained against; None for AugMix, which has no attack."""
+        """The threat model, or None for AugMix, which has no attack."""
         return None if self.objective == "augmix" else Threat(cast(Literal["linf", "l2"], self.norm), self.eps)
 
     def budget(self) -> StepBudget:
-        """Steps for each class."""
+        """Return the steps of each category."""
         steps = (self.boundary, self.robust, self.outlier)
-        ordered = self.ordered and self.allocation == "categories"  # others know no classes
+        ordered = self.ordered and self.allocation == "categories"  # others have no categories
         return StepBudget(*steps, ordered=ordered, step_size=self.step_size, scale=self.scale)
 
     @property
     def remembers(self) -> bool:
-        """Whether steps look at what is remembered of the examples."""
+        """Whether the step uses the history of the examples."""
         return self.selection == "last" or self.allocation in ("history", "radius")
 
     def allocator(self) -> Allocation:
-        """What deals out the steps.
+        """Return the scheme that allocates attack steps.
 
         Raises:
-            ConfigError: a setting would have no effect on it.
+            ConfigError: a setting has no effect with this allocation.
         """
-        found: Allocation = self.budget()
+        allocation: Allocation = self.budget()
         if self.allocation != "categories":
             for key in ("step_size", "scale"):
                 if getattr(self, key) is not None:
-                    raise ConfigError(f"method.{key} is of allocation=categories alone: --set {key}=null")
-            found = ALLOCATIONS[self.allocation](self)
+                    raise ConfigError(f"method.{key} needs allocation=categories: --set {key}=null")
+            allocation = ALLOCATIONS[self.allocation](self)
         if self.allocation_value is not None and self.allocation in ("categories", "history"):
-            raise ConfigError(f"method.allocation_value is nothing of {self.allocation}: --set allocation_value=null")
-        return ShuffledBudget(found, self.eps) if self.shuffled else found
+            raise ConfigError(f"{self.allocation} takes no method.allocation_value: --set allocation_value=null")
+        return ShuffledBudget(allocation, self.eps) if self.shuffled else allocation
 
     def falls_short(self) -> str | None:
-        """What to say where all the steps of a boundary example do not take it across the ball; None where they do."""
+        """Return a note if all steps together are shorter than eps, else None."""
         budget = self.budget()
         step, moves = budget.boundary_step(self.eps), budget.boundary * max(self.first_layer, 1)
         other = self.objective == "augmix" or self.allocation != "categories"
@@ -149,14 +156,14 @@ class MethodConfig:
 
     @property
     def kind(self) -> str:
-        """What is built: the objective or, on pgd-at, one of the two baselines that are settings of it."""
+        """The objective to build: ``objective``, or free or grad-align, which are settings of pgd-at."""
         return "free" if self.carry else "grad-align" if self.align else self.objective
 
     def build_objective(self) -> bt.Objective:
-        """The objective with its settings.
+        """Build the objective.
 
         Raises:
-            ConfigError: a setting would have no effect on it.
+            ConfigError: a setting has no effect with this objective.
         """
         if self.kind in ("free", "grad-align") and self.objective != "pgd-at":
             setting = "carry" if self.carry else "align"
@@ -192,11 +199,11 @@ class MethodConfig:
             raise ConfigError("method.selection is set, but without the JSD nothing is selected: --set selection=null")
 
     def view_maker(self) -> ViewMaker:
-        """What AugMix views are made of."""
+        """Build the maker of AugMix views."""
         return ViewMaker(self.severity, self.width, self.depth, self.all_ops)
 
     def build(self, examples: int = 1) -> bt.BulletTrain:
-        """The training step, for so many examples, which are remembered where that is asked for."""
+        """Build the training step. ``examples`` is the size of the training set, for methods that use the history."""
         oracle = bt.OracleSeparation(eps=self.eps, norm=self.norm) if self.separation == "oracle" else None
         return bt.BulletTrain(
             self.build_objective(),
@@ -240,4 +247,4 @@ SETTINGS: dict[str, frozenset[str]] = {
     "free": frozenset(("carry",)),
     "grad-align": frozenset(("align", "eps_warmup")),
 }
-"""The settings that some objectives have and others do not."""
+"""By objective, which of the settings that not all objectives have."""

@@ -1,4 +1,4 @@
-"""The baselines as settings: what `--method NAME` makes of a recipe."""
+"""Baselines as settings: how `--method NAME` changes a recipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bullettrain.validation import instead
 ALIGN, REPLAYS = 0.2, 8
 """GradAlign's λ, as published for eps = 8/255, and Free's m."""
 AT_ONCE = {"clean_warmup": 0.0, "selection": None}
-"""What has an attack of its own is attacked from the first step on, and selects nobody."""
+"""Objectives with an attack of their own attack from the first step on, and select no examples."""
 
 
 def fast(config: Config, steps: int = 1) -> Config:
@@ -24,14 +24,14 @@ def fast(config: Config, steps: int = 1) -> Config:
 
 
 def n_fgsm(config: Config) -> Config:
-    """N-FGSM: PGD-AT with noise of ±2·eps, one step of eps from there, no projection."""
+    """N-FGSM: PGD-AT with uniform noise of ±2·eps, one step of eps, no projection."""
     attack = baselines.N_FGSM
     settings = {"start": attack.start, "start_radius": attack.radius, "project": attack.project}
     return _with(config, baselines.ONE_STEP, objective="pgd-at", beta=None, **settings)
 
 
 def yopo(config: Config, passes: int = 2, updates: int = 5) -> Config:
-    """YOPO-M-N: M full passes, after each N moves through the first layer alone (2-5)."""
+    """YOPO (yopo-M-N): M full steps, each followed by N updates through the first layer; default 2-5."""
     budget = baselines.yopo_budget(config.method.eps, passes, updates)
     return _with(config, budget, first_layer=updates)
 
@@ -42,7 +42,7 @@ def grad_align(config: Config) -> Config:
 
 
 def free(config: Config, replays: int = REPLAYS) -> Config:
-    """Free: PGD-AT without an attack of its own; each batch is replayed M times (8), epochs ÷ M."""
+    """Free (free-M): PGD-AT that reuses training gradients; M replays of each batch (8), epochs ÷ M."""
     changed = _with(config, baselines.ONE_STEP, objective="pgd-at", beta=None, carry=True)
     epochs = _up(config.training.epochs, replays)
     milestones = tuple(_up(milestone, replays) for milestone in config.schedule.milestones)
@@ -51,17 +51,17 @@ def free(config: Config, replays: int = REPLAYS) -> Config:
 
 
 def gat(config: Config) -> Config:
-    """GAT: one step from ±eps/2 by chance, and a term that holds clean and attacked softmax together."""
+    """GAT: one step from random ±eps/2 noise, and a term that keeps clean and attacked softmax close."""
     return _with(config, baselines.ONE_STEP, objective="gat", beta=None, **AT_ONCE)
 
 
 def nuat(config: Config) -> Config:
-    """NuAT: as GAT, with the nuclear norm of the mini-batch's change of logits."""
+    """NuAT: like GAT, with the nuclear norm of the change of a batch's logits."""
     return _with(config, baselines.ONE_STEP, objective="nuat", beta=None, **AT_ONCE)
 
 
 def fgsm_pgi(config: Config) -> Config:
-    """FGSM-PGI: one step from the perturbation of an epoch ago, and a term that holds both ends together."""
+    """FGSM-PGI: one step from the last epoch's perturbation, and a term that keeps both outputs close."""
     return _with(config, baselines.ONE_STEP, objective="fgsm-pgi", beta=None, **AT_ONCE, eps_warmup=0.0)
 
 
@@ -76,13 +76,13 @@ METHODS: dict[str, tuple[str, Callable[..., Config]]] = {
     "nuat": (r"nuat", nuat),
     "fgsm-pgi": (r"fgsm-pgi", fgsm_pgi),
 }
-"""By name: how it is written with its numbers, and what it does to a config."""
+"""By name: the pattern of `--method`, and the function that changes the config."""
 
 
 def with_method(config: Config, name: str) -> Config:
-    """The recipe trained by a baseline instead, e.g. ``fast``, ``fast-3``, ``n-fgsm``, ``yopo-2-5``, ``gat``.
+    """Return the config with a baseline method, e.g. ``fast``, ``fast-3``, ``n-fgsm``, ``yopo-2-5``, ``gat``.
 
-    Network, data, optimiser and eps stay; FAST and YOPO also keep the objective.
+    Network, data, optimizer and eps stay the same; FAST and YOPO also keep the objective.
     """
     if config.method.objective == "augmix":
         raise ConfigError(f"--method {name}: {config.recipe} is AugMix, which has no attack; choose another recipe")
@@ -94,17 +94,17 @@ def with_method(config: Config, name: str) -> Config:
 
 
 def one_line(name: str) -> str:
-    """What a method is, in a line."""
+    """Return the description of a method."""
     return (METHODS[name][1].__doc__ or "").strip().splitlines()[0]
 
 
 def _with(config: Config, budget: StepBudget, **settings: Any) -> Config:
-    """The recipe with a budget and with an attack's settings; others of the attack are as they were made."""
+    """Return the config with a step budget and attack ``settings``; other attack settings get their defaults."""
     steps = {key: getattr(budget, key) for key in ("boundary", "robust", "outlier", "step_size", "scale")}
     plain = {"start": None, "start_radius": 1.0, "project": True, "first_layer": 0, "align": 0.0, "carry": False}
     changed = config.baseline().replace_section("method", **{**plain, **steps, **settings})
     alone = any(settings.get(key) for key in ("first_layer", "align", "carry")) or settings.get("objective") == "nuat"
-    if alone:  # which take mini-batches one by one
+    if alone:  # they attack one batch at a time
         changed = changed.replace_section("training", attack_group=1)
     return changed
 

@@ -1,4 +1,4 @@
-"""Recipes: plain functions that return a config. The first line of each is what `--list` shows."""
+"""Recipes: functions that return a config. `--list` shows the first line of each docstring."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def digits() -> Config:
         method=MethodConfig("trades", eps=0.15, beta=6.0),
         optimizer=OptimizerConfig("adam", lr=2e-3),
         schedule=ScheduleConfig("one-cycle", warmup=0.2),
-        # So small that threads would only wait for each other; and one thread gives one result everywhere.
+        # The network is too small for several threads, and one thread gives the same result everywhere.
         training=TrainingConfig(epochs=40, average=0.98, log_every=10, threads=1),
     )
 
@@ -47,14 +47,14 @@ def digits_augmix() -> Config:
 
 
 def own_images() -> Config:
-    """Your own images, --data folder:PATH, a sub-folder a class: resized to 64×64, PreActResNet-18, TRADES."""
+    """Your own images (--data folder:PATH, one sub-folder per class) at 64×64: PreActResNet-18, TRADES."""
     data = DataConfig("folder:images", crop=4, flip=True, image_size=64)
     trades = MethodConfig("trades", eps=8 / 255, beta=6.0)
     return replace(_short(trades), data=data, evaluation=EvaluationConfig())
 
 
 def mnist_pgd() -> Config:
-    """The paper's MNIST study: PGD-AT, ε 0.3, seven steps, true classes by attack, none for outliers."""
+    """The paper's MNIST study: PGD-AT, ε 0.3, 7 steps, categories by an oracle, no steps for outliers."""
     # With seven steps of the full eps for every example from the first batch on the network never learns: the loss
     # stays at ln 10 for five epochs, at rates of 1e-4 to 5e-3. So eps grows in the first two of the ten.
     return Config(
@@ -122,7 +122,7 @@ def cifar10_mart_short() -> Config:
 
 
 def cifar10_augmix() -> Config:
-    """The paper's AugMix on CIFAR-10: WRN-40-2, 100 epochs, views for boundary examples alone."""
+    """The paper's AugMix on CIFAR-10: WRN-40-2, 100 epochs, views for boundary examples only."""
     half = (0.5, 0.5, 0.5)
     return Config(
         data=CIFAR10,
@@ -135,7 +135,7 @@ def cifar10_augmix() -> Config:
 
 
 def cifar100_augmix() -> Config:
-    """The paper's AugMix on CIFAR-100: WRN-40-2, 100 epochs, views for boundary examples alone."""
+    """The paper's AugMix on CIFAR-100: WRN-40-2, 100 epochs, views for boundary examples only."""
     return replace(cifar10_augmix(), data=CIFAR100, method=AUGMIX_100)
 
 
@@ -150,7 +150,7 @@ def cifar100_augmix_short() -> Config:
 
 
 def _large_batches(config: Config, views: bool | float, batch_size: int, **method: Any) -> Config:
-    # Four times the batch, four times the rate, which has to warm up. Images that are views make up for fewer of them.
+    # Four times the batch size needs four times the rate, with a warmup; images as views make up for fewer updates.
     config = config.replace_section("data", views=views).replace_section("method", **method)
     config = config.replace_section("training", batch_size=batch_size, attack_group=4)
     config = config.replace_section("optimizer", lr=0.4)
@@ -158,12 +158,12 @@ def _large_batches(config: Config, views: bool | float, batch_size: int, **metho
 
 
 def cifar10_augmix_fast() -> Config:
-    """AugMix on CIFAR-10 where a GPU is large: batches of 512, images as views, selected at no cost by last logits."""
+    """AugMix on CIFAR-10 for large GPUs: batches of 512, all images as views, selection by the last logits."""
     return _large_batches(cifar10_augmix(), True, 512, gamma=0.75, selection="last")
 
 
 def cifar100_augmix_fast() -> Config:
-    """AugMix on CIFAR-100 where a GPU is large: batches of 500, half of the images as views, selected four at once."""
+    """AugMix on CIFAR-100 for large GPUs: batches of 500, half of the images as views."""
     return _large_batches(cifar100_augmix(), 0.5, 500, gamma=0.4, selection="eval")
 
 
@@ -186,11 +186,11 @@ _ALL = (
     cifar100_augmix_fast,
 )
 RECIPES: dict[str, Callable[[], Config]] = {function.__name__.replace("_", "-"): function for function in _ALL}
-"""By name."""
+"""Recipes by name."""
 
 
 def recipe(name: str) -> Config:
-    """The config of the recipe called ``name``."""
+    """Return the config of the recipe ``name``."""
     if name not in RECIPES:
         raise ConfigError(
             f"there is no recipe {name!r}{instead(name, RECIPES, '`bullettrain train --list` shows all')}"
@@ -199,5 +199,5 @@ def recipe(name: str) -> Config:
 
 
 def one_line(name: str) -> str:
-    """What a recipe is, in a line."""
+    """Return the description of a recipe."""
     return (RECIPES[name].__doc__ or "").strip().splitlines()[0]

@@ -1,4 +1,4 @@
-"""What a run is: typed, written down, and changed by `--set section.key=value`."""
+"""The settings of a run, as dataclasses. `--set section.key=value` changes them."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from bullettrain.validation import MendableError
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The images."""
+    """The dataset."""
 
     name: str = "digits"
-    """digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH."""
+    """Dataset: digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH."""
     validation: int = limited(0, 0, 1e9)
-    """Training images held out to choose the best epoch."""
+    """Number of training images to hold out for choosing the best epoch."""
     crop: int = limited(0, 0, 1024)
-    """Zero padding before a random crop; 0: none."""
+    """Zero padding in pixels before a random crop; 0 for no cropping."""
     flip: bool = False
-    """Random horizontal flips."""
+    """Whether to flip images horizontally at random."""
     views: bool | float = limited(False, 0, 1)
-    """Each image, or this share of them, comes as one AugMix view of itself, as AugMix's others are where it trains."""
+    """Replace all images (true), or this share of them, by one AugMix view of themselves."""
     train_size: int = limited(0, 0, 1e9)
-    """Use only so many training images (every class in proportion); 0: all."""
+    """Number of training images to use, in proportion to the classes; 0 for all."""
     test_size: int = limited(0, 0, 1e9)
-    """Use only so many test images; 0: all."""
+    """Number of test images to use; 0 for all."""
     image_size: int | None = limited(None, 1, 4096)
-    """Side to which the images of a folder are resized; null: as they are."""
+    """Height and width to resize the images of a folder to; null to keep their size."""
 
 
 @dataclass(frozen=True)
@@ -48,47 +48,47 @@ class NetworkConfig:
     """The network."""
 
     name: str = "small-cnn"
-    """small-cnn, preact-resnet-18, wrn-D-W, package.module:function or timm:NAME."""
+    """Network: small-cnn, preact-resnet-18, wrn-D-W, package.module:function or timm:NAME."""
     mean: tuple[float, ...] | None = None
-    """Normalisation inside the network, one value a channel; null: none."""
+    """Mean of each channel, for input normalisation inside the network; null for none."""
     std: tuple[float, ...] | None = None
-    """Standard deviations, with mean."""
+    """Standard deviation of each channel, with mean."""
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimiser."""
+    """The optimizer."""
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
-    """The optimiser."""
+    """Optimizer."""
     lr: float = limited(0.1, TINY, 1e30)
-    """Learning rate, the highest of its schedule."""
+    """Learning rate; with a schedule, the highest one."""
     momentum: float = limited(0.9, 0, 0.999999)
     """Momentum of SGD."""
     nesterov: bool = False
-    """Nesterov momentum, of SGD."""
+    """Whether SGD uses Nesterov momentum."""
     weight_decay: float = limited(0.0, 0, 1e30)
-    """Weight decay; adamw's is decoupled from the gradient."""
+    """Weight decay; that of adamw is decoupled from the gradient."""
     decay_norms: bool = True
-    """Whether weight decay also holds for norms and biases."""
+    """Whether to apply weight decay to normalisation layers and biases too."""
     clip: float = limited(0.0, 0, 1e30)
-    """Largest norm of the gradient; 0: not clipped."""
+    """Maximum norm of the gradient; 0 for no clipping."""
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate over time; always a function of the step alone."""
+    """The learning rate schedule. It is updated at every step."""
 
     name: Literal["constant", "step", "one-cycle", "cosine"] = "constant"
-    """How the learning rate moves over the steps."""
+    """Learning rate schedule."""
     milestones: tuple[int, ...] = limited((), 1, 1e6)
-    """step: epochs, counted from 1, at whose start the rate is multiplied by factor."""
+    """step: epochs, counted from 1, at whose start the learning rate is multiplied by factor."""
     factor: float = limited(0.1, TINY, 1e30)
-    """step: what the rate is multiplied by at each milestone."""
+    """step: factor of the learning rate at each milestone."""
     warmup: float = limited(0.3, 0, 1)
-    """one-cycle: share of the steps on the way up from 0; then linearly down to 0."""
+    """one-cycle: share of the steps in which the learning rate rises from 0; it then falls linearly to 0."""
     final: float = limited(0.0, 0, 1e30)
-    """cosine: rate that the half wave ends at."""
+    """cosine: learning rate at the end."""
 
 
 @dataclass(frozen=True)
@@ -96,57 +96,58 @@ class TrainingConfig:
     """The training loop."""
 
     epochs: int = limited(30, 1, 1e6)
-    """Passes over the training images."""
+    """Number of epochs."""
     batch_size: int = limited(128, 1, 1e6)
-    """Images in a mini-batch, over all processes together."""
+    """Batch size, summed over all processes."""
     seed: int = limited(0, 0, 2**63 - 1)
-    """Seed of everything random."""
+    """Random seed."""
     engine: Literal["auto", "eager", "graphs"] = "auto"
-    """graphs: captured CUDA graphs. auto: graphs on a GPU, else eager."""
+    """eager runs PyTorch as usual; graphs captures steps in CUDA graphs; auto is graphs on a GPU, else eager."""
     attack_group: int = limited(1, 1, 1024)
-    """Mini-batches that are attacked at once, with the same weights; 1 is the paper."""
+    """Number of batches that are attacked at once with the same weights; the paper uses 1."""
     paired_forward: bool = True
-    """Compiled with graphs: one forward for the clean and the corrupted examples, each with its own statistics."""
+    """Whether clean and attacked examples share one forward, with separate batch statistics; needs compile and
+    graphs."""
     size_multiple: int = limited(8, 1, 1e6)
-    """With graphs, numbers of attacked examples are rounded up to a multiple of this."""
+    """With graphs, the number of attacked examples is rounded up to a multiple of this."""
     cudnn_benchmark_after: float = limited(CUDNN_BENCHMARK_AFTER, 0, 1e30)
-    """With graphs in bf16, seconds that a size runs before cuDNN tries its convolutions for it; 0: at once."""
+    """With graphs in bf16, seconds of use before cuDNN benchmarks the convolutions of a size; 0 for at once."""
     accumulate: int = limited(1, 1, 10_000)
-    """Mini-batches to one update of the weights."""
+    """Number of batches whose gradients are accumulated before each optimizer step."""
     replays: int = limited(1, 1, 10_000)
-    """Times in a row that each mini-batch is trained on; Free: 8, with an eighth of the epochs."""
+    """Number of times that each batch is trained on in a row; Free uses 8, with an eighth of the epochs."""
     precision: Literal["auto", "float32", "bf16"] = "float32"
-    """auto: bf16 autocast on GPUs that have it, else float32."""
+    """Precision of training; auto is bf16 autocast on GPUs that support it, else float32."""
     channels_last: bool = False
-    """Whether images and weights lie channels last in memory, which GPUs convolve faster."""
+    """Whether to store images and weights channels last, which is faster on GPUs."""
     compile: bool = False
-    """Whether the network is compiled with torch.compile."""
+    """Whether to compile the network with torch.compile."""
     average: float = limited(0.999, 0, 0.9999999)
-    """Decay of the weight average, n / (n + 9) at most in update n; 0: none is kept."""
+    """Decay of the moving average of the weights, limited to n / (n + 9) at update n; 0 for no average."""
     threads: int = limited(0, 0, 1024)
-    """CPU threads of torch; 0: its own choice."""
+    """Number of CPU threads; 0 for PyTorch's default."""
     log_every: int = limited(50, 1, 1e9)
-    """Steps between two records of an epoch, the last of which has the rest; values stay on the device until then."""
+    """Number of steps between log records."""
     save_minutes: float = limited(10.0, 0, 1e9)
-    """Time between checkpoints within an epoch; one is written at every epoch's end."""
+    """Minutes between checkpoints within an epoch; one is also saved after every epoch."""
     probe: int = limited(256, 0, 1e9)
-    """Training images on which PGD-10 looks for collapse after each epoch; 0: no probe."""
+    """Number of training images on which PGD-10 checks for collapse after each epoch; 0 for no check."""
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """The evaluation at the end of training."""
+    """The evaluation after training."""
 
     batch_size: int = limited(500, 1, 1e6)
-    """Images at once."""
+    """Batch size."""
     search: Literal["float32", "tf32", "bf16"] = "float32"
-    """Precision in which attacks search; what an image is taken for is decided in float32 all the same."""
+    """Precision of the attacks; accuracy is always counted in float32."""
     steps: int = limited(20, 1, 100_000)
-    """Steps of the PGD attack on the test images."""
+    """Number of PGD steps on each test image."""
     step_size: float | None = limited(None, TINY, 1e30)
-    """Its step size; null: 0.003 at eps 0.031, else eps/10, and more where so few steps would not cross the ball."""
+    """PGD step size; null for 0.003 at eps 0.031, else eps/10, or more if the steps would not cross the ball."""
     restarts: int = limited(1, 1, 10_000)
-    """Its restarts; an image is right where it withstands all of them."""
+    """Number of PGD restarts; an image counts as correct if it withstands all of them."""
 
 
 SPEED = ("engine", "paired_forward", "size_multiple", "channels_last", "compile", "threads")
@@ -156,17 +157,17 @@ NOT_LEARNT = {
 } | {
     *("evaluation.batch_size", "evaluation.search"),
 }
-"""Settings that do not change what is learnt: how long it takes (SPEED), and how a run is recorded and evaluated."""
-MINED_ALONE = {"method.gamma", "method.momentum"}
-"""Settings that mean nothing where all get the same steps."""
+"""Settings that do not change the trained weights, but speed (SPEED), seed, logging and evaluation."""
+SELECTION_ONLY = {"method.gamma", "method.momentum"}
+"""Settings without effect if all examples get the same steps."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """The settings of a run."""
 
     recipe: str = "digits"
-    """What the run is called after: a recipe of `bullettrain train --list`, or a file."""
+    """Name of the run: a recipe of `bullettrain train --list`, or a file."""
     data: DataConfig = field(default_factory=DataConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
@@ -198,34 +199,41 @@ class Config:
         except (ValueError, TypeError) as error:
             raise ConfigError(f"method: {error}") from None
 
-    def doubts(self) -> list[str]:
-        """What can be run so, but hardly is what is wanted, a line each."""
-        doubts = [self.method.falls_short()]
+    def doubts(self, images: int | None = None) -> list[str]:
+        """Return notes on settings that are valid, but probably not intended.
+
+        Args:
+            images: number of training images, if known.
+        """
+        doubts, size = [self.method.falls_short()], self.training.batch_size
+        if images is not None and images < size:
+            mend = f"give a smaller --batch-size, e.g. {max(1, images // 10)}"
+            doubts.append(f"{images} training images do not fill a batch of {size}, so an epoch is one step; {mend}")
         if self.method.selection == "last" and self.training.epochs == 1:
-            doubts.append("selection=last knows nobody in the first epoch: all are on the boundary, as in a baseline")
+            doubts.append("selection=last has no logits in the first epoch: every example is a boundary example")
         return [doubt for doubt in doubts if doubt is not None]
 
     def baseline(self) -> Config:
-        """The same recipe with the full number of steps for everyone."""
+        """Return the config without BulletTrain: every example gets the full number of steps."""
         full = self.method.boundary
         plain = {"separation": "quantile", "allocation": "categories", "allocation_value": None, "shuffled": False}
         return self.replace_section("method", robust=full, outlier=full, **plain)
 
     def replace_section(self, section: str, **changes: Any) -> Config:
-        """A copy with some keys of one section changed."""
+        """Return a copy with changes in one section."""
         return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **changes)})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain mappings, lists and scalars, for YAML."""
+        """Return the settings as nested dicts, for YAML and JSON."""
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return plain
 
     @classmethod
     def from_dict(cls, values: Any) -> Config:
-        """A config from :meth:`to_dict`, or as a person writes it: missing settings have their defaults.
+        """Create a config from nested dicts, as :meth:`to_dict` returns. Missing settings get their defaults.
 
         Raises:
-            ConfigError: a setting is unknown, of another type, or out of its range.
+            ConfigError: a setting is unknown, of the wrong type, or out of range.
         """
         if isinstance(values, Mapping):
             values = {name: value for name, value in values.items() if name not in ("format", "environment")}
@@ -236,7 +244,7 @@ class Config:
         return config
 
     def with_settings(self, settings: Sequence[str]) -> Config:
-        """A copy with `section.key=value` applied; a key that is in one section only needs no section."""
+        """Return a copy with `section.key=value` applied. A key that is in only one section needs no section."""
         changes: dict[str, dict[str, Any]] = {}
         for setting in settings:
             path, equals, text = setting.partition("=")
@@ -244,13 +252,13 @@ class Config:
                 raise ConfigError(f"--set {setting}: write key=value, e.g. --set method.eps=8/255")
             section, key, hint = find(path.strip(), sections())
             changes.setdefault(section, {})[key] = parse(text.strip(), hint, f"{section}.{key}")
-        self._keep_to_eps(changes)
-        # All at once: settings may only make sense together.
+        self._follow_eps(changes)
+        # All at once, since some settings are only valid together.
         changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in changes.items()}
         return dataclasses.replace(self, **changed)
 
-    def _keep_to_eps(self, changes: dict[str, dict[str, Any]]) -> None:
-        """An eps is of its norm, and evaluation.step_size of its eps: where one changes, so must the other."""
+    def _follow_eps(self, changes: dict[str, dict[str, Any]]) -> None:
+        """Require a new eps with a new norm, and reset evaluation.step_size with a new eps."""
         method = changes.get("method", {})
         norm, eps = method.get("norm", self.method.norm), method.get("eps", self.method.eps)
         if norm != self.method.norm and norm in NORMS and "eps" not in method:
@@ -260,25 +268,25 @@ class Config:
             changes.setdefault("evaluation", {}).setdefault("step_size", None)
 
     def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
-        """Settings that differ, whatever the recipe is called: by "section.key", the value here and the value there."""
-        mine, theirs = flatten(self.to_dict()), flatten(other.to_dict())
-        return {key: (mine[key], theirs[key]) for key in mine if mine[key] != theirs[key] and key != "recipe"}
+        """Return the settings that differ, except the recipe's name: {"section.key": (own value, other's value)}."""
+        own, others = flatten(self.to_dict()), flatten(other.to_dict())
+        return {key: (own[key], others[key]) for key in own if own[key] != others[key] and key != "recipe"}
 
     def identity(self) -> str:
-        """Changes with what is learnt and how it is evaluated; not with the seed, nor with settings left alone."""
-        usual = flatten(Config().to_dict())
-        idle = NOT_LEARNT if selects(self.method.allocator()) else NOT_LEARNT | MINED_ALONE
+        """Return a hash of the settings that change the weights or the evaluation, without the seed."""
+        defaults = flatten(Config().to_dict())
+        ignored = NOT_LEARNT if selects(self.method.allocator()) else NOT_LEARNT | SELECTION_ONLY
         changed = {
-            FORMER.get(key, key): value  # so that runs on record are found by the names they have
+            FORMER.get(key, key): value  # keeps the names of existing runs
             for key, value in flatten(self.to_dict()).items()
-            if value != usual[key] and key not in idle
+            if value != defaults[key] and key not in ignored
         }
         text = json.dumps(changed, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()[:8]
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """{"section": {"key": v}} as {"section.key": v}."""
+    """Convert {"section": {"key": v}} to {"section.key": v}."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -290,6 +298,6 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def sections() -> dict[str, type]:
-    """The sections of a configuration, by name."""
+    """Return the section classes of Config by name."""
     hints = typing.get_type_hints(Config)
     return {name: kind for name, kind in hints.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}

@@ -1,11 +1,10 @@
-"""Settings as text: what `--set` takes and what is shown of them."""
+"""Convert settings from and to text, and check their limits."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-import math
-import types
 import typing
 from collections.abc import Mapping
 from fractions import Fraction
@@ -13,30 +12,31 @@ from typing import Any, Literal
 
 from bullettrain.config.format1 import RENAMED
 from bullettrain.errors import UserError
+from bullettrain.schema import UNIONS
 from bullettrain.validation import instead
 
 TINY = 1e-30
-"""The least that something above 0 may be."""
+"""Lower limit of settings that have to be above 0."""
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 class ConfigError(UserError):
-    """A setting that cannot be: one sentence with the key and what there is."""
+    """A setting is invalid. The message is one sentence with its name and the valid values."""
 
 
 def limited(default: Any, least: float, most: float) -> Any:
-    """A setting that is a number from ``least`` to ``most``, or a list of such numbers."""
+    """Return a dataclass field for a number from ``least`` to ``most``, or for a tuple of such numbers."""
     return dataclasses.field(default=default, metadata={"limits": (least, most)})
 
 
 def limits_of(section: type, setting: str) -> tuple[float, float]:
-    """The least and the most that a setting of a section may be."""
+    """Return the limits of a setting of a section."""
     (limits,) = (field.metadata["limits"] for field in dataclasses.fields(section) if field.name == setting)
     return limits  # type: ignore[no-any-return]
 
 
 def check_limits(name: str, section: Any) -> None:
-    """ConfigError where a setting of a section, called ``name``, is out of its limits."""
+    """Raise ConfigError if a setting of the section ``name`` is outside its limits."""
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if value is None or "limits" not in field.metadata:
@@ -49,7 +49,7 @@ def check_limits(name: str, section: Any) -> None:
 
 
 def find(path: str, sections: Mapping[str, type]) -> tuple[str, str, Any]:
-    """Section, key and type of the setting that is called ``path``; a key of one section only needs no section."""
+    """Return section, key and type of a setting. ``path`` needs no section if only one section has the key."""
     hints = {name: typing.get_type_hints(kind) for name, kind in sections.items()}
     section, dot, key = path.rpartition(".")
     if dot and section not in hints:
@@ -68,7 +68,7 @@ def find(path: str, sections: Mapping[str, type]) -> tuple[str, str, Any]:
 
 
 def number(text: str) -> float:
-    """A number, or a fraction such as 8/255."""
+    """Convert text to a number. Fractions such as 8/255 are allowed."""
     try:
         return float(Fraction(text.replace(" ", ""))) if "/" in text else float(text)
     except (ValueError, ZeroDivisionError):
@@ -76,7 +76,7 @@ def number(text: str) -> float:
 
 
 def as_setting(value: Any) -> str:
-    """A value as `--set` takes it."""
+    """Return a value as `--set` takes it."""
     if value is None:
         return "null"
     if isinstance(value, list):
@@ -85,36 +85,37 @@ def as_setting(value: Any) -> str:
 
 
 def parse(text: str, hint: Any, name: str) -> Any:
-    """``text`` as the type that the setting has."""
-    union = typing.get_origin(hint) in (types.UnionType, typing.Union)  # a Literal makes the latter
-    options = typing.get_args(hint) if union else (hint,)
-    if text.lower() in ("null", "none", "") and type(None) in options:
+    """Convert the ``text`` of a setting to its type.
+
+    Args:
+        text: value as `--set` takes it.
+        hint: type annotation of the setting.
+        name: name of the setting, for messages.
+
+    Raises:
+        ConfigError: ``text`` is not of this type.
+    """
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in UNIONS else (hint,)
+    if type(None) in kinds and text.lower() in ("null", "none", ""):
         return None
-    kind = next(option for option in options if option is not type(None))
-    if kind is bool and float in options and text.lower() not in BOOLEANS:
-        kind = float  # a share, where true is all
-    if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
-        if text not in choices:
-            raise ConfigError(f"{name} is {text!r}{instead(text, choices)}")
-        return text
+    if bool in kinds and text.lower() in BOOLEANS:
+        return BOOLEANS[text.lower()]
+    kind = next((kind for kind in kinds if kind not in (bool, type(None))), bool)
     if typing.get_origin(kind) is tuple:
         parts = [part for part in text.strip("[]()").split(",") if part.strip()]
         return tuple(parse(part.strip(), typing.get_args(kind)[0], name) for part in parts)
-    if kind is bool:
-        if text.lower() not in BOOLEANS:
-            raise ConfigError(f"{name} is {text!r}; write true or false")
-        return BOOLEANS[text.lower()]
-    if kind is str:
+    if typing.get_origin(kind) is Literal:
+        if text not in typing.get_args(kind):
+            raise ConfigError(f"{name} is {text!r}{instead(text, typing.get_args(kind))}")
         return text
-    try:
-        value = number(text)
-    except ConfigError as error:
-        if kind is int:
-            raise ConfigError(f"{name} is {text!r}; it has to be a whole number") from None
-        raise ConfigError(f"{name}: {error}") from None
+    if kind is bool:
+        raise ConfigError(f"{name} is {text!r}; write true or false")
     if kind is int:
-        if not math.isfinite(value) or value != int(value):
-            raise ConfigError(f"{name} is {text}; it has to be a whole number")
-        return int(text) if text.lstrip("+-").isdigit() else int(value)  # a float has not all digits of a seed
-    return value
+        with contextlib.suppress(ConfigError):
+            if (value := number(text)).is_integer():
+                return int(text) if text.lstrip("+-").isdigit() else int(value)  # a float rounds large seeds
+        raise ConfigError(f"{name} is {text!r}; it has to be a whole number")
+    try:
+        return number(text) if kind is float else text
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
