@@ -1,4 +1,4 @@
-"""Networks for images in [0, 1]: logits (m, K) from (m, C, H, W), normalisation inside."""
+"""Networks that take images (m, C, H, W) in [0, 1], normalise them, and return logits (m, K)."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from bullettrain.validation import instead
 __all__ = ["NETWORKS", "Normalize", "PreActResNet18", "SmallCNN", "WideResNet", "build"]
 
 NETWORKS = ("small-cnn", "preact-resnet-18", "wrn-28-10", "wrn-34-10", "wrn-40-2")
-"""Names that `build` knows; of the wide ones, examples: any wrn-D-W of a right depth D will do."""
+"""Names for `build`. Any wrn-D-W with a depth D of the form 6n + 4 works; these are examples."""
 
 
 def build(
@@ -27,11 +27,19 @@ def build(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> nn.Module:
-    """The network called ``name``, freshly initialised: "small-cnn", "preact-resnet-18" or "wrn-D-W".
+    """Build a randomly initialised network.
 
-    "package.module:function" is what that function, called without arguments, returns; "timm:NAME" is timm's. ``mean``
-    and ``std``, one value for each channel, put a `Normalize` in front. Of our own only the small CNN depends on
-    ``image_size``; the others take images of any size.
+    Args:
+        name: "small-cnn", "preact-resnet-18" or "wrn-D-W" (depth D, width W); "timm:NAME" for a network of timm;
+            "package.module:function" for the network that this function returns when called without arguments.
+        num_classes: number of logits.
+        channels: number of image channels.
+        image_size: side of the images in pixels; only "small-cnn" depends on it.
+        mean: one value per channel for a `Normalize` in front; None for no normalisation.
+        std: likewise; give both or neither.
+
+    Raises:
+        ValueError: there is no such network, or a size is wrong.
     """
     if is_external(name):
         return build_external(name, num_classes=num_classes, channels=channels, mean=mean, std=std)
@@ -42,5 +50,5 @@ def build(
     if wide := re.fullmatch(r"wrn-([0-9]{1,4})-([0-9]{1,4})", name):
         depth, width = int(wide[1]), int(wide[2])
         return WideResNet(depth, width, num_classes=num_classes, channels=channels, mean=mean, std=std)
-    there = "there are small-cnn, preact-resnet-18 and wrn-D-W (depth D, width W), such as wrn-34-10"
-    raise ValueError(f"no network is called {name!r}{instead(name, NETWORKS, there)}")
+    known = "there are small-cnn, preact-resnet-18 and wrn-D-W (depth D, width W), such as wrn-34-10"
+    raise ValueError(f"no network is called {name!r}{instead(name, NETWORKS, known)}")

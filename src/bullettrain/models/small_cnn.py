@@ -1,18 +1,17 @@
-"""The four-layer network of the MNIST study."""
+"""The four-layer network of the paper's MNIST experiment."""
 
 from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bullettrain.models._checks import at_least
-from bullettrain.models.normalize import normalization
+from bullettrain.models.layers import ImageNetwork, check_at_least
 
 
-class SmallCNN(nn.Module):
-    """Two strided convolutions (16 and 32 filters of 4×4) and two linear layers (100 hidden); no batch norm.
+class SmallCNN(ImageNetwork):
+    """Two strided 4×4 convolutions (16 and 32 filters) and two linear layers (100 hidden units); no batch norm.
 
-    Images are square, ``image_size`` pixels a side: the first linear layer is made for that size.
+    Images are square. The size of the first linear layer follows from ``image_size``, their side in pixels.
     """
 
     def __init__(
@@ -24,19 +23,16 @@ class SmallCNN(nn.Module):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
-        super().__init__()
-        at_least(2, num_classes=num_classes)
-        at_least(1, channels=channels)
-        at_least(4, image_size=image_size)  # each convolution halves it
-        self.normalize = normalization(mean, std, channels)
+        super().__init__(num_classes, channels, mean, std)
+        check_at_least(4, image_size=image_size)  # each convolution halves it
         self.conv1 = nn.Conv2d(channels, 16, 4, stride=2, padding=1)
         self.conv2 = nn.Conv2d(16, 32, 4, stride=2, padding=1)
         self.fc1 = nn.Linear(32 * (image_size // 4) ** 2, 100)
         self.fc2 = nn.Linear(100, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (m, K) of images x (m, C, H, W) in [0, 1]."""
-        # Not in place: YOPO reads the output of the first layer after the pass.
+        """Return logits (m, K) for images x (m, C, H, W) in [0, 1]."""
+        # Not in place: YOPO reads the output of the first layer after the forward pass.
         x = F.relu(self.conv1(self.normalize(x)))
         x = F.relu(self.conv2(x))
         x = F.relu(self.fc1(x.flatten(1)))
