@@ -142,7 +142,7 @@ def test_names_in_reports():
         ("free-0", [], "there is no method 'free-0'; there are fast, fast-3"),
         ("yopo-2-0", [], "there is no method 'yopo-2-0'; there are fast, fast-3"),
         ("free", ["accumulate=2"], "accumulate has to be 1"),
-        ("free", ["boundary=3"], "one step for everyone"),
+        ("free", ["boundary=3"], "one step for all examples"),
         ("free", ["start=uniform"], "method.start is uniform, but free takes none: --set start=null"),
         ("free", ["objective=trades"], "goes with pgd-at"),
         ("grad-align", ["objective=mart"], "goes with pgd-at"),
