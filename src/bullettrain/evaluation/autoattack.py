@@ -78,6 +78,7 @@ class Ensemble(ABC):
     notes: Notes
     tick: Callable[[int], None] = lambda passes: None
     even: ClassVar[bool] = False
+    """See :class:`Round`."""
 
     def rounds(self, names: Sequence[str] = ()) -> list[Round]:
         """Return one round for each of the attacks ``names``; by default, for all that apply."""
