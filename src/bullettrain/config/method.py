@@ -46,6 +46,8 @@ class MethodConfig:
     """Norm of the perturbations: linf or l2."""
     beta: float | None = None
     """Weight of the robust term of the loss; null for the default of the objective."""
+    label_smoothing: float = limited(0.0, 0, 0.99)
+    """Label smoothing of the cross-entropy of the loss; the attack has none. Only with pgd-at, trades and mart."""
     boundary: int = limited(10, 0, 10_000)
     """Attack steps for boundary examples; for other allocations, the most steps."""
     robust: int = limited(2, 0, 10_000)
@@ -187,7 +189,8 @@ class MethodConfig:
         attack = Attack(start=self.start, radius=self.start_radius, project=self.project)
         if self.first_layer:
             attack = dataclasses.replace(attack, ascent=FirstLayer(self.first_layer))
-        return ADVERSARIAL[self.kind](eps=self.eps, norm=self.norm, attack=attack, **own)
+        smoothing = self.label_smoothing
+        return ADVERSARIAL[self.kind](eps=self.eps, norm=self.norm, attack=attack, label_smoothing=smoothing, **own)
 
     def _check_jsd(self) -> None:
         if not self.jsd and self.budget().uniform_steps is None:
@@ -235,7 +238,8 @@ ALLOCATIONS: dict[str, Callable[[MethodConfig], Allocation]] = {
     "second-step": lambda m: bt.SecondStepBudget(m.boundary, share=_value(m, 0.25)),
 }
 OWN_ATTACK = frozenset(("beta", "allocation", "eps_warmup"))
-ATTACK = OWN_ATTACK - {"beta"} | {"start", "start_radius", "project", "first_layer", "selection", "clean_warmup"}
+ATTACK = frozenset(("allocation", "eps_warmup", "clean_warmup", "start", "start_radius", "project", "first_layer"))
+ATTACK |= {"selection", "label_smoothing"}
 SETTINGS: dict[str, frozenset[str]] = {
     "pgd-at": ATTACK,
     "trades": ATTACK | {"beta"},
