@@ -52,12 +52,9 @@ def brief(value: object) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return one_line(value)
     own = getattr(type(value).__repr__, "__module__", "") or ""
-    if isinstance(value, _PLAIN) or own.startswith("bullettrain."):
+    if isinstance(value, int | str) or own.startswith("bullettrain."):
         return repr(value)
     return getattr(value, "__name__", type(value).__name__)
-
-
-_PLAIN = (bool, int, float, str, tuple)
 
 
 def meanings(kind: type) -> dict[str, str]:
