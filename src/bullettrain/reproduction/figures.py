@@ -96,17 +96,17 @@ def allocation(results: Results) -> Iterator[Plate]:
 def _sweep(results: Results, symbol: str, stem: str) -> Iterator[Plate]:
     """Draw clean (dashed) and robust (solid) accuracy over the theoretical speed-up, for values of a setting."""
     names = [name for name in results.rows if name.startswith(stem)]
-    found = {n: values for n in names if (values := results.values(n, ("theoretical", "clean", "pgd20"))) is not None}
-    if len(found) < 2:
+    points = {n: values for n in names if (values := results.values(n, ("theoretical", "clean", "pgd20"))) is not None}
+    if len(points) < 2:
         return
-    found = dict(sorted(found.items(), key=lambda point: point[1][0].mean))
+    points = dict(sorted(points.items(), key=lambda point: point[1][0].mean))
     figure, (axes,) = panels()
-    x = [speed.mean for speed, *_ in found.values()]
+    x = [speed.mean for speed, *_ in points.values()]
     drawn: dict[str, Any] = {}
     words = []
     for index, metric, style, colour in ((1, "clean", (0, (4, 2)), "soft"), (2, "pgd20", "-", "accent")):
-        y = [values[index].mean for values in found.values()]
-        spread = [values[index].std or 0.0 for values in found.values()]
+        y = [values[index].mean for values in points.values()]
+        spread = [values[index].std or 0.0 for values in points.values()]
         look: dict[str, Any] = {"linestyle": style, "color": COLOURS[colour], "marker": "o", "markersize": 4}
         by = "clean" if metric == "clean" else results.title(metric)
         bars = spread if any(spread) else None
@@ -114,7 +114,7 @@ def _sweep(results: Results, symbol: str, stem: str) -> Iterator[Plate]:
         if (base := results.value("trades", metric)) is not None:
             dots: dict[str, Any] = {"color": COLOURS[colour], "linewidth": 0.8, "linestyle": (0, (1, 2))}
             drawn[f"TRADES, {by}"] = axes.axhline(base.mean, **dots)
-        texts = [f"{symbol} = {name.removeprefix(stem)}" for name in found]
+        texts = [f"{symbol} = {name.removeprefix(stem)}" for name in points]
         words += list(zip(x, y, texts, strict=True))
     axes.set(xlabel="theoretical speed-up", ylabel="accuracy, %")
     axes.locator_params(axis="x", nbins=6)
@@ -161,13 +161,13 @@ def corrupted(results: Results) -> Iterator[Plate]:
     """Draw accuracy by corruption and by severity, of each baseline and the rows compared with it."""
     for base in (row for row in results.rows.values() if row.baseline is None):
         rows = [row for row in results.rows.values() if base.name in (row.name, row.baseline)]
-        group = {row.name: found for row in rows if (found := _by_corruption(results, row.name))}
+        group = {row.name: accuracy for row in rows if (accuracy := _by_corruption(results, row.name))}
         first = group.get(base.name, {})
-        names = [name for name in first if all(name in found for found in group.values())]
+        names = [name for name in first if all(name in accuracy for accuracy in group.values())]
         if not names or len(group) < 2:
             continue
         names.sort(key=lambda name: float(np.mean(first[name])))
-        shares = {name: np.array([found[each] for each in names]) for name, found in group.items()}
+        shares = {name: np.array([accuracy[each] for each in names]) for name, accuracy in group.items()}
         plate = _draw_corruptions(results, names, shares)
         text = f"{base.title}, and what is compared with it: accuracy by corruption, and by severity."
         yield replace(plate, name=f"-{base.name.rpartition('-')[2]}", caption=text)

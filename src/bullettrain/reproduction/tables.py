@@ -154,14 +154,14 @@ def in_words(results: Results, result: CheckResult) -> str:
 
 def claims(results: Results) -> list[tuple[Verdict, str, str, list[tuple[Verdict, str]]]]:
     """Return for each claim of the paper its verdict, a remark on that, its text, and its checks."""
-    found = []
+    rows = []
     for text, asked in results.claims.items():
         verdict, checks = results.verdict(asked)
         remark = ", near enough" if verdict is Verdict.HOLDS and any(check.near for check in checks) else ""
         measured = any(check.found is not None for check in checks)
         described = [(check.verdict, in_words(results, check)) for check in checks] if measured else []
-        found.append((verdict, remark, text, described))
-    return found
+        rows.append((verdict, remark, text, described))
+    return rows
 
 
 # ---------------------------------------------------------------------------------------------- pages
