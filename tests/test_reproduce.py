@@ -195,7 +195,7 @@ def test_a_record_without_its_run_is_never_trained_over(tmp_path, monkeypatch):
     assert re.search(r"trades +on record *\n", invoke(*more, "--dry-run"))
     text = invoke(*more)
     assert "0 to train or evaluate, 1 from before" in text
-    assert "trades: left as on record, without pgd10x2, pgd20x2 as asked for: its weights are not here" in text
+    assert "trades: the record lacks pgd10x2, pgd20x2, and its weights are not here" in text
     assert f"{before.name}.json away" in text
     assert list(read_records(tmp_path / "records").values()) == [before]
 

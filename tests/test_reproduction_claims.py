@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
+from bullettrain.cli.reproduce import estimate_training
 from bullettrain.evaluation.results import pack
 from bullettrain.evaluation.scores import rank_correlation
 from bullettrain.processes import Place
@@ -29,7 +30,7 @@ ROWS = {row.name: row for row in TRADES.rows(SHORT)}
 
 def record(row, scale=SHORT, *, seed=0, jobs=1, seconds=100.0, shares=None, device="H200", warnings=(), **accuracy):
     config = row.config(scale).replace_section("training", seed=seed)
-    shares = shares or ({"boundary": 1.0, "robust": 0.0, "outlier": 0.0} if row.plain else PAPERS)
+    shares = shares or ({"boundary": 1.0, "robust": 0.0, "outlier": 0.0} if row.baseline is None else PAPERS)
     method = config.method
     budget = method.budget()
     steps = sum(shares[name] * getattr(budget, name) for name in shares)
@@ -470,11 +471,11 @@ def test_what_is_left_is_by_the_time_of_the_same_run(tmp_path):
     task = Task(ROWS["trades"].config(SHORT), tmp_path, ("clean",))
     there, here = record(ROWS["trades"], seconds=300.0), record(ROWS["trades"], seed=1, seconds=60.0, device="CPU")
     known = {run.name: run for run in (there, here, record(ROWS["bt-nr2"], seconds=10.0))}
-    assert task.seconds_left(known, "H200") == (pytest.approx(300.0), "H200")
-    assert task.seconds_left(known, "CPU") == (pytest.approx(60.0), "CPU")
-    assert task.seconds_left(known, "A100")[1] in ("H200", "CPU")
+    assert estimate_training(task, known, "H200") == (pytest.approx(300.0), "H200")
+    assert estimate_training(task, known, "CPU") == (pytest.approx(60.0), "CPU")
+    assert estimate_training(task, known, "A100")[1] in ("H200", "CPU")
     there.jobs = 2  # it shared the device
-    assert task.seconds_left({there.name: there}, "H200") is None
+    assert estimate_training(task, {there.name: there}, "H200") is None
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=3, max_size=40))

@@ -31,16 +31,16 @@ def one_line(thing: object) -> str:
 
 def _arguments(kind: type) -> dict[str, object]:
     """Return constructor arguments and defaults, including those of base classes that get ``**kwargs``."""
-    found: dict[str, object] = {}
+    arguments: dict[str, object] = {}
     for base in kind.__mro__:
         if "__init__" not in vars(base):
             continue
         parameters = inspect.signature(vars(base)["__init__"]).parameters
         kinds = {parameter.kind for parameter in parameters.values()}
-        found = {name: parameter.default for name, parameter in parameters.items()} | found
+        arguments = {name: parameter.default for name, parameter in parameters.items()} | arguments
         if inspect.Parameter.VAR_KEYWORD not in kinds:
             break
-    return found
+    return arguments
 
 
 def brief(value: object) -> str:
@@ -52,21 +52,18 @@ def brief(value: object) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return one_line(value)
     own = getattr(type(value).__repr__, "__module__", "") or ""
-    if isinstance(value, _PLAIN) or own.startswith("bullettrain."):
+    if isinstance(value, int | str) or own.startswith("bullettrain."):
         return repr(value)
     return getattr(value, "__name__", type(value).__name__)
 
 
-_PLAIN = (bool, int, float, str, tuple)
-
-
 def meanings(kind: type) -> dict[str, str]:
     """Return the docstring below each field of a dataclass, on one line. The class has to be at module level."""
-    body, found = _classes(kind.__module__)[kind.__name__].body, {}
+    body, texts = _classes(kind.__module__)[kind.__name__].body, {}
     for field, below in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            found[field.target.id] = " ".join(ast.literal_eval(below.value).split())
-    return found
+            texts[field.target.id] = " ".join(ast.literal_eval(below.value).split())
+    return texts
 
 
 @functools.cache

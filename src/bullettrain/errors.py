@@ -67,8 +67,8 @@ def guesses(name: str, names: Sequence[str]) -> list[str]:
         best = max(ratios.values(), default=0.0)
         matches.append([candidate for candidate in names if ratios[candidate] == best >= CUTOFF])
         matches.append([candidate for candidate in names if any(end.startswith(wanted) for end in _ends(candidate))])
-    found = next(filter(None, matches), [])
-    return found if len(found) <= MOST_GUESSES else []
+    best_matches = next(filter(None, matches), [])
+    return best_matches if len(best_matches) <= MOST_GUESSES else []
 
 
 def _letters(name: str) -> str:

@@ -103,10 +103,10 @@ def captures(seconds: float, text: str) -> str:
     return text.format(duration(seconds)) if seconds > MOMENT else ""
 
 
-def in_all(mine: Mapping[str, float], plain: Mapping[str, float]) -> str:
+def in_all(own: Mapping[str, float], plain: Mapping[str, float]) -> str:
     """Return a sentence on the speed-up with compiling and capturing, or "" if there was hardly any."""
-    captured = [row.get("capture_seconds", 0.0) for row in (mine, plain)]
-    total = [row.get("seconds", math.nan) + more for row, more in zip((mine, plain), captured, strict=True)]
+    captured = [row.get("capture_seconds", 0.0) for row in (own, plain)]
+    total = [row.get("seconds", math.nan) + more for row, more in zip((own, plain), captured, strict=True)]
     if not sum(captured) > MOMENT or not all(map(math.isfinite, total)):
         return ""
     both = f"Compiling and capturing, {duration(captured[0])} and without mining {duration(captured[1])}, are not in it"
@@ -130,9 +130,9 @@ def short(value: float) -> str:
 
 def attack_name(attack: str) -> str:
     """Format ``pgd20`` as PGD-20, ``pgd100x20-kl`` as PGD-100×20 KL. Unknown names stay as they are."""
-    if found := re.fullmatch(r"pgd(\d+)(?:x(\d+))?(?:-(\w+))?", attack):
-        loss = {None: "", "kl": " KL"}.get(found[3], f" {found[3]}")
-        return f"PGD-{found[1]}" + (f"×{found[2]}" if found[2] else "") + loss
+    if match := re.fullmatch(r"pgd(\d+)(?:x(\d+))?(?:-(\w+))?", attack):
+        loss = {None: "", "kl": " KL"}.get(match[3], f" {match[3]}")
+        return f"PGD-{match[1]}" + (f"×{match[2]}" if match[2] else "") + loss
     return ATTACKS.get(attack, attack)
 
 

@@ -38,7 +38,7 @@ def conform(value: Any, kind: Any, where: str = "", *, text: Callable[[str, Any,
     if not _is(value, kind):
         if text is not None and isinstance(value, str) and not dataclasses.is_dataclass(kind):
             return text(value, kind, where)
-        raise SchemaError(f"{where or 'it'} is {_short(value)}; it has to be {said(kind)}")
+        raise SchemaError(f"{where or 'it'} is {_short(value)}; it has to be {type_name(kind)}")
     if origin in UNIONS:
         return conform(value, next(option for option in arguments if _is(value, option)), where, text=text)
     if dataclasses.is_dataclass(kind):
@@ -82,17 +82,17 @@ def _is(value: Any, kind: Any) -> bool:
     return kind is Any or isinstance(value, kind)
 
 
-def said(kind: Any, limits: str = "") -> str:
+def type_name(kind: Any, limits: str = "") -> str:
     """Describe a type in words, with the ``limits`` of its numbers."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin in UNIONS:
-        return " or ".join(said(argument, limits) for argument in arguments)
+        return " or ".join(type_name(argument, limits) for argument in arguments)
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return "a list of " + " and ".join(map(said, arguments))
+        return "a list of " + " and ".join(map(type_name, arguments))
     if origin in (list, tuple):
-        return f"a list, each {said(arguments[0], limits)}"
+        return f"a list, each {type_name(arguments[0], limits)}"
     return NAMES.get(kind, "a section of keys") + (limits if kind in (int, float) else "")
 
 

@@ -1,4 +1,4 @@
-"""`bullettrain evaluate`: how robust a network is, under attacks that others accept."""
+"""`bullettrain evaluate`: measure accuracy under attacks and corruptions."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from bullettrain.terminal import duration, say, say_interrupted, show_table, ter
 STYLES = {"attack": "", "part": "dim", "worst": "bold"}
 COLUMNS = ("attack", "threat", "accuracy", "95 %", "paper", "time")
 DROPPED = ("time", "95 %", "threat")
-"""What a narrow terminal does without, first one first; the file and the report have it."""
+"""Columns that a narrow terminal leaves out, in this order."""
 
 
 def evaluate(options: Evaluate) -> None:
-    """Run the command."""
+    """Run `bullettrain evaluate`."""
     console = terminal()
     source = find_source(options.model, options.weights)
     config = source.config
@@ -65,7 +65,7 @@ def evaluate(options: Evaluate) -> None:
         images=options.images,
     )
     if config is not None and config.training.threads:
-        torch.set_num_threads(config.training.threads)  # as it was trained: a small network waits for its threads
+        torch.set_num_threads(config.training.threads)  # as in training
     data, image_size = options.data or (config.data.name if config else None), options.image_size
     if data is None:
         raise ConfigError("say which images to evaluate it on, e.g. --data cifar10")
@@ -87,7 +87,7 @@ def evaluate(options: Evaluate) -> None:
                 entry, asked = evaluation.evaluate(
                     loaded, test, data, plan, device=device, store=store, progress=progress
                 )
-        except (StoppedError, KeyboardInterrupt):  # a second Ctrl-C ends it at once, with what was saved before
+        except (StoppedError, KeyboardInterrupt):  # a second Ctrl-C
             words = [word for word in sys.argv[1:] if not (store.forgot and word == "--overwrite")]
             how = "resume without --overwrite, which would start over" if store.forgot else "resume with"
             say_interrupted(console, shlex.join(["bullettrain", *words]), how, stop.signal)
@@ -96,18 +96,18 @@ def evaluate(options: Evaluate) -> None:
     try:
         for page in write_reports(folder):
             console.print(f"report   {page}", soft_wrap=True)
-    except (OSError, ValueError) as error:  # a folder whose run is damaged; the results are there all the same
+    except (OSError, ValueError) as error:  # e.g. a damaged run; the results are saved
         raise RunError(f"report.html could not be written to {folder}: {error}") from None
 
 
 def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defaults:
-    """Settings of attacks that do not give them: options first, then the run's, then the paper's."""
+    """Return norm and eps for attacks that do not set them: from the options, else the run, else the paper."""
     own = threat_of(config) if config else Defaults()
     check_known("--norm is", norm or own.norm, ("linf", "l2"))
-    asked = Defaults(cast(NormName, norm or own.norm))
+    chosen = Defaults(cast(NormName, norm or own.norm))
     if eps is not None:
-        asked = Defaults(asked.norm, check_eps(number(eps), asked.norm, "--"))
-    return own if asked.norm == own.norm and asked.eps in (None, own.eps) else asked
+        chosen = Defaults(chosen.norm, check_eps(number(eps), chosen.norm, "--"))
+    return own if chosen.norm == own.norm and chosen.eps in (None, own.eps) else chosen
 
 
 def _baseline(path: Path | None) -> dict[str, list[float]] | None:
@@ -123,14 +123,14 @@ def _folder_name(model: str) -> str:
 
 
 def show(console: Console, entry: Entry, asked: Sequence[Result], config: Config | None, *, curves: bool) -> None:
-    """Everything that was asked for, the worst case, the weakest class, differences, warnings."""
+    """Print the results of an evaluation, with its worst case, its weakest class and its warnings."""
     precisions = list(dict.fromkeys(result.precision for result in asked))
     for precision in precisions:
-        found = rows(entry, [result for result in asked if result.precision == precision], config)
-        named = f", {precision}" if precisions != ["float32"] else ""
-        console.print(f"{entry.model}{named}", style="bold", soft_wrap=True)
-        styles = [STYLES[row.kind] for row in found]
-        show_table(console, COLUMNS, map(_cells, found), left=["threat"], dropped=DROPPED, styles=styles)
+        attack_rows = rows(entry, [result for result in asked if result.precision == precision], config)
+        suffix = f", {precision}" if precisions != ["float32"] else ""
+        console.print(f"{entry.model}{suffix}", style="bold", soft_wrap=True)
+        styles = [STYLES[row.kind] for row in attack_rows]
+        show_table(console, COLUMNS, map(_cells, attack_rows), left=["threat"], dropped=DROPPED, styles=styles)
     for result in asked:
         if result.corruptions:
             severities = [

@@ -25,24 +25,24 @@ def predict(options: Predict) -> None:
     about = with_shape(loaded).about
     assert about.network is not None
     pixels = read_images(options.images, channels=about.network.channels, image_size=about.network.image_size)
-    made = loaded.network.to(place.device)
+    network = loaded.network.to(place.device)
     with torch.no_grad():
-        logits = torch.cat([made(to_unit(part.to(place.device))) for part in torch.split(pixels, BATCH)])
-    found = []
+        logits = torch.cat([network(to_unit(part.to(place.device))) for part in torch.split(pixels, BATCH)])
+    predictions = []
     for file, shares in zip(options.images, logits.float().softmax(dim=1).tolist(), strict=True):
         ranked = sorted(zip(about.classes, shares, strict=True), key=lambda pair: -pair[1])
-        found.append((str(file), ranked))
+        predictions.append((str(file), ranked))
     if options.json_:
         values = [
             {"image": image, "class": ranked[0][0], "probability": ranked[0][1], "probabilities": dict(ranked)}
-            for image, ranked in found
+            for image, ranked in predictions
         ]
         typer.echo(json.dumps(values, indent=1, ensure_ascii=False))
         return
-    said = f", trained to withstand {threat_in_words(**vars(about.threat))}" if about.threat else ""
-    console.print(f"{loaded}{said}", style="dim", soft_wrap=True)
+    threat = f", trained to withstand {threat_in_words(**vars(about.threat))}" if about.threat else ""
+    console.print(f"{loaded}{threat}", style="dim", soft_wrap=True)
     rows = []
-    for image, ranked in found:
+    for image, ranked in predictions:
         (best, share), *others = ranked[: options.top]
         after = ", ".join(f"{name} {percent(share)}" for name, share in others)
         rows.append((image, Text(best, "bold"), percent(share), Text(after, "dim")))

@@ -1,4 +1,4 @@
-"""`bullettrain reproduce`: a table or a figure of the paper, from real runs, beside the paper's own."""
+"""`bullettrain reproduce`: reproduce the paper's tables and figures."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from bullettrain.run_folder import RunFolder, environment
 from bullettrain.terminal import duration, logged, say, say_interrupted, say_rows, show_table, terminal
 
 CORRUPTIONS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
-"""Folders beside a dataset where its corruptions are looked for."""
+"""Folders of the corrupted test sets, beside the datasets."""
 LOGGED = "bullettrain.reproduction"
-"""What is shown of the package's log: not that of each run."""
+"""The logger whose messages are shown; those of each run are not."""
 CHECKOUT = Path(__file__).resolve().parents[3] / "results"
-"""What is on record where this is a checkout."""
+"""The published records, in a checkout of the repository."""
 STYLES: dict[Verdict | None, str] = dict(zip(Verdict, ("green", "yellow", "yellow", "red", "dim"), strict=True))
 SHORT = {
     **{"shares": "B / R / O %", "corruptions": "corr. %", "rank_correct": "ρ, correct"},
     **{"theoretical": "theor. ×", "wall": "wall ×"},
 }
 MANY = 30
-"""Rows of which only those that were run are listed."""
+"""With more rows than this, only those that were run are listed."""
 logger = logging.getLogger(LOGGED)
 
 
 def reproduce(options: Reproduce) -> None:
-    """Run the command."""
+    """Run `bullettrain reproduce`."""
     console, command = terminal(), shlex.join(["bullettrain", *sys.argv[1:]])
     names = options.names or ([LARGE] if options.scale in ("medium", "paper") else [])
     if not names:
@@ -73,14 +73,14 @@ def reproduce(options: Reproduce) -> None:
     chosen = [(study, row) for study in studies for row in study.chosen(at, patterns)]
     seeds = range(options.seeds)
     tasks = merged([_task(options, study, row, at, seed, out, device) for seed in seeds for study, row in chosen])
-    records = read_records(out / RECORDS)  # one that is damaged is better found now than after all is trained
+    records = read_records(out / RECORDS)  # find damaged records before training
     if options.dry_run:
         title = f"{', '.join(study.name for study in studies)}, scale {scale}"
         show_plan(console, title, tasks, on_record(at) | records, environment(device)["device"], options.jobs)
         return
     trains = not (options.timing or options.tables)
-    left = [task for task in tasks if trains and task.state() not in (DONE, ON_RECORD)]
-    _check(left)
+    remaining = [task for task in tasks if trains and task.state() not in (DONE, ON_RECORD)]
+    _check(remaining)
     for folder in (out, out / RECORDS, out / RUNS):
         check_out(folder)
     written: list[Path] = []
@@ -89,9 +89,9 @@ def reproduce(options: Reproduce) -> None:
             if options.timing:
                 done = _time(tasks, device, options)
             elif options.tables:
-                done = [runs.perform(task) for task in tasks if task.trained]  # what `evaluate` has found since
+                done = [runs.perform(task) for task in tasks if task.trained]  # add results of `evaluate`
             else:
-                done = _run(console, tasks, left, options.jobs)
+                done = _run(console, tasks, remaining, options.jobs)
             records = read_records(out / RECORDS)
             for study in studies:
                 if study is not studies[0]:
@@ -99,7 +99,7 @@ def reproduce(options: Reproduce) -> None:
                 results = Results(study, at, records, settings=options.settings or ())
                 written += _write(results, out)
                 show(console, results)
-        except KeyboardInterrupt:  # a second Ctrl-C ends it at once, with what was saved before
+        except KeyboardInterrupt:  # a second Ctrl-C
             say_interrupted(console, command)
     problems = [f"{result.name}: {result.problem}" for result in done if result.problem is not None]
     for problem in problems:
@@ -114,22 +114,22 @@ def reproduce(options: Reproduce) -> None:
 
 
 def _task(options: Reproduce, study: Study, row: Row, scale: Scale, seed: int, out: Path, device: torch.device) -> Task:
-    """The run of a row, and what is wanted of it; on a GPU its network is compiled unless the user says otherwise."""
+    """Return the task of a row. On a GPU, the network is compiled unless the user sets it."""
     settings = options.settings or ()
     config = row.config(scale, settings).replace_section("training", seed=seed)
-    asked = any(setting.partition("=")[0] in ("compile", "training.compile") for setting in settings)
-    if device.type == "cuda" and config.network.name != "small-cnn" and not asked:
+    is_set = any(setting.partition("=")[0] in ("compile", "training.compile") for setting in settings)
+    if device.type == "cuda" and config.network.name != "small-cnn" and not is_set:
         config = config.replace_section("training", compile=True)
-    usual = scale.images if row.images is None or not scale.like_paper else row.images
-    wanted = [attack for attack in (*study.attacks, *row.attacks) if not (row.plain and attack == RANKS)]
-    beside = CORRUPTIONS.get(config.data.name)
+    images = scale.images if row.images is None or not scale.like_paper else row.images
+    attacks = [attack for attack in (*study.attacks, *row.attacks) if row.baseline or attack != RANKS]
+    corrupted = CORRUPTIONS.get(config.data.name)
     return Task(
         config,
         out,
-        () if options.train_only or options.tables else tuple(scale.attacks.get(attack, attack) for attack in wanted),
-        images=usual if options.images is None else options.images,
+        () if options.train_only or options.tables else tuple(scale.attacks.get(attack, attack) for attack in attacks),
+        images=images if options.images is None else options.images,
         precision=cast(Precision | None, options.precision),
-        corruptions=root(options.data_dir) / beside if beside else None,
+        corruptions=root(options.data_dir) / corrupted if corrupted else None,
         data_dir=options.data_dir,
         device=options.device,
         report=scale.like_paper,
@@ -138,7 +138,7 @@ def _task(options: Reproduce, study: Study, row: Row, scale: Scale, seed: int, o
 
 
 def _check(tasks: list[Task]) -> None:
-    """Before anything is trained: what it will be evaluated by and on is there."""
+    """Raise an error before training if AutoAttack or the corrupted test set is missing."""
     if any("autoattack" in task.attacks for task in tasks):
         autoattack.installed()
     for task in tasks:
@@ -149,36 +149,37 @@ def _check(tasks: list[Task]) -> None:
             raise ConfigError(f"{folder} is missing: put the released files there, or make them with `{command}`")
 
 
-def _run(console: Console, tasks: list[Task], left: list[Task], jobs: int) -> list[TaskResult]:
-    """Those runs of ``tasks`` that are ``left``."""
-    _announce("run", tasks, left, "train or evaluate")
+def _run(console: Console, tasks: list[Task], remaining: list[Task], jobs: int) -> list[TaskResult]:
+    """Perform the ``remaining`` ones of ``tasks``."""
+    _announce("run", tasks, remaining, "train or evaluate")
     for task in tasks:
         if task.state() == ON_RECORD and (record := task.record()) is not None:
             lacks = ", ".join(attack_name(attack) for attack in task.missing(record))
-            text = f"left as on record, without {lacks} as asked for: its weights are not here; to train it anew, move"
+            text = f"the record lacks {lacks}, and its weights are not here; to train it again, move"
             logger.info("%s: %s %s away", task.label, text, task.out / RECORDS / f"{task.name}.json")
-    jobs = min(jobs, max(len(left), 1))
-    # Runs of the smallest scale are over before a bar could be read.
-    bars = console if any(task.report for task in left) else None
-    return runs.run_all([dataclasses.replace(task, jobs=jobs) for task in left], jobs=jobs, console=bars)
+    jobs = min(jobs, max(len(remaining), 1))
+    # Runs of scale smoke are too short for a progress bar.
+    bars = console if any(task.report for task in remaining) else None
+    return runs.run_all([dataclasses.replace(task, jobs=jobs) for task in remaining], jobs=jobs, console=bars)
 
 
 def _time(tasks: list[Task], device: torch.device, options: Reproduce) -> list[TaskResult]:
-    """The timing of all runs that are finished, into their records."""
+    """Time the finished runs, and add the times to their records."""
     finished = [record for task in tasks if (record := task.record()) is not None and record.finished]
-    left = [record for record in finished if not runs.is_timed(record, device)]
-    _announce("finished run", finished, left, "be timed")
-    return [runs.time_run(record, tasks[0].out / RECORDS, options.data_dir, options.device) for record in left]
+    remaining = [record for record in finished if not runs.is_timed(record, device)]
+    _announce("finished run", finished, remaining, "be timed")
+    return [runs.time_run(record, tasks[0].out / RECORDS, options.data_dir, options.device) for record in remaining]
 
 
-def _announce(what: str, there: Sequence[object], left: Sequence[object], todo: str) -> None:
-    """`5 runs: 2 to train or evaluate, 3 from before`."""
-    kept = f", {len(there) - len(left)} from before" if len(left) < len(there) else ""
-    logger.info("%d %s: %d to %s%s", len(there), plural(what, len(there)), len(left), todo, kept)
+def _announce(what: str, items: Sequence[object], remaining: Sequence[object], todo: str) -> None:
+    """Log `5 runs: 2 to train or evaluate, 3 from before`."""
+    total, count = len(items), len(remaining)
+    kept = f", {total - count} from before" if count < total else ""
+    logger.info("%d %s: %d to %s%s", total, plural(what, total), count, todo, kept)
 
 
 def _write(results: Results, out: Path) -> list[Path]:
-    """The study's table and pictures; the paths that a person opens."""
+    """Write the tables and figures of a study. Returns the files to open."""
     pictures = figures.write(results, out)
     pages = {
         f"{results.study.name}.md": tables.markdown(results, [(f"{name}.png", text) for name, text, _ in pictures]),
@@ -190,14 +191,14 @@ def _write(results: Results, out: Path) -> list[Path]:
 
 
 def show_list(console: Console) -> None:
-    """All that can be reproduced, and the scales."""
+    """Print the studies and the scales."""
     say_rows(console, [(Text(study.name, "bold"), study.title) for study in STUDIES.values()])
     console.print()
     say_rows(console, [(Text.assemble("--scale ", (scale.name, "bold")), scale.about) for scale in SCALES.values()])
 
 
 def show(console: Console, results: Results) -> None:
-    """The table with as much as there is room for, what is to be said of rows, and the claims."""
+    """Print the table, remarks on its rows, and the claims."""
     console.print(results.study.title, style="bold")
     columns, few = list(tables.columns(results)), len(results.rows) <= MANY
     rows = [row for row in results.rows.values() if few or results.runs[row.name]]
@@ -221,9 +222,9 @@ def show(console: Console, results: Results) -> None:
     for text in (*(f"{status}: {'; '.join(names)}" for status, names in statuses.items()), *results.notes()):
         say(console, text, style="dim")
     marks = {verdict: Text(f"{tables.MARKS[verdict]} {verdict.value}", STYLES[verdict]) for verdict in Verdict}
-    say_rows(console, [(marks[verdict], text + allowed) for verdict, allowed, text, _ in tables.claims(results)])
+    say_rows(console, [(marks[verdict], text + remark) for verdict, remark, text, _ in tables.claims(results)])
     if not results.scale.like_paper:
-        say(console, "scale smoke: it runs, and the figures mean nothing", style="dim")
+        say(console, "scale smoke only shows that everything runs; its figures mean nothing", style="dim")
 
 
 def _cell(results: Results, row: Row, column: tables.Column) -> Text:
@@ -232,37 +233,50 @@ def _cell(results: Results, row: Row, column: tables.Column) -> Text:
 
 
 def on_record(scale: Scale) -> dict[str, Record]:
-    """What a checkout has on record: of any scale, and of the paper's own network at this one."""
-    found: dict[str, Record] = {}
+    """Return the published records: those of all scales, and of the paper's network at this one."""
+    records: dict[str, Record] = {}
     for folder in sorted(CHECKOUT.glob("reproduce/*/records")):
-        found |= read_records(folder)
+        records |= read_records(folder)
     table = CHECKOUT / "paper_scale.csv"
-    return found | (read_csv(table, scale, STUDIES[LARGE].rows(scale)) if table.is_file() else {})
+    return records | (read_csv(table, scale, STUDIES[LARGE].rows(scale)) if table.is_file() else {})
 
 
 def show_plan(
     console: Console, title: str, tasks: Sequence[Task], records: Mapping[str, Record], device: str, jobs: int
 ) -> None:
-    """What would run, and how long its training took where it was measured."""
+    """Print what would run, and the training time if it was measured."""
     say(console, f"{title}, on {device}", style="bold")
-    trained: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for task in tasks:
         training = task.config.training
         group = f", {training.attack_group} mini-batches attacked at once" if training.attack_group > 1 else ""
-        trained.setdefault(f"{task.config.network.name}, {training.epochs} epochs{group}", []).append(task.label)
-    for about, labels in trained.items():
-        say(console, about if len(trained) == 1 else f"{about}: {', '.join(labels)}")
+        groups.setdefault(f"{task.config.network.name}, {training.epochs} epochs{group}", []).append(task.label)
+    for text, labels in groups.items():
+        say(console, text if len(groups) == 1 else f"{text}: {', '.join(labels)}")
     console.print(f"runs and records in {tasks[0].out}", soft_wrap=True)
     rows, total, unknown = [], 0.0, 0
     for task in tasks:
         state, cells = task.state(), ["", ""]
         if state not in (DONE, ON_RECORD):
-            found = task.seconds_left(records, device)
-            cells = [duration(found[0]), found[1]] if found else ["not measured", ""]
-            total, unknown = total + (found[0] if found else 0.0), unknown + (found is None)
+            estimate = estimate_training(task, records, device)
+            cells = [duration(estimate[0]), estimate[1]] if estimate else ["not measured", ""]
+            total, unknown = total + (estimate[0] if estimate else 0.0), unknown + (estimate is None)
         rows.append([task.label, state, *cells])
     show_table(console, ["row", "state", "training", "measured on"], rows, left=["state", "measured on"])
     besides = f", besides {unknown} that {'was' if unknown == 1 else 'were'} not measured" if unknown else ""
     shared = f"; {jobs} concurrent runs share the device" if jobs > 1 else ""
     say(console, f"altogether {duration(total)} of training, one run after another{besides}{shared}")
     say(console, "without compilation and evaluation, of which AutoAttack may take longer than training")
+
+
+def estimate_training(task: Task, records: Mapping[str, Record], device: str) -> tuple[float, str] | None:
+    """Return the remaining seconds of training, and the device of the record that they are estimated from.
+
+    Records of ``device`` come first. Returns None if no record of the run, with any seed, has its time.
+    """
+    runs = [run for run in records.values() if run.alone and run.stem == task.name.rpartition("-s")[0]]
+    run = min(runs, key=lambda run: run.timed_in.get("device") != device, default=None)
+    if run is None or run.alone is None:
+        return None
+    epochs = task.config.training.epochs - task.epochs_done()
+    return epochs * run.alone / run.epochs, str(run.timed_in.get("device"))

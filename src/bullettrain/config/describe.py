@@ -11,7 +11,7 @@ from bullettrain.config.sections import Config
 from bullettrain.config.sections import sections as sections
 from bullettrain.config.settings import as_setting
 from bullettrain.extras import extra
-from bullettrain.schema import said
+from bullettrain.schema import type_name
 
 
 def as_yaml(config: Config) -> str:
@@ -46,7 +46,7 @@ def page() -> str:
         rows = ["| setting | values | default | meaning |", "|---|---|---|---|"]
         for field in dataclasses.fields(kind):
             shown = f"`{as_setting(field.default)}`" if field.default != () else "none"
-            values = said(hints[field.name], _limits(field))
+            values = type_name(hints[field.name], _limits(field))
             rows.append(f"| `{field.name}` | {values} | {shown} | {texts[field.name]} |")
         lines += [f"## {name}", (kind.__doc__ or "").strip(), "\n".join(rows)]
     return "\n\n".join(lines) + "\n"

@@ -87,8 +87,8 @@ def with_method(config: Config, name: str) -> Config:
     if config.method.objective == "augmix":
         raise ConfigError(f"--method {name}: {config.recipe} is AugMix, which has no attack; choose another recipe")
     for pattern, function in METHODS.values():
-        if found := re.fullmatch(pattern, name):
-            return function(config, *(int(number) for number in found.groups() if number is not None))
+        if match := re.fullmatch(pattern, name):
+            return function(config, *(int(number) for number in match.groups() if number is not None))
     there = "there are fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8, gat, nuat, fgsm-pgi"
     raise ConfigError(f"there is no method {name!r}{instead(name, METHODS, there)}")
 

@@ -151,12 +151,8 @@ class EvaluationConfig:
 
 
 SPEED = ("engine", "paired_forward", "size_multiple", "channels_last", "compile", "threads")
-NOT_LEARNT = {
-    f"training.{key}"
-    for key in (*SPEED, "cudnn_benchmark_after", "seed", "average", "log_every", "save_minutes", "probe")
-} | {
-    *("evaluation.batch_size", "evaluation.search"),
-}
+_OTHERS = ("cudnn_benchmark_after", "seed", "average", "log_every", "save_minutes", "probe")
+NOT_LEARNT = {f"training.{key}" for key in (*SPEED, *_OTHERS)} | {"evaluation.batch_size", "evaluation.search"}
 """Settings that do not change the trained weights, but speed (SPEED), seed, logging and evaluation."""
 SELECTION_ONLY = {"method.gamma", "method.momentum"}
 """Settings without effect if all examples get the same steps."""

@@ -1,4 +1,4 @@
-"""The paper's tables and figures, one name each: rows are recipes with settings, and everything else is data."""
+"""Reproduction of the paper's tables and figures."""
 
 from bullettrain.reproduction.scales import SCALES
 from bullettrain.reproduction.studies import STUDIES, Check

@@ -1,4 +1,4 @@
-"""What has been measured of a study: every row's figures over its seeds, and whether the paper's claims hold."""
+"""The results of a study: the figures of every row over its seeds, and whether the paper's claims hold."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from bullettrain.reproduction.tasks import attack_name
 
 CORRELATIONS = ("rank", "rank_correct")
 ALLOWED = {**dict.fromkeys(SHARES, 1.0), **dict.fromkeys(CORRELATIONS, 0.02)}
-"""By how much a figure may fall short of the paper's claim and still meet it, in its own unit; accuracies: half a
-point, speed-ups: a twentieth. Captured steps round sizes up."""
+"""By how much a figure may miss the paper's claim and still meet it, by metric; 0.5 for accuracies, 5 % for
+speed-ups. Captured steps round sizes up."""
 NOT_RUN = "not run yet"
 BLIND = 1.0
-"""Standard error, in points, from which on a figure says little of claims about a point or two."""
+"""Standard error in points above which a figure cannot support claims about a point or two."""
 
 
 class Verdict(Enum):
-    """Whether a claim holds; the value is how it is said."""
+    """Whether a claim holds. The values are shown to users."""
 
     HOLDS = "holds"
     PART = "holds in part"
@@ -40,11 +40,12 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A check, and what came out.
+    """The result of a check.
 
     Args:
-        error: standard error of an accuracy that was found: of the seeds, and of the images.
-        paired: whether that of the images is of the same ones, image by image.
+        error: standard error of an accuracy, over seeds and images.
+        paired: whether ``error`` compares the same images, image by image.
+        near: whether the claim holds only by the allowance.
     """
 
     check: Check
@@ -52,44 +53,35 @@ class CheckResult:
     verdict: Verdict
     error: float | None = None
     paired: bool = False
-
-    @property
-    def near(self) -> bool:
-        """Whether it holds by the allowance alone."""
-        return self.verdict is Verdict.HOLDS and self.found is not None and _shortfall(self.check, self.found) > 0
-
-
-def _shortfall(check: Check, found: float) -> float:
-    """By how much ``found`` misses what is claimed."""
-    return {"≥": check.offset - found, "≤": found - check.offset, "≈": abs(found) - check.offset}[check.relation]
+    near: bool = False
 
 
 class Results:
-    """A study's rows among records, with all their seeds; ``settings`` are the user's, on top of every row's."""
+    """The records of a study's rows, with all seeds; ``settings`` are the user's, for every row."""
 
     def __init__(self, study: Study, scale: Scale, records: Mapping[str, Record], settings: Sequence[str] = ()) -> None:
         self.study, self.scale, self.settings = study, scale, tuple(settings)
         self.rows: dict[str, Row] = {}
         self.runs: dict[str, list[Record]] = {}
         for row in study.rows(scale):
-            with contextlib.suppress(ConfigError):  # a row that does not take the user's settings is left out
+            with contextlib.suppress(ConfigError):  # leave out rows that the user's settings do not fit
                 stem = run_name(row.config(scale, settings)).rpartition("-s")[0]
                 runs = [record for record in records.values() if record.stem == stem and record.finished]
                 self.rows[row.name], self.runs[row.name] = row, sorted(runs, key=lambda run: run.seed)
         self.columns = study.columns or (*study.attacks, *RATIOS)
         self.claims = study.claims(scale) if scale.like_paper else {}
-        """The paper's, of this study; none at scale smoke, whose figures mean nothing."""
+        """The paper's claims; none at scale smoke, whose figures mean nothing."""
 
     def metric(self, name: str) -> str:
-        """What the paper's attack is called at this scale; other metrics keep their name."""
+        """Return the name of a metric at this scale, which may replace the paper's attacks."""
         return attack_name(self.scale.attacks.get(name, name)) if name.startswith(("pgd", "autoattack")) else name
 
     def title(self, metric: str) -> str:
-        """That attack's name, for a person."""
+        """Return the title of an attack at this scale."""
         return attack_title(self.metric(metric))
 
     def value(self, row: str, metric: str) -> Measured | None:
-        """A row's figure over its seeds; None where it is not known."""
+        """Return a row's figure over its seeds, or None if unknown."""
         if metric in RATIOS:
             ratios = tuple(self._ratios(row, metric))
             return Measured(ratios) if ratios else None
@@ -99,50 +91,54 @@ class Results:
         return Measured(values, figures) if values else None
 
     def values(self, row: str, metrics: Sequence[str]) -> list[Measured] | None:
-        """Several figures of a row; None where one of them is not known."""
-        found = [value for metric in metrics if (value := self.value(row, metric)) is not None]
-        return found if len(found) == len(metrics) else None
+        """Return several figures of a row, or None if one is unknown."""
+        values = [value for metric in metrics if (value := self.value(row, metric)) is not None]
+        return values if len(values) == len(metrics) else None
 
     def _ratios(self, row: str, metric: str) -> Iterator[float]:
-        """How much less than its baseline a row takes, seed by seed; 1 for a baseline itself."""
+        """Yield the speed-up of a row over its baseline for each seed; 1 for a baseline itself."""
         bases = {run.seed: run for run in self.runs.get(self.rows[row].baseline or row, [])} if row in self.rows else {}
         for run in self.runs.get(row, []):
             base = bases.get(run.seed)
-            if base is None or (metric == "wall" and _circumstances(run) != _circumstances(base)):
-                continue
-            theirs, mine = _cost(base, metric), _cost(run, metric)
-            if theirs and mine:
-                yield theirs / mine
+            if base is not None and (metric != "wall" or _circumstances(run) == _circumstances(base)):
+                base_cost, cost = _cost(base, metric), _cost(run, metric)
+                if base_cost and cost:
+                    yield base_cost / cost
 
     # -------------------------------------------------------------------------------------------- claims
 
     def check(self, check: Check) -> CheckResult:
-        """Whether a check comes out as the paper has it."""
-        known = [value for row in check.rows if (value := self.value(row, check.metric)) is not None]
+        """Return whether a check holds."""
+        values = [value for row in check.rows if (value := self.value(row, check.metric)) is not None]
         other = self.value(check.against, check.metric) if check.against else Measured((0.0,))
-        if other is None or len(known) < len(check.rows):
+        if other is None or len(values) < len(check.rows):
             return CheckResult(check, None, Verdict.OPEN)
-        best = max(known, key=lambda value: value.mean)
-        apart = best.above(other)
-        short, noise = _shortfall(check, apart.value), CHANCE * apart.error
-        verdict = Verdict.HOLDS if short <= _slack(check) else Verdict.CHANCE if short <= noise else Verdict.FAILS
-        if verdict is Verdict.HOLDS and apart.error > BLIND and short > -noise:
-            verdict = Verdict.CHANCE  # too few images to see what is claimed
-        return CheckResult(check, apart.value, verdict, apart.error if best.figures else None, apart.paired)
+        best = max(values, key=lambda value: value.mean)
+        gap = best.above(other)
+        relations = {"≥": check.offset - gap.value, "≤": gap.value - check.offset, "≈": abs(gap.value) - check.offset}
+        missing, noise = relations[check.relation], CHANCE * gap.error
+        verdict = Verdict.CHANCE if missing <= noise else Verdict.FAILS
+        # With a large error, too few images support a claim that holds by less than the noise.
+        if missing <= (_allowance(check) if gap.error <= BLIND else min(_allowance(check), -noise)):
+            verdict = Verdict.HOLDS
+        error, near = gap.error if best.figures else None, verdict is Verdict.HOLDS and missing > 0
+        return CheckResult(check, gap.value, verdict, error, gap.paired, near)
 
     def verdict(self, checks: Iterable[Check]) -> tuple[Verdict, list[CheckResult]]:
-        """Of a claim: it holds where all its ``checks`` do, and in part where only some do."""
+        """Return the verdict of a claim: it holds if all its ``checks`` do, and in part if some do."""
         results = [self.check(check) for check in checks]
-        found = {result.verdict for result in results}
-        if len(found) > 1 and Verdict.HOLDS in found:
+        verdicts = {result.verdict for result in results}
+        if len(verdicts) > 1 and Verdict.HOLDS in verdicts:
             return Verdict.PART, results
         order = (Verdict.FAILS, Verdict.OPEN, Verdict.CHANCE, Verdict.HOLDS)
-        return min(found, key=order.index), results
+        return min(verdicts, key=order.index), results
 
     def cell(self, row: str, metric: str, *, gained: bool | None = None) -> Verdict | None:
-        """How a cell of the table is coloured: the worst of the claims about it; None where there are none.
+        """Return the worst verdict of the claims about a cell of the table, or None if there are none.
 
-        ``gained``: of what it gains on its own baseline alone, or of everything else alone.
+        Args:
+            row, metric: the cell.
+            gained: True for claims about the gain on the row's baseline only, False for all others; None for all.
         """
         base = self.rows[row].baseline
         return worst(
@@ -156,26 +152,25 @@ class Results:
     # ---------------------------------------------------------------------------------------------- notes
 
     def status(self, row: Row) -> str:
-        """What is to be said of a row beside its figures: that there are none, or that it collapsed."""
+        """Return a remark on a row: not run yet, its warnings, its averaged weights."""
         runs = self.runs[row.name]
-        said = [warning.partition(":")[0].partition(";")[0] for run in runs for warning in run.warnings]
+        remarks = [warning.partition(":")[0].partition(";")[0] for run in runs for warning in run.warnings]
         for run in runs if self.study.name == LARGE else ():
             shown = [f"{attack_title(name)} {100 * figure['accuracy']:.2f}" for name, figure in run.averaged.items()]
-            said += [f"averaged weights: {', '.join(shown)}"] if shown else []
-        return "; ".join(dict.fromkeys(said)) if runs else NOT_RUN
+            remarks += [f"averaged weights: {', '.join(shown)}"] if shown else []
+        return "; ".join(dict.fromkeys(remarks)) if runs else NOT_RUN
 
     def notes(self) -> list[str]:
-        """What a reader has to know of figures, each once; in brackets the rows that it is about, unless it is all."""
-        about: dict[str, list[str]] = {}
+        """Return notes on the figures, with the rows that each is about unless these are all."""
+        notes: dict[str, list[str]] = {}
         for name, runs in self.runs.items():
-            for note in dict.fromkeys(note for run in runs for note in self._small_print(run)):
-                about.setdefault(note, []).append(self.rows[name].title)
-        run = sum(bool(runs) for runs in self.runs.values())
-        said = {note: "" if len(rows) == run > 1 else f" ({'; '.join(rows)})" for note, rows in about.items()}
-        return [f"{note}{rows}." for note, rows in said.items()]
+            for note in dict.fromkeys(note for run in runs for note in self._notes_on(run)):
+                notes.setdefault(note, []).append(self.rows[name].title)
+        count = sum(bool(runs) for runs in self.runs.values())
+        return [note + ("." if len(rows) == count > 1 else f" ({'; '.join(rows)}).") for note, rows in notes.items()]
 
-    def _small_print(self, run: Record) -> Iterator[str]:
-        """Figures that are of fewer images, of other corruptions or less exact than one would think."""
+    def _notes_on(self, run: Record) -> Iterator[str]:
+        """Yield notes on figures of fewer images, fewer corruptions, lower precision or unusual timing."""
         whole = run.figures.get("clean", {}).get("examples", 0)
         if run.note:
             yield run.note
@@ -196,24 +191,24 @@ class Results:
 
 
 def worst(verdicts: Iterable[Verdict | None]) -> Verdict | None:
-    """Of several; what is not measured does not hide what is."""
+    """Return the worst verdict; one that is not measured yet comes last."""
     order = (Verdict.FAILS, Verdict.CHANCE, Verdict.PART, Verdict.HOLDS, Verdict.OPEN)
     return min((verdict for verdict in verdicts if verdict is not None), key=order.index, default=None)
 
 
-def _slack(check: Check) -> float:
-    """What does not count; no more than what is claimed, so that less is never called more."""
+def _allowance(check: Check) -> float:
+    """Return by how much a figure may miss a claim; at most what is claimed, so that a loss is never called a gain."""
     allowed = 0.05 * abs(check.offset) if check.metric in RATIOS else ALLOWED.get(check.metric, 0.5)
     return 0.0 if check.relation == "≈" else min(allowed, abs(check.offset))
 
 
 def _cost(run: Record, metric: str) -> float | None:
-    # All passes of the run, not those of an example: methods may see examples more often, or for fewer epochs.
+    # Passes of the whole run, since methods may train for fewer epochs or see examples more often.
     return {"wall": run.alone, "work": run.work * run.examples, "theoretical": run.sequential}[metric]
 
 
 def _circumstances(run: Record) -> list[Any]:
-    """What has to be the same for seconds to be compared."""
+    """Return what has to be equal for wall-clock times to be compared."""
     where = ("device", "torch", "commit") if run.timing else ("device", "torch")
     training = run.config["training"]
     return [bool(run.timing), *map(run.timed_in.get, where), *map(training.get, (*SPEED, "precision"))]

@@ -1,4 +1,4 @@
-"""The rows of the paper's tables and figures: recipes with settings."""
+"""The rows of the paper's tables and figures. Each is a recipe with settings."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ ROLES = {"N_B": "boundary", "N_O": "outlier", "N_R": "robust"}
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table or point of a figure: a recipe with settings, and the paper's figures for it.
+    """A row of a table or point of a figure.
 
     Args:
-        family: which of a scale's recipes it changes.
-        settings: as `--set` takes them.
-        baseline: the row that it is compared with. A row without one is a baseline: everyone gets the full number of
-            steps, whatever the recipe says.
-        method: what the recipe is trained by instead, as `--method` takes it: fast, fast-3, yopo-2-5.
-        paper: by metric: accuracies and shares in percent, speed-ups as ratios.
-        attacks: what it is evaluated by besides the study's, in the paper's names.
-        images: test images for attacks that training does not end with; None: as the scale has it.
+        name: name for `--rows`.
+        title: title in tables.
+        family: key of the recipe in ``Scale.recipes``.
+        settings: changes of the recipe, as `--set` takes them.
+        baseline: name of the row to compare with. A row without one is a baseline, trained without BulletTrain.
+        method: another method for the recipe, as `--method` takes it.
+        paper: the paper's figures by metric: accuracies and shares in percent, speed-ups as ratios.
+        attacks: further attacks besides those of the study.
+        images: number of test images for attacks after training; None for that of the scale.
     """
 
     name: str
@@ -40,22 +41,17 @@ class Row:
     attacks: tuple[str, ...] = ()
     images: int | None = None
 
-    @property
-    def plain(self) -> bool:
-        """Whether it is a baseline."""
-        return self.baseline is None
-
     def config(self, scale: Scale, settings: Sequence[str] = ()) -> Config:
-        """The run at ``scale``, with the user's own ``settings`` on top."""
+        """Return the config of the row at ``scale``, with the user's ``settings``."""
         name, base = scale.recipes[self.family]
         config = recipe(name).with_settings([*base, *self.settings, *settings])
         if self.method is not None:
             return with_method(config, self.method)
-        return config.baseline() if self.plain else config
+        return config.baseline() if self.baseline is None else config
 
 
 def _from_paper(*rows: Row) -> tuple[Row, ...]:
-    """The rows with the paper's figures for them, where it has any."""
+    """Return the rows with the paper's figures, if it has any."""
     return tuple(replace(row, paper=row.paper or PAPER[row.family].get(row.name, {})) for row in rows)
 
 
@@ -81,7 +77,7 @@ MART_ROWS = _from_paper(
 
 
 def _augmix(n: str) -> tuple[Row, ...]:
-    """The cells of the AugMix table for CIFAR-``n``, a row each, and one of ours."""
+    """Return the rows of the AugMix table for CIFAR-``n``, and one of our own."""
     family, base, data = f"augmix{n}", f"augmix-{n}", f"CIFAR-{n}"
     no_jsd = ("jsd=false", "robust=1", "outlier=1")
     return _from_paper(
@@ -96,7 +92,7 @@ AUGMIX_ROWS = (*_augmix("10"), *_augmix("100"))
 
 
 def _fewer(steps: int) -> tuple[str, ...]:
-    """N_B = ``steps``, with a step size as multi-step FAST has it: the paper gives neither that nor γ."""
+    """Return settings for N_B = ``steps``. Step size and γ are ours, since the paper does not give them."""
     return f"boundary={steps}", "gamma=0.75", "scale=1.7"
 
 
@@ -111,7 +107,7 @@ FAST_ROWS = _from_paper(
 
 
 def panel_rows(scale: Scale, zero: str) -> tuple[Row, ...]:
-    """The rows of the MNIST study in which ``zero`` of "N_B", "N_O", "N_R" is 0, first of the others slowest."""
+    """Return the rows of the MNIST study in which ``zero``, one of "N_B", "N_O" and "N_R", is 0."""
     first, second = (role for role in ROLES if role != zero)
     return tuple(_oracle_row({zero: 0, first: a, second: b}) for a in scale.grid for b in scale.grid)
 
@@ -124,37 +120,32 @@ def _oracle_row(steps: dict[str, int]) -> Row:
 
 
 def oracle_rows(scale: Scale) -> tuple[Row, ...]:
-    """The MNIST study: its baseline, and every point of three grids, each once."""
+    """Return the rows of the MNIST study: its baseline, and the points of three grids."""
     base = Row("baseline", "PGD-AT, seven steps for all", "mnist")
     grids = {row.name: row for zero in ROLES for row in panel_rows(scale, zero)}
     return _from_paper(base, *grids.values())
 
 
 def looked_at(scale: Scale) -> tuple[Row, ...]:
-    """The runs whose shares and scores are drawn: TRADES as it is used, and the MNIST study's, by the oracle."""
+    """Return the runs whose shares and scores are drawn: TRADES, and MNIST with the oracle."""
     most = max(scale.grid)
     oracle = _oracle_row({"N_B": most, "N_O": 0, "N_R": most})
     return TRADES_NR2, replace(oracle, name="mnist-oracle", title="PGD-AT, classes by oracle")
 
 
-def sweep(setting: str, symbol: str, values: Sequence[float]) -> tuple[Row, ...]:
-    """TRADES, and with BulletTrain at each of several values of a setting."""
-    name = {"robust": "nr"}.get(setting, setting)
-    rows = [
-        Row(f"{name}-{v:g}", f"TRADES + BT, {symbol}={v:g}", "trades", (f"{setting}={v:g}",), baseline="trades")
-        for v in values
-    ]
+def sweep(name: str, setting: str, symbol: str, values: Sequence[float]) -> tuple[Row, ...]:
+    """Return TRADES, and BulletTrain at several values of a setting."""
+    texts = [f"{value:g}" for value in values]
+    rows = (Row(f"{name}-{v}", f"TRADES + BT, {symbol}={v}", "trades", (f"{setting}={v}",), "trades") for v in texts)
     return TRADES, *rows
 
 
-# ------------------------------------------------------------------------------- statements in its text
+# ------------------------------------------------------------------------------- other scores and methods
 
+SCORES = {"svar": "SVar", "cross-entropy": "cross-entropy", "margin": "margin", "gradient-norm": "gradient norm"}
 SCORE_ROWS = (
     TRADES,
-    Row("svar", "TRADES + BT by SVar", "trades", baseline="trades"),
-    Row("cross-entropy", "TRADES + BT by cross-entropy", "trades", ("score=cross-entropy",), baseline="trades"),
-    Row("margin", "TRADES + BT by margin", "trades", ("score=margin",), baseline="trades"),
-    Row("gradient-norm", "TRADES + BT by gradient norm", "trades", ("score=gradient-norm",), baseline="trades"),
+    *(Row(name, f"TRADES + BT by {title}", "trades", (f"score={name}",), "trades") for name, title in SCORES.items()),
     Row("random", "TRADES + BT by chance", "trades", ("score=random",), baseline="trades"),
 )
 PLANE_ROWS = (
@@ -179,29 +170,28 @@ PLANE_ROWS = (
 # -------------------------------------------------------------------------------- the paper's own network
 
 
+LARGE_ROWS = _from_paper(
+    Row("trades", "TRADES, 10 steps for all", "trades", paper=BESIDE_ROBUSTBENCH),
+    Row("fast-3", "TRADES, 3 steps for all", "trades", baseline="trades", method="fast-3"),
+    Row("bt-nr2", "TRADES + BulletTrain 10/2", "trades", baseline="trades"),
+    Row("random", "TRADES + BulletTrain 10/2 by chance", "trades", ("score=random",), baseline="trades"),
+    Row("bt-nb5", "TRADES + BulletTrain 5/2, γ=0.75", "trades", _fewer(5), baseline="trades"),
+    Row("bt-nr0", "TRADES + BulletTrain 10/0", "trades", ("robust=0",), baseline="trades"),
+    Row("fast", "TRADES + FAST", "trades", baseline="trades", method="fast"),
+    Row("pgd-at", "PGD-AT, 10 steps for all", "trades", PGD_AT),
+    Row("pgd-at-3", "PGD-AT, 3 steps for all", "trades", PGD_AT, baseline="pgd-at", method="fast-3"),
+    Row("pgd-at-bt", "PGD-AT + BulletTrain 10/2", "trades", PGD_AT, baseline="pgd-at"),
+    Row("mart", "MART, 10 steps for all", "mart"),
+    Row("mart-bt", "MART + BulletTrain 10/2", "mart", baseline="mart", paper=PAPER["mart"]["bt-nr2"]),
+)
+
+
 def large_rows(scale: Scale) -> tuple[Row, ...]:
-    """What is trained of WRN-34-10, the first first: at the paper's own scale, and at the others."""
-    bullettrain = "TRADES + BulletTrain"
-    rows = {
-        row.name: row
-        for row in _from_paper(
-            Row("trades", "TRADES, 10 steps for all", "trades", paper=BESIDE_ROBUSTBENCH),
-            Row("fast-3", "TRADES, 3 steps for all", "trades", baseline="trades", method="fast-3"),
-            Row("bt-nr2", f"{bullettrain} 10/2", "trades", baseline="trades"),
-            Row("random", f"{bullettrain} 10/2 by chance", "trades", ("score=random",), baseline="trades"),
-            Row("bt-nb5", f"{bullettrain} 5/2, γ=0.75", "trades", _fewer(5), baseline="trades"),
-            Row("bt-nr0", f"{bullettrain} 10/0", "trades", ("robust=0",), baseline="trades"),
-            Row("fast", "TRADES + FAST", "trades", baseline="trades", method="fast"),
-            Row("pgd-at", "PGD-AT, 10 steps for all", "trades", PGD_AT),
-            Row("pgd-at-3", "PGD-AT, 3 steps for all", "trades", PGD_AT, baseline="pgd-at", method="fast-3"),
-            Row("pgd-at-bt", "PGD-AT + BulletTrain 10/2", "trades", PGD_AT, baseline="pgd-at"),
-            Row("mart", "MART, 10 steps for all", "mart"),
-            Row("mart-bt", "MART + BulletTrain 10/2", "mart", baseline="mart", paper=PAPER["mart"]["bt-nr2"]),
-        )
-    }
-    chosen = "trades bt-nr2 fast-3 random bt-nb5 pgd-at pgd-at-3 pgd-at-bt"
+    """Return the rows of WRN-34-10 in the order of training. The first two get all attacks on all test images."""
+    names = "trades bt-nr2 fast-3 random bt-nb5 pgd-at pgd-at-3 pgd-at-bt"
     if scale.name == "paper":
-        chosen = "bt-nr2 bt-nb5 trades fast-3 random mart mart-bt bt-nr0 fast"
-    first, second, *others = (rows[name] for name in chosen.split())
+        names = "bt-nr2 bt-nb5 trades fast-3 random mart mart-bt bt-nr0 fast"
+    rows = {row.name: row for row in LARGE_ROWS}
+    first, second, *others = (rows[name] for name in names.split())
     whole = (replace(row, attacks=("pgd100x10",)) for row in (first, second))
     return *whole, *(replace(row, images=2000) for row in others)

@@ -1,4 +1,4 @@
-"""The runs of rows: train, evaluate, keep a record, and time what shared a device. Each goes on where it was."""
+"""Run tasks: train, evaluate, write the record, and time steps. Interrupted tasks resume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -33,24 +33,21 @@ from bullettrain.reporting import write_report
 from bullettrain.reproduction.records import WEIGHTS, Record, figure_of, record_of
 from bullettrain.reproduction.studies import RANKS
 from bullettrain.reproduction.tasks import RECORDS, RUNS, Task
-from bullettrain.run_folder import RunError, RunFolder, environment
+from bullettrain.run_folder import SHARES, RunError, RunFolder, environment
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.run import train
 from bullettrain.training.setup import load_data
 from bullettrain.training.timing import Timed
 from bullettrain.training.trainer import Trainer
 
-Found = TypeVar("Found")
-SPAWN = multiprocessing.get_context("spawn")
-"""A fork would copy CUDA and threads."""
 STEPS, REPEATS = 40, 5
-"""Mini-batches timed at once, and how often."""
+"""Batches in each timing, and number of timings."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """How it went: what went wrong, or the signal that stopped it, if any."""
+    """The result of a task: a problem, or the signal that stopped it, if any."""
 
     name: str
     problem: str | None = None
@@ -58,46 +55,47 @@ class TaskResult:
 
 
 def perform(task: Task, console: Console | None = None) -> TaskResult:
-    """Do what is left of ``task``. ConfigError and DataError, the user's mistakes, are raised."""
+    """Do what is missing of ``task``.
+
+    Raises:
+        ConfigError, DataError: the user made a mistake.
+    """
     stop = StopRequest()
     try:
-        # How it is computed may differ from when it was begun (another device): what is learnt does not.
         config = task.folder_config() if task.folder.exists else task.config
-        kept = task.record() if task.trained else None  # figures of another training have no place beside these
+        kept = task.record() if task.trained else None  # an older record may be of another training
         if kept is None or not kept.finished:
             _most_jobs(task)
-            # A collapse is a result: it is recorded and shown.
-            how: dict[str, Any] = {"resume": task.folder.exists, "keep_going": True}
-            place = find_place(task.device)
-            try:
-                result = train(config, task.folder.path, place, data_dir=task.data_dir, console=console, **how)
+            options: dict[str, Any] = {"data_dir": task.data_dir, "resume": task.folder.exists, "console": console}
+            try:  # a collapse is a result, too: keep going
+                result = train(config, task.folder.path, find_place(task.device), keep_going=True, **options)
             finally:
                 if task.report and task.folder.exists:
                     write_report(task.folder.path)
             if result.signal is not None:
                 return TaskResult(task.name, signal=result.signal)
         with stop:
-            return _evaluate(task, config, kept, EvaluationProgress(console, stop))
+            _evaluate(task, config, kept, EvaluationProgress(console, stop))
+        return TaskResult(task.name)
     except StoppedError:
         return TaskResult(task.name, signal=stop.signal)
     except (CollapseError, RunError, RuntimeError) as error:
         return TaskResult(task.name, problem=first_line(error))
 
 
-def _evaluate(task: Task, config: Config, kept: Record | None, progress: EvaluationProgress) -> TaskResult:
-    """The attacks and measures that training did not end with, and the record."""
+def _evaluate(task: Task, config: Config, kept: Record | None, progress: EvaluationProgress) -> None:
+    """Run the attacks and measurements that are missing, and write the record."""
     device, folder = find_place(task.device).device, task.folder.path
     jobs = kept.jobs if kept is not None and kept.finished else _most_jobs(task)
     record = record_of(folder, jobs=jobs, kept=kept)
-    record.write(task.out / RECORDS)  # what training alone gave is worth keeping already
-    missing = task.missing(record)
-    if not missing:
-        return TaskResult(task.name)
+    record.write(task.out / RECORDS)  # in case the evaluation is interrupted
+    if not (missing := task.missing(record)):
+        return
     test = load_data(config, task.data_dir)[2]
     model, store = load_model(str(folder), weights=WEIGHTS, network=config.network.name), Store(folder)
     made_here = {RANKS, *(["corruptions"] if task.corruptions is None else [])}
     if attacks := [parse_attack(attack, threat_of(config)) for attack in missing if attack not in made_here]:
-        cuda = device.type == "cuda"
+        cuda, data = device.type == "cuda", config.data.name
         plan = Plan(
             attacks,
             (task.precision or "float32",),
@@ -108,13 +106,12 @@ def _evaluate(task: Task, config: Config, kept: Record | None, progress: Evaluat
         )
         try:
             with store.alone(), progress:
-                name = config.data.name
-                entry, asked = evaluate(model, test, name, plan, device=device, store=store, progress=progress)
-        except ConfigError as error:  # of this network: it has learnt NaN, for one
-            return TaskResult(task.name, problem=str(error))
+                entry, results = evaluate(model, test, data, plan, device=device, store=store, progress=progress)
+        except ConfigError as error:  # e.g. the network returns NaN
+            raise RunError(str(error)) from None
         record = record_of(folder, jobs=jobs, kept=record)
-        if task.precision is not None:  # asked for: these, and not what is there on more images in another precision
-            record.figures |= {result.name: figure_of(entry, result) for result in asked if result.name != "clean"}
+        if task.precision is not None:  # replace results on more images, but in another precision
+            record.figures |= {result.name: figure_of(entry, result) for result in results if result.name != "clean"}
     network = model.network.to(device)
     if "corruptions" in made_here & set(missing):
         record.figures["corruptions"] = spot_corruptions(network, test, device=device)
@@ -122,11 +119,10 @@ def _evaluate(task: Task, config: Config, kept: Record | None, progress: Evaluat
         images = load(config.data.name, split="train", root=task.data_dir, image_size=config.data.image_size)
         record.measures |= {**score_ranks(network, images, config.method, device=device), "ranked": 1.0}
     record.write(task.out / RECORDS)
-    return TaskResult(task.name)
 
 
 def _most_jobs(task: Task) -> int:
-    """The most runs that have shared the device while this one trained, also before it was stopped."""
+    """Return the largest number of concurrent runs during training, also before an interruption."""
     runs, name = RunFolder(task.out / RUNS), f".{task.name}.jobs"
     runs.path.mkdir(parents=True, exist_ok=True)
     most = max(task.jobs, int((runs.path / name).read_text()) if (runs.path / name).exists() else 1)
@@ -138,7 +134,7 @@ def _most_jobs(task: Task) -> int:
 
 
 def run_all(tasks: Sequence[Task], *, jobs: int, console: Console | None) -> list[TaskResult]:
-    """Do all ``tasks``, and after a signal none that is not begun. A run that fails does not stop the others."""
+    """Perform ``tasks`` until a signal. A task that fails does not stop the others."""
     if jobs > 1:
         return _run_concurrently(tasks, jobs)
     results: list[TaskResult] = []
@@ -151,44 +147,44 @@ def run_all(tasks: Sequence[Task], *, jobs: int, console: Console | None) -> lis
 
 
 def _run_concurrently(tasks: Sequence[Task], jobs: int) -> list[TaskResult]:
-    results, left, running = list[TaskResult](), list(tasks), dict[Future[TaskResult], Task]()
+    results, waiting, running = list[TaskResult](), list(tasks), dict[Future[Any], Task]()
     with StopRequest() as stop:
         try:
-            while (left or running) and stop.signal is None:
-                while left and len(running) < jobs:
-                    task = left.pop(0)
+            while (waiting or running) and stop.signal is None:
+                while waiting and len(running) < jobs:
+                    task = waiting.pop(0)
                     running[_in_process(perform, task)] = task
                 for future in wait(running, timeout=0.2, return_when=FIRST_COMPLETED).done:
                     name = running.pop(future).name
                     try:
-                        results.append(future.result())  # the user's mistakes are raised
+                        results.append(future.result())
                     except BrokenProcessPool:
                         problem = "stopped, since its process was killed; the same command continues it"
                         results.append(TaskResult(name, problem=problem))
                     logger.info("%d/%d  done  %s", len(results), len(tasks), name)
         finally:
-            if running:  # a signal, or the user's mistake
+            if running:  # after a signal or an error
                 _stop_workers()
                 wait(running)
     return results if stop.signal is None else [*results, TaskResult("", signal=stop.signal)]
 
 
-def _in_process(function: Callable[..., Found], *arguments: object) -> Future[Found]:
-    """Call ``function`` in a process of its own."""
-    pool = ProcessPoolExecutor(1, SPAWN, _start_worker)
+def _in_process(function: Callable[..., Any], *arguments: object) -> Future[Any]:
+    """Call ``function`` in a process of its own. A fork would copy CUDA and threads."""
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start_worker)
     future = pool.submit(function, *arguments)
-    pool.shutdown(wait=False)  # it ends with this call
+    pool.shutdown(wait=False)  # the process ends after this call
     return future
 
 
 def _stop_workers() -> None:
-    """A run finishes its step and saves."""
+    """Terminate the worker processes. A run finishes its step and saves a checkpoint."""
     for worker in multiprocessing.active_children():
         worker.terminate()
 
 
 def _start_worker() -> None:
-    """Ctrl-C reaches the first process alone, which hands it on once, as SIGTERM."""
+    """Ignore Ctrl-C, which the main process forwards once, as SIGTERM."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()
     end_with_parent()
@@ -198,22 +194,22 @@ def _start_worker() -> None:
 
 
 def is_timed(record: Record, device: torch.device) -> bool:
-    """Whether ``record`` has a timing by this code on this kind of device; of uncommitted code that is not known."""
-    there, here = record.timing.get("environment", {}), environment(device)
-    known = bool(here["commit"]) and not here["commit"].endswith("-dirty")
-    return known and all(there.get(key) == here[key] for key in ("device", "torch", "commit"))
+    """Return whether ``record`` has a timing of this commit on this device. Uncommitted changes count as untimed."""
+    old, new = record.timing.get("environment", {}), environment(device)
+    committed = bool(new["commit"]) and not new["commit"].endswith("-dirty")
+    return committed and all(old.get(key) == new[key] for key in ("device", "torch", "commit"))
 
 
 def time_run(record: Record, folder: Path, data_dir: Path | None = None, device: str | None = None) -> TaskResult:
-    """Put its timing, at the shares that the run had on average, into ``record`` and its file in ``folder``."""
+    """Time steps at the average shares of the run, and write the timing to ``record`` and its file in ``folder``."""
     if record.mined and record.config["method"]["separation"] != "quantile":
-        return TaskResult(record.name, problem="its classes are not by the rule, and cannot be imposed; run it alone")
+        return TaskResult(record.name, problem="its categories come from an oracle and cannot be imposed; run it alone")
     try:
         record.timing = _in_process(_time, record, data_dir, device).result()
     except KeyboardInterrupt:
         _stop_workers()
         raise
-    except (DataError, RuntimeError, ValueError) as error:  # ConfigError and a killed process are of these
+    except (DataError, RuntimeError, ValueError) as error:  # including ConfigError and a killed process
         return TaskResult(record.name, problem=first_line(error))
     record.write(folder)
     logger.info("%8.2f s an epoch  %s", record.timing["epoch_seconds"], record.name)
@@ -221,18 +217,16 @@ def time_run(record: Record, folder: Path, data_dir: Path | None = None, device:
 
 
 def _time(record: Record, data_dir: Path | None, device: str | None) -> dict[str, Any]:
-    """In a process of its own. Weights are as they are drawn: what was learnt does not change how fast it is."""
-    # Tuned at once: what a long training comes to is what is timed.
+    """Time the steps of a run. Initial weights will do, since speed does not depend on them."""
+    # Benchmark cuDNN at once, as it would be after a while.
     config = Config.from_dict(record.config).replace_section("training", cudnn_benchmark_after=0.0)
     place, data = find_place(device), load_data(config, data_dir)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, RunFolder(Path(folder)), place, data)
-        shares = (record.shares["outlier"], record.shares["boundary"], record.shares["robust"])
-        timed = Timed(trainer, shares if record.mined else None, STEPS)
+        outlier, boundary, robust = (record.shares[name] for name in SHARES)
+        timed = Timed(trainer, (outlier, boundary, robust) if record.mined else None, STEPS)
         for _ in range(REPEATS):
             timed.time()
-    return {
-        **{"epoch_seconds": timed.epoch_seconds, "step_ms": timed.step_ms, "spread_ms": timed.spread_ms},
-        **{"steps": STEPS, "repeats": REPEATS, "notes": trainer.recorder.notes},
-        "environment": environment(place.device),
-    }
+    times = {key: getattr(timed, key) for key in ("epoch_seconds", "step_ms", "spread_ms")}
+    about = {"notes": trainer.recorder.notes, "environment": environment(place.device)}
+    return {**times, "steps": STEPS, "repeats": REPEATS, **about}

@@ -1,4 +1,4 @@
-"""How large a reproduction is: seconds on digits, minutes or hours on a GPU, or as the paper did it."""
+"""Scales of a reproduction, from seconds on a CPU to the paper's own schedule."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 Recipe = tuple[str, tuple[str, ...]]
-"""A recipe's name, and what is changed in it, as `--set` takes it."""
+"""The name of a recipe, and changes as `--set` takes them."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What the paper's settings become at one size.
+    """The settings of a reproduction.
 
     Args:
-        recipes: by what the paper trains: trades, mart, augmix10, augmix100, mnist.
+        name: name for `--scale`.
+        about: description.
+        recipes: recipes by family: trades, mart, augmix10, augmix100, mnist.
         grid: step counts of the MNIST study.
         gammas: values of γ in its sweep.
         robust_steps: values of N_R in its sweep.
-        attacks: attacks of the paper that are replaced by shorter ones.
-        images: test images for attacks that training does not end with anyway; 0: all.
-        like_paper: whether its figures can be put beside the paper's, and every run gets its report.html.
+        attacks: replacements for attacks of the paper.
+        images: number of test images for attacks after training; 0 for all.
+        like_paper: whether figures can be compared with the paper's, and runs get a report.html.
     """
 
     name: str
@@ -35,7 +37,7 @@ class Scale:
 
 
 def _recipes(ending: str = "", *cifar10: str) -> dict[str, Recipe]:
-    """The paper's recipes, or those whose names end in ``ending``; ``cifar10`` changes TRADES and MART."""
+    """Return the recipes whose names end in ``ending``; ``cifar10`` are changes of TRADES and MART."""
     return {
         "trades": (f"cifar10-trades{ending}", cifar10),
         "mart": (f"cifar10-mart{ending}", cifar10),
@@ -48,7 +50,7 @@ def _recipes(ending: str = "", *cifar10: str) -> dict[str, Recipe]:
 _TINY = ("epochs=2", "data.validation=0", "probe=0", "average=0", "log_every=3", "evaluation.steps=10")
 _ORACLE = ("objective=pgd-at", "beta=null", "separation=oracle", "boundary=7", "robust=7", "scale=1.7")
 _GROUPS = "attack_group=4"
-"""Four mini-batches are attacked at once, without which WRN-34-10 would take half as long again."""
+"""Attack four batches at once; otherwise WRN-34-10 would take half as long again."""
 SMOKE = Scale(
     "smoke",
     "scikit-learn's digits, a small CNN, two epochs: shows that everything runs, says nothing about the method",

@@ -1,4 +1,4 @@
-"""A study's table: our figure, the paper's and the difference side by side, as Markdown, HTML and for a terminal."""
+"""The table of a study: our figures beside the paper's, as Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from bullettrain.formatting import DASH, number
 from bullettrain.reporting.report import render
 from bullettrain.reproduction.results import CORRELATIONS, CheckResult, Results, Verdict, worst
 from bullettrain.reproduction.rows import Row
-from bullettrain.reproduction.studies import RATIOS, SHARES
+from bullettrain.reproduction.studies import CHANGES, RATIOS, SHARES
 
 HEADINGS = {
-    **{"clean": "clean %", "corruptions": "corruptions %", "minutes": "minutes"},
-    **{"boundary": "boundary %", "robust": "robust %", "outlier": "outlier %"},
-    "shares": "boundary / robust / outlier %",
+    **{name: f"{name} %" for name in ("clean", "corruptions", *SHARES)},
+    **{"shares": "boundary / robust / outlier %", "minutes": "minutes", "svar_order": "in order %"},
     **{"theoretical": "theoretical ×", "work": "work ×", "wall": "wall-clock ×"},
     **{"rank": "rank ρ", "rank_correct": "rank ρ, correct only"},
     **{"robust_rise": "robust, rise", "outlier_fall": "outlier, fall", "boundary_least": "boundary below next"},
-    "svar_order": "in order %",
 }
-CHANGES = ("robust_rise", "outlier_fall", "boundary_least")
 MARKS = dict(zip(Verdict, "✓½≈✗·", strict=True))
 CLASSES = dict(zip(Verdict, ("holds", "part", "part", "fails", "open"), strict=True))
 LEGEND = (
@@ -37,35 +34,35 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Column:
-    """What a column shows of a metric: our figure, the paper's and ours less it, or the gain on the row's baseline."""
+    """A column of the table: our figures of a metric, the paper's with the difference, or the gain on the baseline."""
 
     metric: str
     heading: str
     kind: Literal["ours", "paper", "gain"] = "ours"
     beside: bool = False
-    """Whether the metric has a column for the gain, or, of that column, one for the paper's figure."""
+    """ours: whether there is a column for the gain; gain: whether there is one for the paper's figure."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure as it is shown."""
+    """The text of a cell, and the verdict on its claims."""
 
     text: str
     verdict: Verdict | None = None
 
     @property
     def marked(self) -> str:
-        """With the mark of its verdict."""
+        """The text with the mark of the verdict."""
         return self.text if self.verdict in (None, Verdict.OPEN) else f"{self.text} {MARKS[self.verdict]}"
 
 
 def heading(results: Results, metric: str) -> str:
-    """What a metric is called at this scale."""
+    """Return the name of a metric at this scale."""
     return HEADINGS.get(metric) or f"{results.title(metric)} %"
 
 
 def columns(results: Results) -> Iterator[Column]:
-    """All that the study shows; the paper's figures only at a scale that is like the paper's."""
+    """Yield the columns of the study. Scale smoke has none for the paper's figures."""
     rows = results.rows.values()
     compared = any(row.baseline in results.rows for row in rows)
     for metric in results.columns:
@@ -79,51 +76,37 @@ def columns(results: Results) -> Iterator[Column]:
 
 
 def cell(results: Results, row: Row, column: Column) -> Cell:
-    """What stands in a column of a row."""
-    return {"ours": _ours, "paper": _paper, "gain": _gain}[column.kind](results, row, column)
-
-
-def _ours(results: Results, row: Row, column: Column) -> Cell:
-    """Mean ± std over seeds."""
-    names = parts(column.metric)
-    verdicts = [results.cell(row.name, part, gained=False if column.beside else None) for part in names]
-    figures = [_figure(results.value(row.name, part), part) for part in names]
-    return Cell(DASH if DASH in figures else " / ".join(figures), worst(verdicts))
-
-
-def _paper(results: Results, row: Row, column: Column) -> Cell:
-    """The paper's figure, and ours less it."""
-    names = parts(column.metric)
-    if not set(names) <= set(row.paper):
-        return Cell(DASH)
-    theirs = " / ".join(_number(row.paper[part], part) for part in names)
-    if (mine := results.values(row.name, names)) is None:
-        return Cell(theirs)
-    apart = [(part, value.mean - row.paper[part]) for part, value in zip(names, mine, strict=True)]
-    return Cell(f"{theirs} ({' / '.join(signed(value, _digits(value, part)) for part, value in apart)})")
-
-
-def _gain(results: Results, row: Row, column: Column) -> Cell:
-    """What the row gains on its own baseline, and in brackets what it gains in the paper."""
-    metric = column.metric
+    """Return a cell of the table."""
+    metric, names = column.metric, parts(column.metric)
+    values = results.values(row.name, names)
+    if column.kind == "ours":  # mean ± std over seeds
+        verdicts = [results.cell(row.name, part, gained=False if column.beside else None) for part in names]
+        return Cell(DASH if values is None else " / ".join(map(_figure, values, names)), worst(verdicts))
+    if column.kind == "paper":
+        if not set(names) <= set(row.paper):
+            return Cell(DASH)
+        text = " / ".join(_number(row.paper[part], part) for part in names)
+        if values is not None:
+            gaps = [(part, value.mean - row.paper[part]) for part, value in zip(names, values, strict=True)]
+            text += f" ({' / '.join(signed(gap, _digits(gap, part)) for part, gap in gaps)})"
+        return Cell(text)
     if row.baseline not in results.rows:
         return Cell("")
-    mine, base = results.value(row.name, metric), results.value(row.baseline, metric)
-    if mine is None or base is None:
+    if values is None or (base := results.value(row.baseline, metric)) is None:
         return Cell(DASH)
-    text, theirs = signed(mine.above(base).value), results.rows[row.baseline].paper.get(metric)
-    if column.beside and metric in row.paper and theirs is not None:
-        text += f" ({signed(row.paper[metric] - theirs)})"
+    text, paper = signed(values[0].above(base).value), results.rows[row.baseline].paper
+    if column.beside and metric in row.paper and metric in paper:
+        text += f" ({signed(row.paper[metric] - paper[metric])})"
     return Cell(text, results.cell(row.name, metric, gained=True))
 
 
 def parts(metric: str) -> tuple[str, ...]:
-    """The figures that a column has in each of its cells."""
+    """Return the metrics that share a column."""
     return SHARES if metric == "shares" else (metric,)
 
 
 def signed(value: float, digits: int = 2) -> str:
-    """With its sign: +0.97, −0.26."""
+    """Format a number with its sign: +0.97, −0.26."""
     return f"{'+' if value >= 0 else '−'}{abs(value):.{digits}f}"
 
 
@@ -135,9 +118,7 @@ def _number(value: float, metric: str) -> str:
     return number(value, _digits(value, metric))
 
 
-def _figure(value: Measured | None, metric: str) -> str:
-    if value is None:
-        return DASH
+def _figure(value: Measured, metric: str) -> str:
     return _number(value.mean, metric) + (f" ± {_number(value.std, metric)}" if value.std is not None else "")
 
 
@@ -145,7 +126,7 @@ def _figure(value: Measured | None, metric: str) -> str:
 
 
 def found_in_words(result: CheckResult) -> str:
-    """`−0.49 ± 0.27 points`, of one check."""
+    """Return the figure of a check: `−0.49 ± 0.27 points`."""
     if result.found is None:
         return "not measured yet"
     check = result.check
@@ -156,38 +137,38 @@ def found_in_words(result: CheckResult) -> str:
 
 
 def in_words(results: Results, result: CheckResult) -> str:
-    """`TRADES + BT, PGD-20: −0.49 ± 0.27 points (paired; asked: at least −0.26)`, of one check."""
+    """Describe a check: `TRADES + BT, PGD-20: −0.49 ± 0.27 points (paired; asked: at least −0.26)`."""
     check = result.check
     name = heading(results, check.metric).removesuffix(" %").removesuffix(" ×")
     row = results.rows[check.rows[0]].title if len(check.rows) == 1 else f"best of {len(check.rows)}"
+    text = f"{row}, {name}: {found_in_words(result)}"
     if result.found is None:
-        return f"{row}, {name}: {found_in_words(result)}"
+        return text
     bound = {"≥": "at least ", "≤": "at most ", "≈": "within "}[check.relation]
-    asked = signed(check.offset) if check.against and check.relation != "≈" else number(check.offset)
+    bound += signed(check.offset) if check.against and check.relation != "≈" else number(check.offset)
     kind = ("paired; " if result.paired else "unpaired; ") if check.against and result.error is not None else ""
-    usual = len(check.rows) == 1 and check.against == results.rows[check.rows[0]].baseline
-    beside = f" against {results.rows[check.against].title}" if check.against and not usual else ""
-    near = "; near enough" if result.near else ""
-    return f"{row}, {name}: {found_in_words(result)}{beside} ({kind}asked: {bound}{asked}{near})"
+    if check.against and (len(check.rows) > 1 or check.against != results.rows[check.rows[0]].baseline):
+        text += f" against {results.rows[check.against].title}"
+    return f"{text} ({kind}asked: {bound}{'; near enough' * result.near})"
 
 
 def claims(results: Results) -> list[tuple[Verdict, str, str, list[tuple[Verdict, str]]]]:
-    """The paper's claims: verdict, whether that is by the allowance, what is claimed, and what each check found."""
-    found = []
+    """Return for each claim of the paper its verdict, a remark on that, its text, and its checks."""
+    rows = []
     for text, asked in results.claims.items():
         verdict, checks = results.verdict(asked)
-        allowed = ", near enough" if verdict is Verdict.HOLDS and any(check.near for check in checks) else ""
+        remark = ", near enough" if verdict is Verdict.HOLDS and any(check.near for check in checks) else ""
         measured = any(check.found is not None for check in checks)
-        said = [(check.verdict, in_words(results, check)) for check in checks] if measured else []
-        found.append((verdict, allowed, text, said))
-    return found
+        described = [(check.verdict, in_words(results, check)) for check in checks] if measured else []
+        rows.append((verdict, remark, text, described))
+    return rows
 
 
 # ---------------------------------------------------------------------------------------------- pages
 
 
 def markdown(results: Results, figures: Sequence[tuple[str, str]]) -> str:
-    """The whole page of a study as Markdown; of pictures, addresses and captions."""
+    """Return the page of a study as Markdown; ``figures`` are (address, caption) pairs."""
     study = results.study
     lines = [f"# {study.title}", "", f"`{study.name}`, scale {results.scale.name}: {results.scale.about}.", ""]
     if results.settings:
@@ -197,7 +178,7 @@ def markdown(results: Results, figures: Sequence[tuple[str, str]]) -> str:
 
 
 def table(results: Results) -> list[str]:
-    """The table as Markdown."""
+    """Return the lines of the table as Markdown."""
     shown = list(columns(results))
     heads = ["row", *(column.heading for column in shown), ""]
     lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(['---', *['---:'] * len(shown), '---'])}|"]
@@ -208,12 +189,12 @@ def table(results: Results) -> list[str]:
 
 
 def below(results: Results, figures: Sequence[tuple[str, str]], remarks: Sequence[str] = ()) -> list[str]:
-    """What stands below the table, as Markdown: notes, claims, ``remarks`` that people wrote, and pictures."""
+    """Return what follows the table as Markdown: notes, claims, ``remarks`` and figures."""
     lines = [text for note in (results.study.about, *results.notes()) if note for text in ("", note)]
     lines += [""] if results.claims else []
-    for verdict, allowed, text, checks in claims(results):
-        lines.append(f"* {MARKS[verdict]} **{verdict.value}**{allowed}: {text}")
-        lines += [f"  * {MARKS[part]} {said}" for part, said in checks]
+    for verdict, remark, text, checks in claims(results):
+        lines.append(f"* {MARKS[verdict]} **{verdict.value}**{remark}: {text}")
+        lines += [f"  * {MARKS[part]} {description}" for part, description in checks]
     lines += remarks
     for address, caption in figures:
         lines += ["", f"![{results.study.title}]({address})", "", f"*{caption}*"]
@@ -221,7 +202,7 @@ def below(results: Results, figures: Sequence[tuple[str, str]], remarks: Sequenc
 
 
 def html(results: Results, figures: Sequence[tuple[str, str]]) -> str:
-    """One page that is complete in itself; ``figures`` are (caption, SVG) pairs."""
+    """Return the page of a study as one self-contained HTML file; ``figures`` are (caption, SVG) pairs."""
     shown = list(columns(results))
     rows = [
         (row, [cell(results, row, column) for column in shown], results.status(row)) for row in results.rows.values()
@@ -229,5 +210,5 @@ def html(results: Results, figures: Sequence[tuple[str, str]]) -> str:
     used = {cell.verdict for _, cells, _ in rows for cell in cells}
     marked = [verdict for verdict in (Verdict.HOLDS, Verdict.CHANCE, Verdict.FAILS) if verdict in used]
     groups = [list(group) for _, group in itertools.groupby(shown, key=lambda column: column.metric)]
-    about = {"groups": groups, "columns": shown, "rows": rows, "claims": claims(results), "figures": figures}
-    return render("bullettrain.reproduction", results=results, classes=CLASSES, marked=marked, **about)
+    content = {"groups": groups, "columns": shown, "rows": rows, "claims": claims(results), "figures": figures}
+    return render("bullettrain.reproduction", results=results, classes=CLASSES, marked=marked, **content)

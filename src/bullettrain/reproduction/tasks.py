@@ -1,9 +1,8 @@
-"""What is to be run: a row's run, all that is wanted of it, and how far it is."""
+"""A task: a run to train and evaluate, and its progress."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,23 +15,26 @@ from bullettrain.run_folder import RunError, RunFolder
 
 RECORDS, RUNS = "records", "runs"
 SAME = " = "
-"""Between the names of rows that are the same run."""
+"""Separates the names of rows that share a run."""
 DONE, ON_RECORD = "done", "on record"
 
 
 @dataclass(frozen=True)
 class Task:
-    """A run to be had: what is trained, and all that is wanted of it.
+    """A run to train and evaluate.
 
     Args:
-        out: folder of the reproduction; the run has a folder in its ``runs``.
-        attacks: as `--attack` takes them, and ``ranks``: how its score orders examples, beside the oracle's classes.
-            None: it is trained, and evaluated some other time.
-        images: test images for attacks that training does not end with; 0: all.
-        precision: that attacks after training search in. None: what is there will do, and float32 for the rest.
-        corruptions: folder of CIFAR-C's files; without one, corruptions are made on the spot.
-        jobs: runs that share the device.
-        label: the rows that it is of, for a person.
+        config: settings of the run.
+        out: folder of the reproduction.
+        attacks: attacks as `--attack` takes them, or ``RANKS``. Empty to train only.
+        images: number of test images for attacks after training; 0 for all.
+        precision: precision of attacks after training. None keeps existing results and uses float32 for new ones.
+        corruptions: folder of the CIFAR-C files; None to corrupt images on the fly.
+        data_dir: folder of datasets.
+        device: device to run on.
+        report: whether to write the run's report.html.
+        jobs: number of concurrent runs.
+        label: rows of the task, for messages.
     """
 
     config: Config
@@ -49,21 +51,21 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Of the run, its folder and its record."""
+        """The name of the run, its folder and its record."""
         return run_name(self.config)
 
     @property
     def folder(self) -> RunFolder:
-        """Of the run."""
+        """The folder of the run."""
         return RunFolder(self.out / RUNS / self.name)
 
     @property
     def trained(self) -> bool:
-        """Whether its training, here, came to its end."""
+        """Whether the run in the folder finished training."""
         return self.folder.exists and self.folder.finished
 
     def record(self) -> Record | None:
-        """What is kept of it so far."""
+        """Return the record of the run, or None."""
         file = self.out / RECORDS / f"{self.name}.json"
         if (record := read_record(file)) is not None:
             network = record.config.get("network")
@@ -71,70 +73,63 @@ class Task:
         return record
 
     def folder_config(self) -> Config:
-        """The configuration of the run in its folder; how it is computed may differ from what is asked for now."""
+        """Return the configuration of the run in its folder; settings that do not change the weights may differ."""
         config = self.folder.config()
         self._check_network(config.network.name, self.folder.path / "config.yaml")
         return config
 
     def _check_network(self, name: object, file: Path) -> None:
-        """A file must not name another network, which may be any function, than this task."""
+        """Raise RunError if a file names another network than the task, which could be any function."""
         if name != self.config.network.name:
             raise RunError(f"{file} is of the network {name!r}, not of {self.config.network.name!r}; move it away")
 
     def missing(self, record: Record) -> list[str]:
-        """What is wanted and not in ``record``: on enough images, and in float32 where that is asked for."""
-        whole = record.figures.get("clean", {}).get("examples", 0)
+        """Return the attacks that ``record`` lacks, or has on too few images or not in float32 as asked."""
+        total = record.figures.get("clean", {}).get("examples", 0)
 
-        def there(name: str) -> bool:
+        def recorded(name: str) -> bool:
             if name == RANKS:
                 return "ranked" in record.measures
             figure = record.figures.get(name)
             if figure is None or (self.precision == "float32" and "precision" in figure):
                 return False
-            # Corruptions have a number of images of their own.
-            return name == "corruptions" or bool(figure["examples"] >= min(self.images or whole, whole))
+            # Corruptions have their own number of images.
+            return name == "corruptions" or bool(figure["examples"] >= min(self.images or total, total))
 
-        return [attack for attack in self.attacks if not there(attack_name(attack))]
+        return [attack for attack in self.attacks if not recorded(attack_name(attack))]
 
     def state(self) -> str:
-        """How far it is: "done"; "on record", where its run is not here and the record lacks something that only
-        training anew could give (a record is worth more than that); trained, in some epoch, or new."""
+        """Return the state: done, trained, "epoch 3 of 30", new, or "on record".
+
+        "on record" is a finished run whose folder is gone and whose record lacks something. It is not trained again.
+        """
         record = self.record()
-        if record is not None and record.finished and not self.missing(record):
-            return DONE
-        if record is not None and record.finished and not self.folder.exists:
-            return ON_RECORD
+        if record is not None and record.finished:
+            if not self.missing(record):
+                return DONE
+            if not self.folder.exists:
+                return ON_RECORD
         epochs, planned = self.epochs_done(), self.config.training.epochs
         return "trained" if epochs == planned else f"epoch {epochs} of {planned}" if epochs else "new"
 
     def epochs_done(self) -> int:
-        """Epochs that are trained already, and can be continued from."""
+        """Return the number of trained epochs."""
         records = self.folder.records()
         return max((int(one["epoch"]) for one in records if one.get("kind") == "epoch"), default=0)
 
-    def seconds_left(self, records: Mapping[str, Record], device: str) -> tuple[float, str] | None:
-        """Training that is left, by the time of the same run with any seed, and the device that this was measured on:
-        ``device`` if it was, else another; None where it was not measured."""
-        runs = [run for run in records.values() if run.alone and run.stem == self.name.rpartition("-s")[0]]
-        run = min(runs, key=lambda run: run.timed_in.get("device") != device, default=None)
-        if run is None or run.alone is None:
-            return None
-        left = self.config.training.epochs - self.epochs_done()
-        return left * run.alone / run.epochs, str(run.timed_in.get("device"))
-
 
 def attack_name(attack: str) -> str:
-    """The name under which results of an attack, written as `--attack` takes it, are kept."""
+    """Return the name of an attack in records; ``attack`` is as `--attack` takes it."""
     return attack if attack == RANKS else parse_attack(attack, Defaults()).name
 
 
 def merged(tasks: list[Task]) -> list[Task]:
-    """One task a run: rows that are the same run share it, and what is wanted of any of them is wanted of it."""
-    found: dict[str, Task] = {}
+    """Merge tasks of the same run into one with the attacks of all."""
+    unique: dict[str, Task] = {}
     for task in tasks:
-        first = found.setdefault(task.name, task)
+        first = unique.setdefault(task.name, task)
         attacks = tuple(dict.fromkeys((*first.attacks, *task.attacks)))
         images = max(first.images, task.images) if first.images and task.images else 0  # 0: all
         label = SAME.join(dict.fromkeys([*first.label.split(SAME), task.label]))
-        found[task.name] = dataclasses.replace(first, attacks=attacks, images=images, label=label)
-    return list(found.values())
+        unique[task.name] = dataclasses.replace(first, attacks=attacks, images=images, label=label)
+    return list(unique.values())
