@@ -80,7 +80,7 @@ class Trainer:
         parts = self.engine, self.network, self.average, self.metrics
         self.stepper = Stepper(*parts, config, place, say=self.recorder.note, on_output=self.initial.keep)
         self.optimizer = self.stepper.optimizer
-        for doubt in config.doubts():
+        for doubt in config.doubts(len(self.train_set)):
             self.recorder.note(doubt)
         self.display = Display(console, config, self.batches, selects=self.selects)
         self.evaluator = Evaluator(config, place.device, self.display.evaluating)
