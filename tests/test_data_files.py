@@ -50,7 +50,7 @@ def test_folder_with_train_and_test(tmp_path):
 
 def test_a_test_folder_may_be_called_val(tmp_path):
     write_folder(tmp_path / "train")
-    complains("has a train, but no test and no val: add one, or give .*train to", f"folder:{tmp_path}", tmp_path)
+    complains("has a train but no test or val folder: add one, or give .*train to", f"folder:{tmp_path}", tmp_path)
     expected = write_folder(tmp_path / "val", n=2)
     assert len(load(f"folder:{tmp_path}", split="test")) == sum(map(len, expected.values())) == 4
     assert len(load(f"folder:{tmp_path}", split="train")) == 10

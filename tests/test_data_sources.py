@@ -176,7 +176,7 @@ def test_a_part_of_something_else_is_started_again(tmp_path, published, server, 
 
 def test_what_has_the_wrong_checksum_is_not_unpacked(tmp_path, published, server):
     server.files["/ten.tar.gz"] = b"<html>log in to this network</html>"
-    with pytest.raises(DataError, match="what it sent has the wrong md5"):
+    with pytest.raises(DataError, match="the downloaded file has the wrong md5"):
         prepare("cifar10", tmp_path / "new")
     assert [p for p in (tmp_path / "new").rglob("*") if p.is_file()] == []
 

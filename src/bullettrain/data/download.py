@@ -88,7 +88,7 @@ def _fetch(base: Path, archive: Archive, progress: Progress | None) -> str | Non
             reason = _download(url, part, name, progress)
             if reason is None and md5_of(part) != archive.md5:
                 part.unlink()
-                reason = "what it sent has the wrong md5"
+                reason = "the downloaded file has the wrong md5"
                 if resumed:
                     continue
             break

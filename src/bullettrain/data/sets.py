@@ -90,19 +90,19 @@ def check_alike(train: ImageSet, test: ImageSet, name: str) -> None:
 
 def stratified(labels: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
     """Split the indices of labels, int64 (n,), into sorted parts of n - size and size, every class in proportion."""
-    counts = torch.bincount(labels.cpu()).tolist()
-    quotas = [size * count // max(len(labels), 1) for count in counts]
+    n, counts = len(labels), torch.bincount(labels.cpu()).tolist()
+    quotas = [size * count // n for count in counts]
     # Images lost by rounding down go to the classes that lost most; ties go to the first class.
-    by_loss = sorted(range(len(counts)), key=lambda c: -(size * counts[c] % max(len(labels), 1)))
+    by_loss = sorted(range(len(counts)), key=lambda c: -(size * counts[c] % n))
     for c in by_loss[: size - sum(quotas)]:
         quotas[c] += 1
     generator = torch.Generator().manual_seed(derive_seed(seed, "split"))
-    held = torch.zeros(len(labels), dtype=torch.bool)
+    held = torch.zeros(n, dtype=torch.bool)
     for c, quota in enumerate(quotas):
         members = (labels.cpu() == c).nonzero()[:, 0]
         held[members[torch.randperm(len(members), generator=generator)[:quota]]] = True
-    parts = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
-    return parts[0].to(labels.device), parts[1].to(labels.device)
+    held = held.to(labels.device)
+    return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
 
 
 def sample(labels: Tensor, size: int) -> Tensor:
@@ -123,7 +123,7 @@ def _load_folder(path: Path, split: Split, image_size: tuple[int, int] | None) -
             if test.is_dir():
                 return read_folder(train if split == "train" else test, like=train, image_size=image_size)
         if any(inside.is_dir() for inside in train.iterdir()):  # otherwise "train" can be a class
-            raise DataError(f"{path} has a train, but no test and no val: add one, or give {train} to have it split.")
+            raise DataError(f"{path} has a train but no test or val folder: add one, or give {train} to have it split.")
     return _part(read_folder(path, image_size=image_size), split)
 
 
