@@ -152,7 +152,7 @@ def _look_up(images: Tensor, tones: Tensor) -> Tensor:
 
     # Autocontrast: darkest to 0, brightest to 255, linear in between. A single colour is unchanged.
     width = (high - low).clamp_min(1).to(accumulation_dtype(pixels.device))
-    scale = torch.full_like(width, 255) / width  # CUDA computes 255 / width as 255 · (1 / width)
+    scale = torch.full_like(width, 255) / width  # torch computes 255 / width as 255 · (1 / width)
     stretched = (byte * scale + -low * scale).clamp(0, 255).int()
     # Equalize: by the number of darker pixels. A single colour, or too few pixels: step 0, unchanged.
     step = (pixels.shape[2] - histogram.gather(2, high)) // 255
@@ -175,14 +175,14 @@ def _enhancements(operation: Tensor, level: Tensor) -> Tensor:
 def _enhance(images: Tensor, enhancements: Tensor) -> Tensor:
     """Blend each image (factor 1) with a degraded one (factor 0); factors above 1 extrapolate."""
     kind, factor = enhancements[:, :, None, None, None].unbind(dim=1)
-    whole = images.int()
-    grey = _grey(whole)
+    pixels = images.int()
+    grey = _grey(pixels)
     mean = (grey.sum(dim=(2, 3), keepdim=True).to(factor.dtype) / grey[:1].numel() + 0.5).int()
-    degraded = torch.where(kind == Operation.COLOUR, grey, whole)
+    degraded = torch.where(kind == Operation.COLOUR, grey, pixels)
     degraded = torch.where(kind == Operation.CONTRAST, mean, degraded)
     degraded = torch.where(kind == Operation.BRIGHTNESS, 0, degraded)
-    degraded = torch.where(kind == Operation.SHARPNESS, _smooth(whole), degraded)
-    mixed = degraded.float() + factor.float() * (whole - degraded).float()  # in float32, as Pillow
+    degraded = torch.where(kind == Operation.SHARPNESS, _smooth(pixels), degraded)
+    mixed = degraded.float() + factor.float() * (pixels - degraded).float()  # in float32, as Pillow
     return mixed.clamp(0, 255).to(torch.uint8)
 
 

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bullettrain.corruptions.files import LABELS, Array, image_file, open_images, read_labels, write_array
+from bullettrain.corruptions.files import LABELS, image_file, open_images, read_labels, write_array
 from bullettrain.corruptions.filters import SIDE
 from bullettrain.corruptions.table import CORRUPTIONS, SEVERITIES, corrupt
 from bullettrain.data.base import DataError, ImageSet, unwritable
+from bullettrain.data.readers import Array
 from bullettrain.lock import alone, end_with_parent
 
 Progress = Callable[[str, int, int], None]

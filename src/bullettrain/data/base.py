@@ -38,14 +38,14 @@ class DataError(UserError):
 
 
 @contextmanager
-def reading(path: Path, what: str, mend: str, *, missing: str | None = None) -> Iterator[None]:
+def reading(path: Path, what: str, fix: str, *, missing: str | None = None) -> Iterator[None]:
     """Turn every exception while reading ``path`` into a DataError.
 
     Args:
         path: the file or folder. Pipes and devices are rejected before they are opened.
         what: expected content, such as "a pickle".
-        mend: what the user can do if the content is different, such as "save it again".
-        missing: what the user can do if the file is missing. Default: ``mend``.
+        fix: what the user can do if the content is different, such as "save it again".
+        missing: what the user can do if the file is missing. Default: ``fix``.
 
     Raises:
         DataError: reading failed, or ran out of memory.
@@ -60,13 +60,13 @@ def reading(path: Path, what: str, mend: str, *, missing: str | None = None) -> 
     except (DataError, ImportError):
         raise
     except FileNotFoundError:
-        raise DataError(f"{path} is missing: {missing or mend}.") from None
+        raise DataError(f"{path} is missing: {missing or fix}.") from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno:
-            raise DataError(f"{error.filename or path} cannot be read ({error.strerror}): {mend}.") from error
+            raise DataError(f"{error.filename or path} cannot be read ({error.strerror}): {fix}.") from error
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         reason = reason.replace(repr(str(path)), "it")
-        raise DataError(f"{path} is truncated or not {what} ({reason:.200}): {mend}.") from error
+        raise DataError(f"{path} is truncated or not {what} ({reason:.200}): {fix}.") from error
 
 
 def unpacked_limit(path: Path) -> int:

@@ -121,7 +121,7 @@ def _allocate(path: Path, *shape: int) -> Array:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
     if math.prod(shape) > memory:
         size = f"{shape[0]} images of {shape[1]}x{shape[2]} take {math.prod(shape) >> 30} GiB of memory"
-        raise DataError(f"{path}: {size}, more than there is: choose a smaller image size.")
+        raise DataError(f"{path}: {size}, more than this machine has: choose a smaller image size.")
     return np.empty(shape, np.uint8)
 
 
@@ -140,8 +140,8 @@ def read_npz(path: Path) -> tuple[Array, Array]:
 
     x is (n, H, W), (n, H, W, C) or (n, C, H, W) with C = 1 or 3, uint8, or floating point in [0, 1].
     """
-    mend = "save arrays of numbers, x and y, with numpy.savez"
-    with reading(path, "an .npz file", mend, missing="give an .npz file with arrays x and y"):
+    fix = "save arrays of numbers, x and y, with numpy.savez"
+    with reading(path, "an .npz file", fix, missing="give an .npz file with arrays x and y"):
         with zipfile.ZipFile(path) as archive:
             if absent := [key for key in ("x", "y") if f"{key}.npy" not in archive.namelist()]:
                 content = ", ".join(name.removesuffix(".npy") for name in archive.namelist()) or "nothing"
