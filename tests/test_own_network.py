@@ -69,7 +69,7 @@ def test_a_network_whose_module_is_gone_or_has_moved(tmp_path, mine):
         ("my_networks:other", "has no function 'other'; it has make, number, sized"),
         ("my_networks:sized", "is called without arguments, but: missing a required argument: 'num_classes'"),
         ("no_such_module:make", "there is no module 'no_such_module'"),
-        ("a b:c", "is not a network; give package.module:function or timm:NAME"),
+        ("a b:c", "is no network; give package.module:function or timm:NAME"),
     ],
 )
 def test_what_is_no_network_is_said_before_anything_is_trained(tmp_path, mine, name, said):

@@ -56,7 +56,7 @@ def build_external(
 def _from_function(text: str) -> nn.Module:
     where, _, name = text.partition(":")
     if not where or not name.isidentifier() or not all(part.isidentifier() for part in where.split(".")):
-        raise ValueError(f"{text!r} is not a network; give package.module:function or timm:NAME")
+        raise ValueError(f"{text!r} is no network; give package.module:function or timm:NAME")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does, to find modules in the current folder
     try:
