@@ -112,7 +112,7 @@ def test_another_seed_other_images_and_foreign_files_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"seeds\.json is damaged"):
         make(data, tmp_path, ["fog"])
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file is in the way, and no folder: choose another one"):
+    with pytest.raises(DataError, match="file is a file, not a folder: choose another folder"):
         make(data, tmp_path / "file", ["fog"])
 
 
@@ -120,7 +120,7 @@ def test_unknown_names_and_other_images_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no corruption 'rain'; there are gaussian_noise"):
         make(small_set(), tmp_path, ["fog", "rain"])
     grey = ImageSet(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.arange(2), ("0", "1"))
-    with pytest.raises(DataError, match="images are 28×28×1: corruptions are made of 32×32×3"):
+    with pytest.raises(DataError, match="images are 28×28×1: corruptions need 32×32×3"):
         make(grey, tmp_path, ["fog"])
     assert files(tmp_path) == {}
 

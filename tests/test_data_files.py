@@ -50,7 +50,7 @@ def test_folder_with_train_and_test(tmp_path):
 
 def test_a_test_folder_may_be_called_val(tmp_path):
     write_folder(tmp_path / "train")
-    complains("has a train, but no test and no val: add one, or give .*train to", f"folder:{tmp_path}", tmp_path)
+    complains("has a train but no test or val folder: add one, or give .*train to", f"folder:{tmp_path}", tmp_path)
     expected = write_folder(tmp_path / "val", n=2)
     assert len(load(f"folder:{tmp_path}", split="test")) == sum(map(len, expected.values())) == 4
     assert len(load(f"folder:{tmp_path}", split="train")) == 10
@@ -115,7 +115,7 @@ def test_images_of_other_sizes_need_an_image_size(tmp_path):
 def test_a_pipe_among_images_is_not_waited_for(tmp_path):
     write_folder(tmp_path)
     os.mkfifo(tmp_path / "cat" / "9.png")
-    complains("9.png is no file but a pipe", f"folder:{tmp_path}", tmp_path)
+    complains("9.png is a pipe", f"folder:{tmp_path}", tmp_path)
 
 
 def test_a_folder_of_nobody():
@@ -125,11 +125,11 @@ def test_a_folder_of_nobody():
 
 def test_wrong_folders_are_named(tmp_path):
     name = f"folder:{tmp_path / 'x'}"
-    complains("x is missing: give a folder that holds", name, tmp_path)
+    complains("x is missing: give a folder with one", name, tmp_path)
     (tmp_path / "x").mkdir()
     complains("x has no class folders", name, tmp_path)
     (tmp_path / "x" / "dog").mkdir()
-    complains("x has one class folder, dog: there have to be two classes to tell apart", name, tmp_path)
+    complains("x has one class folder, dog: at least two are needed", name, tmp_path)
     (tmp_path / "x" / "dog").rmdir()
     write_folder(tmp_path / "x")
     victim = tmp_path / "x" / "dog" / "3.png"
@@ -139,10 +139,10 @@ def test_wrong_folders_are_named(tmp_path):
     victim.write_bytes(b"not an image")
     assert str(victim) in complains("is truncated or not an image that Pillow can read", name, tmp_path)
     Image.fromarray(np.zeros((6, 7), np.uint16)).save(victim)
-    complains("more than 8 bits a pixel", name, tmp_path)
+    complains("more than 8 bits per pixel", name, tmp_path)
     victim.unlink()
     victim.mkdir()
-    complains("is a folder where an image belongs", name, tmp_path)
+    complains("is a folder, not an image", name, tmp_path)
     victim.rmdir()
     (tmp_path / "x" / "empty").mkdir()
     complains("empty has no images", name, tmp_path)

@@ -176,7 +176,7 @@ def test_a_part_of_something_else_is_started_again(tmp_path, published, server, 
 
 def test_what_has_the_wrong_checksum_is_not_unpacked(tmp_path, published, server):
     server.files["/ten.tar.gz"] = b"<html>log in to this network</html>"
-    with pytest.raises(DataError, match="what it sent has the wrong md5"):
+    with pytest.raises(DataError, match="the downloaded file has the wrong md5"):
         prepare("cifar10", tmp_path / "new")
     assert [p for p in (tmp_path / "new").rglob("*") if p.is_file()] == []
 
@@ -261,7 +261,7 @@ def test_archives_without_the_files_are_refused(tmp_path, server, damage, monkey
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, published):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match=r"file is in the way, and no folder: choose another one with --data-dir"):
+    with pytest.raises(DataError, match=r"file is a file, not a folder: choose another folder with --data-dir"):
         prepare("cifar10", tmp_path / "file")
 
 
@@ -312,7 +312,7 @@ def test_digits_need_nothing_and_others_are_unknown(tmp_path):
     for function in (prepare, verify):
         with pytest.raises(DataError, match="'imagenet' is unknown: mnist, cifar10, cifar100 can be"):
             function("imagenet", tmp_path)
-        with pytest.raises(DataError, match="'npz:x' is read where it lies"):
+        with pytest.raises(DataError, match="'npz:x' is your own"):
             function("npz:x", tmp_path)
 
 

@@ -113,8 +113,8 @@ def test_predict_with_weights_of_others(here):
     ("words", "said"),
     [
         (["run", "none.png"], "none.png is missing: give image files"),
-        (["run", "run"], "run is a folder where an image belongs"),
-        (["run", "/dev/zero"], "/dev/zero is no file but a pipe, socket or device"),
+        (["run", "run"], "run is a folder, not an image"),
+        (["run", "/dev/zero"], "/dev/zero is a pipe, socket or device"),
         (["run", "run/config.yaml"], "config.yaml is truncated or not an image"),
         (["nothing", "0.png"], "'nothing' is no network"),
     ],

@@ -1,10 +1,10 @@
-"""AugMix views on tensors: a whole batch of images at once, on any device, with what Pillow would make of each.
+"""AugMix views of whole batches, on any device, equal to what Pillow produces for each image.
 
-On a GPU nothing waits for the device and no shape depends on a draw: a CUDA graph can capture it; and where Triton is
-there, one kernel does all of it.
+On a GPU nothing synchronises and no shape depends on random numbers, so a CUDA graph can capture it. With Triton, one
+kernel makes the views.
 
     maker = ViewMaker(severity=3)
-    draws = maker.draw(len(x), generator=generator, device=x.device)   # all that is random
+    draws = maker.draw(len(x), generator=generator, device=x.device)   # all random numbers
     x1, x2 = maker(x, draws)
 """
 

@@ -1,8 +1,8 @@
-"""The pixels of AugMix views in one kernel, for a CUDA device: what `operations.py` and the mixing do, view by view.
+"""A Triton kernel that makes AugMix views on a CUDA device, equal bit for bit to `operations.py` and `views.py`.
 
-As tensor operations the links of all chains are some 300 kernels, most of which read or write every chain of every
-view. Here one program makes one view, and does to each chain only what was drawn for it. Triton comes with torch's CUDA
-builds; where it does not, `views.py` does without. Both give the same view, to the last bit.
+As tensor operations, all chains take about 300 kernels, most of which read or write every chain of every view. Here one
+program makes one view, and only applies the operations that were drawn for it. Triton comes with the CUDA builds of
+torch; without it, `views.py` uses tensor operations.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from torch import Tensor
 from bullettrain.augmix.operations import Operation, rounding_error
 
 OPTIONS = {"enable_fp_fusion": False}
-"""For the compiler: Pillow rounds every product."""
+"""Compiler options. Pillow rounds every product, so products and sums are not fused."""
 TILE = 1024
-"""Pixels that a program has in hand at once."""
+"""Pixels that a program processes at a time."""
 AUTOCONTRAST, EQUALIZE = tl.constexpr(int(Operation.AUTOCONTRAST)), tl.constexpr(int(Operation.EQUALIZE))
 POSTERIZE, SOLARIZE = tl.constexpr(int(Operation.POSTERIZE)), tl.constexpr(int(Operation.SOLARIZE))
 
 
 def add_chains(mixed: Tensor, pixels: Tensor, factor: Tensor, operation: Tensor, maps: Tensor, tones: Tensor) -> None:
-    """Add factor · chain to each view, chain by chain.
+    """Add factor · chain to each view.
 
     Args:
         mixed: views so far, floating (v, n, C, H, W) in any layout; changed in place.
         pixels: the images, uint8 (n, C, H, W).
-        factor: (v, width, n), by which each chain's bytes count.
+        factor: weight of each chain's bytes, (v, width, n).
         operation: (v, width, n, links) of :class:`Operation`, without the last four.
         maps, tones: their parameters, float64 (v, width, n, links, 6) and int32 (v, width, n, links, 4).
     """
     views, n, channels, height, width = mixed.shape
     if not views * n:
         return
-    # Three images for each view: the one that chains begin with, and two that their links write in turn.
+    # Three images per view: the original, and two that the operations of a chain write in turn.
     scratch = torch.empty(views * n, 3, channels * height * width, dtype=torch.uint8, device=mixed.device)
     tile = min(TILE, triton.next_power_of_2(height * width))
     launch = _add_chains[(views * n,)]
-    with torch.cuda.device_of(mixed):  # type: ignore[no-untyped-call]  # Triton launches where torch is
+    with torch.cuda.device_of(mixed):  # type: ignore[no-untyped-call]  # Triton launches on the current device
         launch(
             mixed,
             pixels.contiguous(),
@@ -85,7 +85,7 @@ def _add_chains(
     ERROR: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One view: program v·n + j makes view v of image j."""
+    """Make one view: program v·n + j makes view v of image j."""
     program = tl.program_id(0).to(tl.int64)
     view, image = program // n, program % n
     size = C * H * W
@@ -94,7 +94,7 @@ def _add_chains(
     for first in range(0, size, TILE):
         there = first + spot < size
         tl.store(slots + first + spot, tl.load(pixels + image * size + first + spot, mask=there), mask=there)
-    tl.debug_barrier()  # what one thread wrote is another's to read
+    tl.debug_barrier()  # other threads read what this one wrote
     for chain in range(CHAINS):
         at = (view * CHAINS + chain) * n + image
         slot = 0
@@ -134,7 +134,7 @@ def _warp(
     ERROR: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """`operations._warp` of one image, with the arithmetic of grid_sample."""
+    """Apply `operations._warp` to one image, with the arithmetic of grid_sample."""
     a, b, c = tl.load(affine), tl.load(affine + 1), tl.load(affine + 2)
     d, e, f = tl.load(affine + 3), tl.load(affine + 4), tl.load(affine + 5)
     spot = tl.arange(0, TILE)
@@ -162,7 +162,7 @@ def _warp(
 
 @triton.jit
 def _look_up(source, target, tones, C: tl.constexpr, AREA: tl.constexpr, TILE: tl.constexpr) -> None:
-    """`operations._look_up` of one image."""
+    """Apply `operations._look_up` to one image."""
     stretch, spread = tl.load(tones), tl.load(tones + 1)
     dropped, inverted_from = tl.load(tones + 2), tl.load(tones + 3)
     spot, shade = tl.arange(0, TILE), tl.arange(0, 256)

@@ -1,9 +1,9 @@
-"""AugMix's operations on whole batches of bytes, each image with an operation and a strength of its own.
+"""The operations of AugMix on batches of bytes, with a separate operation and strength for each image.
 
-Each of the nine operations is one of two things. Rotating, shearing and translating sample the image through an affine
-map; autocontrast, equalize, posterize and solarize look each byte up in a table of 256. So one link of a chain is one
-sampling and one look-up for all images together, with a map and tables of each image's own, and the identity where an
-image has the other kind. (The four operations of `all_ops` mix the image with a poorer one, and come after.)
+There are two kinds of operations. Rotate, shear and translate sample the image through an affine map; autocontrast,
+equalize, posterize and solarize look each byte up in a table of 256 entries. So one link of a chain is one sampling and
+one look-up for the whole batch, with an identity map or table for images that have the other kind of operation. (The
+four operations of `all_ops` then blend the image with a degraded one.)
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from bullettrain.precision import accumulation_dtype
 MOST = 10.0
 """The level at which an operation has its full strength."""
 AT_ONCE = 64
-"""Images in a piece of work on a CPU: what stays in its cache is several times faster."""
+"""Images processed at a time on a CPU: several times faster if they fit into its cache."""
 
 
 class Operation(IntEnum):
-    """The operations, in the order of the original. The last four resemble test corruptions: off by default."""
+    """The operations, in the order of the original code. The last four resemble test corruptions: off by default."""
 
     NONE = -1
-    """The image stays as it is: a chain that is shorter than others."""
+    """No change, for chains that are shorter than others."""
     AUTOCONTRAST = 0
     EQUALIZE = 1
     POSTERIZE = 2
@@ -44,19 +44,19 @@ class Operation(IntEnum):
 
 
 FEW, ALL = 9, 13
-"""How many of them there are without and with the last four."""
+"""Number of operations without and with the last four."""
 Change = Callable[[Tensor, Tensor], Tensor]
 """``change(images (n, C, H, W), parameters (n, p)) -> images``."""
 
 
 def operate(images: Tensor, operation: Tensor, level: Tensor, *, enhancing: bool = True) -> Tensor:
-    """Operations one after the other on each image, as Pillow does them.
+    """Apply operations to each image, one after the other, with the results of Pillow.
 
     Args:
         images: uint8 (n, C, H, W).
         operation: (n, links) of :class:`Operation`.
-        level: (n, links) floating, in [−10, 10]; the sign matters to the geometric operations only.
-        enhancing: whether the last four operations may be among them; False saves the time for them.
+        level: floating (n, links) in [−10, 10]; only geometric operations use the sign.
+        enhancing: whether the last four operations can occur; False is faster.
 
     Returns:
         uint8 (n, C, H, W).
@@ -75,9 +75,9 @@ def operate(images: Tensor, operation: Tensor, level: Tensor, *, enhancing: bool
 
 
 def _apply(change: Change, images: Tensor, parameters: Tensor, nothing: Sequence[float]) -> Tensor:
-    """``change`` the images by a row of ``parameters`` each, (n, p); by ``nothing`` they stay as they are.
+    """Change each image by its row of ``parameters`` (n, p); the row ``nothing`` stands for no change.
 
-    On a GPU all are changed, since to look which need it would be to wait. On a CPU looking is free.
+    On a CPU, images without a change are skipped. On a GPU, finding them would synchronise.
     """
     if images.device.type != "cpu":
         return change(images, parameters)
@@ -89,19 +89,19 @@ def _apply(change: Change, images: Tensor, parameters: Tensor, nothing: Sequence
 
 
 def maps_of(operation: Tensor, level: Tensor, height: int, width: int) -> Tensor:
-    """Rotate, shear, translate as affine maps (a, b, c, d, e, f), (…, 6), for operation and level (…).
+    """Return rotate, shear and translate as affine maps (a, b, c, d, e, f), (…, 6), for operation and level (…).
 
-    The point (x, y) of the result, in pixels, shows (a·x + b·y + c, d·x + e·y + f) of the image, which goes from
-    −1 to 1 both ways, as grid_sample counts.
+    The point (x, y) of the result, in pixels, is sampled at (a·x + b·y + c, d·x + e·y + f), in the coordinates of
+    grid_sample, from −1 to 1.
     """
 
-    def only(kind: Operation, most: float) -> Tensor:
-        return torch.where(operation == kind, level * most / MOST, 0.0)
+    def only(kind: Operation, maximum: float) -> Tensor:
+        return torch.where(operation == kind, level * maximum / MOST, 0.0)
 
     angle = -torch.deg2rad(only(Operation.ROTATE, 30).trunc())
     cos, sin = angle.cos(), angle.sin()
     b, d = sin + only(Operation.SHEAR_X, 0.3), only(Operation.SHEAR_Y, 0.3) - sin
-    # Turning is about the middle; shearing leaves the corner where it is.
+    # The rotation is about the centre; shearing fixes the corner.
     c = width / 2 - cos * (width / 2) - sin * (height / 2) + only(Operation.TRANSLATE_X, width / 3).trunc()
     f = height / 2 + sin * (width / 2) - cos * (height / 2) + only(Operation.TRANSLATE_Y, height / 3).trunc()
     of_x, of_y = 2 / width, 2 / height
@@ -109,7 +109,7 @@ def maps_of(operation: Tensor, level: Tensor, height: int, width: int) -> Tensor
 
 
 def _warp(images: Tensor, maps: Tensor) -> Tensor:
-    """Sample each image through its map (n, 6): bilinear between the centres of pixels, black from outside."""
+    """Sample each image through its map (n, 6): bilinear between pixel centres, black outside the image."""
     height, width = images.shape[2:]
     a, b, c, d, e, f = maps[:, :, None, None].unbind(dim=1)
     x = torch.arange(0.5, width, device=maps.device, dtype=maps.dtype)
@@ -118,21 +118,23 @@ def _warp(images: Tensor, maps: Tensor) -> Tensor:
     from_x = torch.add(a * x + c, b * y, out=grid[..., 0])
     from_y = torch.add(e * y + f, d * x, out=grid[..., 1])
     inside = (from_x >= -1) & (from_x < 1) & (from_y >= -1) & (from_y < 1)
-    # Past the outermost centres the edge goes on, as Pillow has it; what lies outside the image is black.
+    # As in Pillow, the edge is repeated beyond the outermost pixel centres; outside the image is black.
     sampled = F.grid_sample(images.to(maps.dtype), grid, "bilinear", "border", align_corners=False)
-    # Pillow cuts off to whole bytes: what should be whole must not have come out a rounding error below.
+    # Pillow truncates to bytes: a whole number must not come out a rounding error too low.
     error = maps.new_full((), rounding_error(height, width, maps.dtype))
     return torch.addcmul(error, sampled, inside[:, None].to(maps.dtype)).to(torch.uint8)
 
 
 def rounding_error(height: int, width: int, dtype: torch.dtype) -> float:
-    """More than sampling is off by, and far less than a byte."""
+    """Return a bound on the rounding error of sampling, far below one byte level."""
     return 2**12 * max(height, width) * torch.finfo(dtype).eps
 
 
 def tones_of(operation: Tensor, level: Tensor) -> Tensor:
-    """Autocontrast, equalize, posterize, solarize as (whether to stretch, whether to spread, lowest bits to drop,
-    byte to invert from), int32 (…, 4), for operation and level (…)."""
+    """Return autocontrast, equalize, posterize and solarize as int32 (…, 4), for operation and level (…).
+
+    The four numbers are: whether to stretch, whether to equalize, lowest bits to drop, first byte to invert.
+    """
     dropped = torch.where(operation == Operation.POSTERIZE, 4 + (level * 4 / MOST).int(), 0)
     inverted_from = torch.where(operation == Operation.SOLARIZE, 256 - (level * 256 / MOST).int(), 256)
     stretch, spread = operation == Operation.AUTOCONTRAST, operation == Operation.EQUALIZE
@@ -140,7 +142,7 @@ def tones_of(operation: Tensor, level: Tensor) -> Tensor:
 
 
 def _look_up(images: Tensor, tones: Tensor) -> Tensor:
-    """Each byte of a channel by a table of its own, as tones (n, 4) say."""
+    """Map the bytes of each channel through a table, which tones (n, 4) determine."""
     pixels = images.flatten(2).long()
     stretch, spread, dropped, inverted_from = tones[:, :, None, None].unbind(dim=1)
     byte = torch.arange(256, device=pixels.device, dtype=torch.int32)
@@ -148,44 +150,44 @@ def _look_up(images: Tensor, tones: Tensor) -> Tensor:
     histogram = torch.zeros(*pixels.shape[:2], 256, dtype=torch.int32, device=pixels.device)
     histogram.scatter_add_(2, pixels, histogram.new_ones(()).expand_as(pixels))
 
-    # Autocontrast: darkest to 0, brightest to 255, and between in proportion. One colour stays.
+    # Autocontrast: darkest to 0, brightest to 255, linear in between. A single colour is unchanged.
     width = (high - low).clamp_min(1).to(accumulation_dtype(pixels.device))
-    scale = torch.full_like(width, 255) / width  # 255 / width would be 255 · (1 / width)
+    scale = torch.full_like(width, 255) / width  # torch computes 255 / width as 255 · (1 / width)
     stretched = (byte * scale + -low * scale).clamp(0, 255).int()
-    # Equalize: by how many pixels are darker. One colour, or too few pixels, make steps of 0, and stay.
+    # Equalize: by the number of darker pixels. A single colour, or too few pixels: step 0, unchanged.
     step = (pixels.shape[2] - histogram.gather(2, high)) // 255
     darker = histogram.cumsum(dim=2, dtype=torch.int32) - histogram
-    evened = ((step // 2 + darker) // step.clamp_min(1)).clamp_max(255)
+    equalized = ((step // 2 + darker) // step.clamp_min(1)).clamp_max(255)
 
     table = torch.where((stretch > 0) & (high > low), stretched, byte >> dropped << dropped)
-    table = torch.where((spread > 0) & (step > 0), evened, table)
+    table = torch.where((spread > 0) & (step > 0), equalized, table)
     table = torch.where(byte >= inverted_from, 255 - byte, table)
     return table.to(torch.uint8).gather(2, pixels).view_as(images)
 
 
 def _enhancements(operation: Tensor, level: Tensor) -> Tensor:
-    """Colour, contrast, brightness, sharpness and their factor of 0.1 to 1.9, (…, 2), for operation and level (…)."""
+    """Return the last four operations and their factor of 0.1 to 1.9, (…, 2), for operation and level (…)."""
     enhanced = operation >= Operation.COLOUR
     kind = torch.where(enhanced, operation, int(Operation.NONE)).to(level.dtype)
     return torch.stack([kind, torch.where(enhanced, level * 1.8 / MOST + 0.1, 1.0)], dim=-1)
 
 
 def _enhance(images: Tensor, enhancements: Tensor) -> Tensor:
-    """Each image between itself (factor 1) and a poorer one (factor 0), or beyond."""
+    """Blend each image (factor 1) with a degraded one (factor 0); factors above 1 extrapolate."""
     kind, factor = enhancements[:, :, None, None, None].unbind(dim=1)
-    whole = images.int()
-    grey = _grey(whole)
+    pixels = images.int()
+    grey = _grey(pixels)
     mean = (grey.sum(dim=(2, 3), keepdim=True).to(factor.dtype) / grey[:1].numel() + 0.5).int()
-    poorer = torch.where(kind == Operation.COLOUR, grey, whole)
-    poorer = torch.where(kind == Operation.CONTRAST, mean, poorer)
-    poorer = torch.where(kind == Operation.BRIGHTNESS, 0, poorer)
-    poorer = torch.where(kind == Operation.SHARPNESS, _smooth(whole), poorer)
-    mixed = poorer.float() + factor.float() * (whole - poorer).float()  # in float32, as Pillow
+    degraded = torch.where(kind == Operation.COLOUR, grey, pixels)
+    degraded = torch.where(kind == Operation.CONTRAST, mean, degraded)
+    degraded = torch.where(kind == Operation.BRIGHTNESS, 0, degraded)
+    degraded = torch.where(kind == Operation.SHARPNESS, _smooth(pixels), degraded)
+    mixed = degraded.float() + factor.float() * (pixels - degraded).float()  # in float32, as Pillow
     return mixed.clamp(0, 255).to(torch.uint8)
 
 
 def _grey(images: Tensor) -> Tensor:
-    """The luma (n, 1, H, W) of ITU-R 601 in Pillow's integers."""
+    """Return the luma (n, 1, H, W) of ITU-R 601 in the integer arithmetic of Pillow."""
     if images.shape[1] == 1:
         return images
     red, green, blue = images[:, :1], images[:, 1:2], images[:, 2:]
@@ -193,7 +195,7 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _smooth(images: Tensor) -> Tensor:
-    """Each pixel five times and its eight neighbours once, over 13, rounded; the outermost pixels stay."""
+    """Smooth with weights 5 for the pixel and 1 for its eight neighbours, over 13; border pixels are unchanged."""
     across = images[..., :-2] + images[..., 1:-1] + images[..., 2:]
     total = across[..., :-2, :] + across[..., 1:-1, :] + across[..., 2:, :] + 4 * images[..., 1:-1, 1:-1]
     smooth = images.clone()

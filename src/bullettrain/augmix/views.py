@@ -1,4 +1,4 @@
-"""AugMix views: chains of operations, mixed with each other and with the image, as draws decide."""
+"""AugMix views: chains of random operations, mixed with each other and with the image."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from bullettrain.augmix.operations import ALL, FEW, MOST, Operation, maps_of, op
 from bullettrain.precision import accumulation_dtype, at_least_float32
 
 SMALL = 17 * 23
-"""Pixels below which images are not for the kernel: the smallest that it has been tried with on a GPU."""
+"""Minimum pixels of an image for the kernel: the smallest image that it was tested with on a GPU."""
 
 
 @dataclass(frozen=True)
 class ViewMaker:
-    """What AugMix views are made of: (1 − m)·image + m·Σ w_i·chain_i, with draws of each image's own.
+    """Make AugMix views, (1 − m)·image + m·Σ w_i·chain_i, with separate random numbers for each image.
 
     Args:
         severity: levels are drawn from U(0.1, severity); 0.1 to 10.
-        width: chains, mixed with weights from Dirichlet(1, …, 1).
-        depth: operations a chain; −1: 1 to 3, drawn for each.
-        all_ops: also colour, contrast, brightness and sharpness, which test corruptions share.
+        width: number of chains, mixed with weights from Dirichlet(1, …, 1).
+        depth: operations per chain; −1 draws 1 to 3 for each chain.
+        all_ops: whether to use colour, contrast, brightness and sharpness, which resemble test corruptions.
     """
 
     severity: float = 3.0
@@ -37,16 +37,16 @@ class ViewMaker:
         if self.width < 1:
             raise ValueError(f"width is {self.width}; a view has at least one chain")
         if self.depth < 1 and self.depth != -1:
-            raise ValueError(f"depth is {self.depth}; give the operations of a chain, or -1 for 1 to 3 at random")
+            raise ValueError(f"depth is {self.depth}; give the operations per chain, or -1 for 1 to 3 at random")
 
     @property
     def links(self) -> int:
-        """Operations of the longest chain."""
+        """Number of operations in the longest chain."""
         return 3 if self.depth == -1 else self.depth
 
     @property
     def numbers(self) -> int:
-        """Draws that one view takes."""
+        """Number of random numbers per view."""
         return 1 + self.width * (2 + 3 * self.links)
 
     def draw(
@@ -57,20 +57,20 @@ class ViewMaker:
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """All that is random about n images' views: (n, views, numbers), uniform in [0, 1)."""
+        """Draw all random numbers for the views of n images: (n, views, numbers), uniform in [0, 1)."""
         place = torch.device(device)
         return torch.rand(n, views, self.numbers, generator=generator, device=place, dtype=accumulation_dtype(place))
 
     def leave_alone(self, draws: Tensor, which: Tensor) -> Tensor:
-        """The same ``draws`` (n, v, numbers), but that images ``which``, booleans (n,), are mixed with no chain."""
+        """Return ``draws`` (n, v, numbers) with which the views of images ``which``, bool (n,), are the images."""
         draws = draws.clone()
         draws[:, :, 0] *= ~which[:, None]
         return draws
 
     def __call__(self, x: Tensor, draws: Tensor) -> Tensor:
-        """The views (v, n, C, H, W) of images x (n, C, H, W) in [0, 1] that ``draws`` (n, v, numbers) decide.
+        """Return the views (v, n, C, H, W) of images x (n, C, H, W) in [0, 1] for ``draws`` (n, v, numbers).
 
-        The chains work on bytes: x·255, rounded, which of images that came as bytes is exact.
+        The chains work on bytes, x·255 rounded, which is exact for images that were bytes.
         """
         if x.ndim != 4:
             raise ValueError(f"x has the shape {tuple(x.shape)}; AugMix makes views of images, (n, C, H, W)")
@@ -90,18 +90,18 @@ class ViewMaker:
         return mixed.to(x.dtype)
 
     def choices(self, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What draws (n, v, numbers) decide.
+        """Convert draws (n, v, numbers) to the parameters of the views.
 
         Returns:
-            share: (v, n), the m of Beta(1, 1) by which the chains count.
-            weights: (v, width, n) of Dirichlet(1, …, 1), which add up to 1 over the chains.
+            share: (v, n), the mixing weight m from Beta(1, 1).
+            weights: (v, width, n), the chain weights from Dirichlet(1, …, 1).
             operation: (v, width, n, links) of :class:`Operation`; NONE past the end of a chain.
-            level: (v, width, n, links), below 0 for the other direction.
+            level: (v, width, n, links), negative for the opposite direction.
         """
         n, views, _ = draws.shape
         parts = [1, self.width, self.width, 3 * self.width * self.links]
         share, weights, depth, links = torch.split(draws.movedim(0, -1), parts, dim=1)
-        weights = -torch.log1p(-weights)  # exponential draws over their sum are Dirichlet(1, …, 1)
+        weights = -torch.log1p(-weights)  # normalised exponential draws are Dirichlet(1, …, 1)
         weights = weights / weights.sum(dim=1, keepdim=True)
         operation, level, sign = links.view(views, 3, self.width, self.links, n).movedim(3, -1).unbind(dim=1)
         operation = (operation * (ALL if self.all_ops else FEW)).long()
@@ -118,28 +118,28 @@ class ViewMaker:
 def add_chains(
     mixed: Tensor, pixels: Tensor, factor: Tensor, operation: Tensor, level: Tensor, *, enhancing: bool = True
 ) -> None:
-    """Add factor · chain to each view, chain by chain.
+    """Add factor · chain to each view.
 
     Args:
         mixed: views so far, floating (v, n, C, H, W); changed in place.
         pixels: the images, uint8 (n, C, H, W).
-        factor: (v, width, n), by which each chain's bytes count.
+        factor: weight of each chain's bytes, (v, width, n).
         operation, level: (v, width, n, links), as :func:`operate` takes them.
-        enhancing: whether the last four operations may be among them.
+        enhancing: whether the last four operations can occur.
     """
     chains = pixels.expand(*factor.shape, *pixels.shape[1:]).flatten(0, 2)
     chains = operate(chains, operation.flatten(0, 2), level.flatten(0, 2), enhancing=enhancing)
     chains = chains.view(*factor.shape, *pixels.shape[1:])
-    for i in range(factor.shape[1]):  # all chains at once would be as many batches of floats
+    for i in range(factor.shape[1]):  # one at a time, to save memory
         mixed += factor[:, i, :, None, None, None] * chains[:, i]
 
 
 _no_kernel: list[str] = []
-"""Why chains are not added in one kernel, if that was tried in vain."""
+"""Why the kernel failed, if it did; it is not tried again."""
 
 
 def _wants_kernel(images: Tensor) -> bool:
-    """On a GPU, unless it failed before; small images are little work anyway."""
+    """Return whether to use the kernel: on a GPU, unless it failed before or the images are small."""
     return images.is_cuda and images.shape[-2] * images.shape[-1] >= SMALL and not _no_kernel
 
 
@@ -148,7 +148,7 @@ def _is_capturing(images: Tensor) -> bool:
 
 
 def _add_chains_in_one_kernel(mixed: Tensor, pixels: Tensor, factor: Tensor, operation: Tensor, level: Tensor) -> bool:
-    """:func:`add_chains` without the last four operations, on a GPU that has Triton; whether it was done."""
+    """Run :func:`add_chains`, without the last four operations, as a Triton kernel. Return whether it succeeded."""
     if not _wants_kernel(mixed):
         return False
     try:
@@ -156,10 +156,10 @@ def _add_chains_in_one_kernel(mixed: Tensor, pixels: Tensor, factor: Tensor, ope
 
         maps, tones = maps_of(operation, level, *pixels.shape[2:]), tones_of(operation, level.abs())
         kernel.add_chains(mixed, pixels, factor, operation, maps, tones)
-    except torch.OutOfMemoryError:  # the other way needs more
+    except torch.OutOfMemoryError:  # the tensor operations need even more memory
         raise
-    except Exception as error:  # no Triton, no C compiler for what launches its kernels, a device it does not know
-        if _is_capturing(mixed):  # there is no other way out of that
+    except Exception as error:  # no Triton, no C compiler for its launcher, or an unsupported device
+        if _is_capturing(mixed):  # an error during capture is fatal
             raise
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         _no_kernel.append(reason)

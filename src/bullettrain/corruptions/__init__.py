@@ -1,6 +1,6 @@
-"""The common corruptions of CIFAR-10-C and -100-C: nineteen, at five severities, of batches of images.
+"""The 19 common corruptions of CIFAR-10-C and CIFAR-100-C at five severities, for batches of images.
 
-`corrupt` makes one of a batch, on the device that the batch is on; `make` writes the files of a whole test set.
+`corrupt` applies one to a batch, on the device of the batch. `make` writes the files for a whole test set.
 """
 
 from bullettrain.corruptions.make import make

@@ -1,4 +1,4 @@
-"""Blurs: defocus, glass, motion, zoom, gaussian. Images are uint8 (n, 32, 32, 3), in and out."""
+"""Blurs: defocus, glass, motion, zoom, gaussian. Input and output are uint8 (n, 32, 32, 3)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bullettrain.corruptions.filters import SIDE, clipped_zoom, divide, edge, ga
 
 
 def gaussian_blur(images: Tensor, sigma: float, chance: Chance) -> Tensor:
-    """A gaussian of ``sigma`` pixels, edges repeated."""
+    """Blur with a gaussian of ``sigma`` pixels, edges repeated."""
     return to_bytes(gaussian(unit(images), sigma))
 
 
 def defocus_blur(images: Tensor, level: tuple[float, float], chance: Chance) -> Tensor:
-    """A disk of a radius whose rim is softened, edges mirrored."""
+    """Blur with a disk of the given radius and softened rim, edges mirrored."""
     kernel = _disk(*level)
     reach = len(kernel) // 2
     x = unit(images)
@@ -34,10 +34,10 @@ def defocus_blur(images: Tensor, level: tuple[float, float], chance: Chance) -> 
 
 
 def glass_blur(images: Tensor, level: tuple[float, int, int], chance: Chance) -> Tensor:
-    """Each pixel replaced by itself or a neighbour above or left of it, some times over, between two gaussians.
+    """Replace each pixel by itself or a neighbour above or left of it, several times, between two gaussians.
 
-    Pixels are replaced from the last to the first and read only ones before them: in one pass every pixel reads
-    what was there at its beginning, and all can be replaced at once.
+    The original replaces pixels from last to first, and each reads only pixels before it. So within a pass all read
+    unchanged values and can be replaced at once.
     """
     sigma, reach, passes = level
     x = to_bytes(gaussian(unit(images), sigma))
@@ -53,13 +53,13 @@ def glass_blur(images: Tensor, level: tuple[float, int, int], chance: Chance) ->
 
 
 def motion_blur(images: Tensor, level: tuple[int, float], chance: Chance) -> Tensor:
-    """Smeared along an angle within 45° of the horizontal."""
+    """Blur along a random angle within 45° of the horizontal."""
     radius, sigma = level
     return motion(images, radius, sigma, chance.uniform(low=-45, high=45)).to(torch.uint8)
 
 
 def zoom_blur(images: Tensor, end: float, chance: Chance) -> Tensor:
-    """The mean of the image and enlargements of it, by 1, 1.01, … up to ``end``; in float32, as it was made."""
+    """Average the image and its enlargements by 1, 1.01, … up to ``end``, in float32 as in the original."""
     x = unit(images).float()
     factors = np.arange(1, end, 0.01).tolist()
     total = torch.zeros_like(x)
@@ -70,7 +70,7 @@ def zoom_blur(images: Tensor, end: float, chance: Chance) -> Tensor:
 
 @functools.cache
 def _disk(radius: float, soften: float) -> list[list[float]]:
-    """Weights of a filled disk under a 3×3 gaussian: in float32, as OpenCV's GaussianBlur has them, bit for bit."""
+    """Return the weights of a disk blurred by a 3×3 gaussian in float32, bit for bit as OpenCV's GaussianBlur."""
     reach = math.floor(radius) + 1  # one more for the gaussian
     at = np.arange(-reach, reach + 1)
     disk = (at[:, None] ** 2 + at**2 <= radius**2).astype(np.float32)

@@ -1,8 +1,7 @@
-"""Random numbers that are a function of (seed, corruption, severity, image) alone, the same on every device.
+"""Random numbers that depend only on (seed, corruption, severity, image index), the same on every device.
 
-They are the stream of SplitMix64 (Steele, Lea, Flood 2014), whose n-th number can be had without the ones before
-it: an image's numbers are a stretch of the stream that begins at its index, so neither how images are cut into
-batches nor where they are made changes them.
+They come from SplitMix64 (Steele, Lea, Flood 2014), whose n-th number can be computed directly. Each image has its own
+section of the stream, so batch sizes and devices do not change its numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 from bullettrain.data.base import derive_seed
 
 STRETCH = 1 << 20
-"""Numbers that one image has to itself; the hungriest corruption takes 3,600."""
+"""Random numbers reserved for each image; the most that a corruption uses is 3,600."""
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -32,11 +31,11 @@ class Chance:
         self._taken = 0
 
     def bits(self, *shape: int) -> Tensor:
-        """64 random bits each, as int64 (n, *shape)."""
+        """Return 64 random bits each, as int64 (n, *shape)."""
         count = math.prod(shape)
         steps = torch.arange(self._taken, self._taken + count, device=self.device) * _signed(_GAMMA)
         self._taken += count
-        z = self._starts[:, None] + steps  # int64 wraps around, as the generator's arithmetic does
+        z = self._starts[:, None] + steps  # int64 wraps around, as SplitMix64 requires
         for shift, factor in _MIX:
             z ^= _shifted(z, shift)
             z *= _signed(factor)
@@ -44,27 +43,27 @@ class Chance:
         return z.view(self.n, *shape)
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Uniform in [low, high), float64 (n, *shape)."""
+        """Return uniform numbers in [low, high), float64 (n, *shape)."""
         unit = _shifted(self.bits(*shape), 11).double() * 2.0**-53
         return unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low
 
     def normal(self, *shape: int, mean: float = 0.0, std: float = 1.0) -> Tensor:
-        """Normal, float64 (n, *shape), by Box and Muller's formula from the two halves of 64 bits."""
+        """Return normal numbers, float64 (n, *shape), by the Box–Muller transform of the two halves of 64 bits."""
         bits = self.bits(*shape)
         radius = ((_shifted(bits, 32).double() + 0.5) * 2.0**-32).log_().mul_(-2).sqrt_()
         angle = (bits & 0xFFFFFFFF).double() * (2 * math.pi * 2.0**-32)
         return radius.mul_(angle.cos_()).mul_(std).add_(mean)
 
     def below(self, limit: int | Tensor, *shape: int) -> Tensor:
-        """Whole numbers from 0 to limit - 1, int64 (n, *shape); ``limit`` may be a tensor that spreads to that."""
+        """Return integers from 0 to limit - 1, int64 (n, *shape); a tensor ``limit`` is broadcast to that shape."""
         return (self.uniform(*shape) * limit).long()
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:
-    """``z`` as 64 bits shifted right, zeros coming in: int64's own shift repeats the sign."""
+    """Shift right with zeros; the shift of int64 repeats the sign."""
     return (z >> by) & ((1 << (64 - by)) - 1)
 
 
 def _signed(bits: int) -> int:
-    """64 bits as the int64 of the same bits."""
+    """Return the int64 with the same 64 bits."""
     return bits - (1 << 64) if bits >> 63 else bits

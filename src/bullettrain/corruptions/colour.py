@@ -1,4 +1,4 @@
-"""HSV and back, as scikit-image computes them, bit for bit."""
+"""Conversion to and from HSV, equal bit for bit to scikit-image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bullettrain.corruptions.filters import divide
 
 
 def to_hsv(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Hue, saturation and value, each (…) in [0, 1], of x (…, 3)."""
+    """Return hue, saturation and value, each (…) in [0, 1], of x (…, 3)."""
     red, green, blue = x.unbind(-1)
     value = x.amax(-1)
     spread = value - x.amin(-1)
@@ -23,13 +23,13 @@ def to_hsv(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    """Colours (…, 3) of hue, saturation and value, each (…)."""
+    """Return the RGB colours (…, 3) of hue, saturation and value, each (…)."""
     sector = (hue * 6).floor()
     f = hue * 6 - sector
     p = value * (1 - saturation)
     q = value * (1 - f * saturation)
     t = value * (1 - (1 - f) * saturation)
     table = torch.stack((value, t, p, q), -1)
-    # Which of (value, t, p, q) red, green and blue are, in each of the six sectors.
+    # Indices into (value, t, p, q) of red, green and blue, for each of the six sectors.
     picks = torch.tensor([[0, 1, 2], [3, 0, 2], [2, 0, 1], [2, 3, 0], [1, 2, 0], [0, 2, 3]], device=hue.device)
     return table.gather(-1, picks[sector.long() % 6])

@@ -1,4 +1,4 @@
-"""Digital: contrast, elastic transform, pixelate, JPEG, saturate. Images are uint8 (n, 32, 32, 3), in and out."""
+"""Digital: contrast, elastic transform, pixelate, JPEG, saturate. Input and output are uint8 (n, 32, 32, 3)."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from bullettrain.corruptions.filters import SIDE, bilinear, gaussian, to_bytes, 
 from bullettrain.extras import extra
 
 CORNERS = ((26.0, 26.0), (26.0, 6.0), (6.0, 6.0))
-"""(x, y) of the three points that the elastic transform pulls at."""
+"""(x, y) of the three points that the elastic transform moves."""
 
 
 def contrast(images: Tensor, factor: float, chance: Chance) -> Tensor:
-    """(x − m)·factor + m with the mean m of each image and channel."""
+    """Compute (x − m)·factor + m with the mean m of each image and channel."""
     x = unit(images)
     total = torch.zeros_like(x[:, 0, 0])
-    for pixel in x.flatten(1, 2).unbind(1):  # one after the other, as numpy adds: the last bit counts
+    for pixel in x.flatten(1, 2).unbind(1):  # in the order of numpy: the last bit matters
         total += pixel
     mean = (total / (SIDE * SIDE))[:, None, None]
     return to_bytes((x - mean) * factor + mean)
 
 
 def saturate(images: Tensor, level: tuple[float, float], chance: Chance) -> Tensor:
-    """S of HSV times a factor, plus an amount."""
+    """Scale the saturation by a factor and add an amount."""
     factor, more = level
     hue, saturation, value = to_hsv(unit(images))
     return to_bytes(from_hsv(hue, (saturation * factor + more).clamp(0, 1), value))
 
 
 def elastic_transform(images: Tensor, level: tuple[float, float, float], chance: Chance) -> Tensor:
-    """An affine jitter, and then every pixel moved by smooth noise. Strengths are shares of the image's side."""
+    """Apply a random affine map and then a smooth random displacement. Levels are relative to the image's side."""
     strength, sigma, jitter = (SIDE * part for part in level)
-    # Kept in float32, as it was made: an even area stays even, whatever the last bit of a double is.
+    # Rounded to float32, as in the original: a uniform area stays uniform despite rounding errors of float64.
     x = _affine(unit(images).float().double(), chance.uniform(3, 2, low=-jitter, high=jitter)).float().double()
     dx, dy = chance.uniform(SIDE, SIDE, 2, low=-1, high=1).unbind(-1)
     dx, dy = (gaussian(d, sigma, mode="reflect", truncate=3) * strength for d in (dx, dy))
@@ -48,9 +48,9 @@ def elastic_transform(images: Tensor, level: tuple[float, float, float], chance:
 
 
 def _affine(x: Tensor, moves: Tensor) -> Tensor:
-    """x (n, 32, 32, C) under the affine map that takes each of CORNERS to itself plus its move, (n, 3, 2)."""
+    """Transform x (n, 32, 32, C) by the affine maps that move CORNERS by ``moves`` (n, 3, 2)."""
     to = moves + torch.tensor(CORNERS, dtype=x.dtype, device=x.device)
-    # Read backward: the map from where pixels go to where they come from is fixed by the same three pairs.
+    # The inverse map, from targets to sources, is determined by the same three pairs of points.
     (ax, ay), (bx, by), (cx, cy) = ((corner[:, 0], corner[:, 1]) for corner in to.unbind(1))
     area = (ax - bx) * (cy - by) - (ay - by) * (cx - bx)
     at = torch.arange(SIDE, dtype=x.dtype, device=x.device)
@@ -59,7 +59,7 @@ def _affine(x: Tensor, moves: Tensor) -> Tensor:
     def share(ux: Tensor, uy: Tensor, wx: Tensor, wy: Tensor) -> Tensor:
         return (ux * wy[:, None, None] - uy * wx[:, None, None]) / area[:, None, None]
 
-    # Pixel = B + s·(A − B) + t·(C − B); in CORNERS A − B is 20 down and C − B is 20 left.
+    # Pixel = B + s·(A − B) + t·(C − B), where for CORNERS A − B is 20 down and C − B is 20 left.
     s = share(px, py, cx - bx, cy - by)
     t = -share(px, py, ax - bx, ay - by)
     y_at, x_at = CORNERS[1][1] + 20 * s, CORNERS[1][0] - 20 * t
@@ -67,15 +67,15 @@ def _affine(x: Tensor, moves: Tensor) -> Tensor:
 
 
 def pixelate(images: Tensor, factor: float, chance: Chance) -> Tensor:
-    """Made smaller and large again by Pillow's box filter: the same bytes."""
+    """Shrink and enlarge with a box filter, equal byte for byte to Pillow."""
     small = int(SIDE * factor)
     return _box(_box(images, small), SIDE)
 
 
 def _box(images: Tensor, size: int) -> Tensor:
-    """Resized to size×size as Pillow does: across, then down, in whole numbers, rounded to bytes in between."""
+    """Resize to size×size like Pillow: columns, then rows, in integers, rounded to bytes in between."""
     weights = _box_weights(images.shape[1], size).to(images.device)
-    x = images.double()  # sums stay below 2^31: whole numbers in float64 are exact in any order
+    x = images.double()  # sums stay below 2^31, so that integers in float64 are exact in any order
     for axis in (2, 1):
         x = torch.tensordot(x.movedim(axis, -1), weights, dims=([-1], [1]))
         x = x.add_(1 << 21).div_(1 << 22).floor_().clamp_(0, 255).movedim(-1, axis)
@@ -84,7 +84,7 @@ def _box(images: Tensor, size: int) -> Tensor:
 
 @functools.cache
 def _box_weights(size: int, to: int) -> Tensor:
-    """Pillow's fixed-point coefficients of the box filter, float64 (to, size), in units of 2^-22."""
+    """Return Pillow's fixed-point coefficients of the box filter, float64 (to, size), in units of 2^-22."""
     scale = size / to
     support = 0.5 * max(scale, 1.0)
     weights = torch.zeros(to, size, dtype=torch.float64)
@@ -97,7 +97,7 @@ def _box_weights(size: int, to: int) -> Tensor:
 
 
 def jpeg_compression(images: Tensor, quality: int, chance: Chance) -> Tensor:
-    """Through Pillow's JPEG, an image at a time on the CPU; the bytes depend on its libjpeg."""
+    """Compress with Pillow's JPEG, one image at a time on the CPU; results depend on its libjpeg."""
     with extra("the corruption jpeg_compression", "corruptions"):
         from PIL import Image
     out = np.empty(tuple(images.shape), np.uint8)

@@ -1,8 +1,8 @@
-"""What several corruptions share: conversion, gaussians, zooms, taps. Images are (n, H, W, …) float64.
+"""Filters shared by several corruptions. Images are float64 (n, H, W, …).
 
-Sums are written out tap by tap, in the order in which scipy adds, and never as matrix products, whose rounding
-depends on the library, the device and the number of images: results are truncated to bytes, and in an even area
-the last bit decides between two grey levels.
+Filters add term by term, in the order of scipy, instead of using matrix products, whose rounding depends on the
+library, the device and the batch size. Results are truncated to bytes, so that in a uniform area the last bit decides
+between two levels.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ SIDE = 32
 
 
 def unit(images: Tensor) -> Tensor:
-    """Levels, 0 to 255, as float64 in [0, 1]."""
+    """Convert bytes to float64 in [0, 1]."""
     return divide(images.double(), 255)
 
 
 def divide(x: Tensor, by: float) -> Tensor:
-    """``x / by``, rounded once: by a plain number CUDA multiplies with 1 / by, and the last bit may differ."""
+    """Return ``x / by``, rounded once. For a Python number CUDA multiplies by 1 / by, and the last bit can differ."""
     return x / torch.full((), by, dtype=x.dtype, device=x.device)
 
 
 def to_bytes(x: Tensor) -> Tensor:
-    """Clipped to [0, 1], times 255, and truncated: what the released files were made with."""
+    """Clip to [0, 1], multiply by 255 and truncate, as for the released files."""
     return x.clamp(0, 1).mul_(255).to(torch.uint8)
 
 
 def gaussian(x: Tensor, sigma: float, *, mode: str = "nearest", truncate: float = 4.0) -> Tensor:
-    """scipy.ndimage.gaussian_filter over axes 1 and 2: the same numbers, bit for bit."""
+    """Apply a gaussian filter over axes 1 and 2, equal bit for bit to scipy.ndimage.gaussian_filter."""
     radius = int(truncate * sigma + 0.5)
     if radius == 0:
         return x
@@ -45,7 +45,7 @@ def gaussian(x: Tensor, sigma: float, *, mode: str = "nearest", truncate: float 
 
 
 def _symmetric(x: Tensor, weights: list[float], axis: int, mode: str) -> Tensor:
-    """Correlate along ``axis`` with a symmetric kernel, given from its centre outward; added from the ends inward."""
+    """Correlate along ``axis`` with a symmetric kernel, given from the centre outward; adds from the ends inward."""
     size, radius = x.shape[axis], len(weights) - 1
     at = edge(torch.arange(-radius, size + radius, device=x.device), size, mode)
     padded = x.index_select(axis, at)
@@ -57,7 +57,7 @@ def _symmetric(x: Tensor, weights: list[float], axis: int, mode: str) -> Tensor:
 
 
 def edge(at: Tensor, size: int, mode: str) -> Tensor:
-    """Positions outside 0 … size-1 brought back: "nearest" aaa|abc, "reflect" cba|abc, "mirror" cb|abc."""
+    """Map positions outside 0 … size-1 to positions inside: "nearest" aaa|abc, "reflect" cba|abc, "mirror" cb|abc."""
     if mode == "nearest":
         return at.clamp(0, size - 1)
     period = 2 * size if mode == "reflect" else 2 * size - 2
@@ -66,7 +66,7 @@ def edge(at: Tensor, size: int, mode: str) -> Tensor:
 
 
 def clipped_zoom(x: Tensor, factor: float) -> Tensor:
-    """The middle of ``x`` (n, S, S, …) enlarged to S×S by scipy.ndimage.zoom of order 1, bit for bit."""
+    """Enlarge the centre of ``x`` (n, S, S, …) to S×S, equal bit for bit to scipy.ndimage.zoom of order 1."""
     size = x.shape[1]
     crop = math.ceil(size / factor)
     top = (size - crop) // 2
@@ -76,7 +76,7 @@ def clipped_zoom(x: Tensor, factor: float) -> Tensor:
     at = torch.arange(trim, trim + size, dtype=torch.float64) * scale
     low = at.floor().clamp(max=crop - 1)
     before = (1 - (at - low)).to(x.device)
-    after = 1 - before  # not at − low: scipy's weights add up to 1 to the last bit
+    after = 1 - before  # not at − low: scipy's weights add up to exactly 1
     first = low.long().to(x.device) + top
     second = (low.long() + 1).clamp(max=crop - 1).to(x.device) + top
     column = (1, -1) + (1,) * (x.ndim - 2)
@@ -90,9 +90,9 @@ def clipped_zoom(x: Tensor, factor: float) -> Tensor:
 
 
 def motion(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
-    """Smear levels (n, H, W, …) in [0, 255] along the angle of each image, degrees (n,): whole levels, float64.
+    """Blur x (n, H, W, …) in [0, 255] along an angle for each image, degrees (n,). Returns whole numbers in float64.
 
-    One-sided, as ImageMagick does it: tap i, of 2·radius + 1, lies i pixels along the angle, edges clamped.
+    One-sided, as in ImageMagick: term i of 2·radius + 1 is i pixels along the angle, edges repeated.
     """
     n, height, width = x.shape[:3]
     angle = degrees * (math.pi / 180)
@@ -102,7 +102,7 @@ def motion(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
     images = torch.arange(n, device=x.device)[:, None, None]
     total = torch.zeros_like(x, dtype=torch.float64)
     for i, weight in enumerate(weights):
-        if weight < 1e-9 * total_weight:  # those that follow are under a ten-thousandth of a level together
+        if weight < 1e-9 * total_weight:  # all further terms add up to less than 1e-4 of a level
             break
         dy, dx = ((i * d - 0.5).ceil().long() for d in (angle.sin(), angle.cos()))
         y = edge(rows + dy[:, None], height, "nearest")[:, :, None]
@@ -112,7 +112,7 @@ def motion(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
 
 
 def bilinear(x: Tensor, y_at: Tensor, x_at: Tensor, mode: str) -> Tensor:
-    """Values of x (n, H, W, C) between pixels, at rows y_at and columns x_at, both (n, h, w)."""
+    """Interpolate x (n, H, W, C) at rows y_at and columns x_at, both (n, h, w)."""
     height, width = x.shape[1:3]
     images = torch.arange(len(x), device=x.device)[:, None, None]
     y_low, x_low = y_at.floor(), x_at.floor()

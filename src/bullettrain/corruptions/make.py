@@ -1,4 +1,4 @@
-"""`make` the files of CIFAR-10-C or -100-C from a clean test set: in several processes, from where it broke off."""
+"""Make the files of CIFAR-10-C or CIFAR-100-C from a clean test set, in several processes. Existing files are kept."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bullettrain.corruptions.files import LABELS, Array, image_file, open_images, read_labels, write_array
+from bullettrain.corruptions.files import LABELS, image_file, open_images, read_labels, write_array
 from bullettrain.corruptions.filters import SIDE
 from bullettrain.corruptions.table import CORRUPTIONS, SEVERITIES, corrupt
 from bullettrain.data.base import DataError, ImageSet, unwritable
+from bullettrain.data.readers import Array
 from bullettrain.lock import alone, end_with_parent
 
 Progress = Callable[[str, int, int], None]
-"""Told a corruption's name, how many of its images are made, and of how many: of all, once its file is there."""
+"""Called with the name of a corruption, its images made so far, and its images in all, at the end for all of them."""
 
-TASK = 500  # images that a process makes between two reports
-BATCH = {"cpu": 100, "cuda": 2000}  # images at once: what a core's cache holds, what keeps a GPU busy
-SEEDS = "seeds.json"  # which seed each random corruption was made with
+TASK = 500  # images per task of a process
+BATCH = {"cpu": 100, "cuda": 2000}  # images at a time: fits into the cache of a core, keeps a GPU busy
+SEEDS = "seeds.json"  # the seed of each random corruption
 
 
 def make(
@@ -44,17 +45,31 @@ def make(
 ) -> tuple[str, ...]:
     """Write ``name``.npy for each of ``names``, uint8 (5·n, 32, 32, 3), and labels.npy, uint8 (5·n,).
 
-    Severities 1 to 5 come in turn, each with all n images of ``data`` in their order. Files that are there are
-    kept; a new one is written beside and renamed. With ``jobs`` above 1 so many processes are started: on the CPU
-    they make everything, beside a GPU what goes through a library an image at a time. (A script that asks for
-    them has its own work under ``if __name__ == "__main__"``.) Returns the names that were made now.
+    A file has severities 1 to 5 in turn, each with all n images of ``data`` in order. Existing files are kept.
+
+    Args:
+        data: the clean images.
+        folder: folder of the files; created if necessary.
+        names: corruptions to make.
+        seed: of the random numbers.
+        jobs: number of processes. If there are several, they make all corruptions on the CPU, or with a GPU those that
+            use a CPU library. A script that sets this needs ``if __name__ == "__main__"``.
+        device: device of the computation.
+        overlays: the images for frost, from `read_overlays`.
+        progress: called as images are made.
+
+    Returns:
+        The names of the files that were written.
+
+    Raises:
+        DataError: the images are not 32×32×3, or the folder cannot be written or has other files.
     """
     if unknown := [name for name in names if name not in CORRUPTIONS]:
         raise ValueError(f"there is no corruption {unknown[0]!r}; there are {', '.join(CORRUPTIONS)}")
     place, data = torch.device(device), data.to("cpu")
     images = data.images.permute(0, 2, 3, 1).contiguous()
     if images.shape[1:] != (SIDE, SIDE, 3):
-        raise DataError(f"images are {'×'.join(map(str, images.shape[1:]))}: corruptions are made of {SIDE}×{SIDE}×3.")
+        raise DataError(f"images are {'×'.join(map(str, images.shape[1:]))}: corruptions need {SIDE}×{SIDE}×3.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (
@@ -62,15 +77,15 @@ def make(
             ExitStack() as stack,
         ):
             _put_labels(folder, data.labels.numpy())
-            todo = _lacking(folder, names, seed, len(data))
+            todo = _missing(folder, names, seed, len(data))
             for name in todo:
-                if CORRUPTIONS[name].serial:  # one image now: a package that is not installed is said at once
+                if CORRUPTIONS[name].serial:  # try one image, to report a missing package early
                     _made(images[:1], name, 1, 0, seed, overlays)
             pooled = [name for name in todo if jobs > 1 and (place.type == "cpu" or CORRUPTIONS[name].serial)]
             pending = stack.enter_context(_pool(jobs, images, pooled, seed, overlays))
             images, overlays = images.to(place), [overlay.to(place) for overlay in overlays]
             batch = BATCH.get(place.type, BATCH["cpu"])
-            for name in sorted(todo, key=lambda name: name in pending):  # the device is not kept waiting
+            for name in sorted(todo, key=lambda name: name in pending):  # start with what the device makes
                 pieces: Iterable[Array]
                 if name in pending:
                     pieces = (future.result() for future in pending.pop(name))
@@ -80,25 +95,25 @@ def make(
     except OSError as error:
         raise unwritable(error, folder) from error
     except BrokenProcessPool as error:
-        raise DataError("a process was killed, perhaps for want of memory: run it again with fewer --jobs.") from error
+        raise DataError("a process was killed, perhaps for lack of memory: run it again with fewer --jobs.") from error
     return tuple(todo)
 
 
 def _tasks(images: Tensor, name: str, size: int) -> Iterator[tuple[Tensor, str, int, int]]:
-    """What `_made` takes for one corruption: severities in turn, and of each the images in pieces of ``size``."""
+    """Yield the first arguments of `_made` for one corruption: by severity, in pieces of ``size`` images."""
     for severity in range(1, SEVERITIES + 1):
         for first in range(0, len(images), size):
             yield images[first : first + size], name, severity, first
 
 
 def _made(images: Tensor, name: str, severity: int, first: int, seed: int, overlays: Sequence[Tensor]) -> Array:
-    """A piece of a corruption's file."""
+    """Make a piece of the file of a corruption."""
     made: Array = corrupt(images, name, severity, seed=seed, first=first, overlays=overlays).cpu().numpy()
     return made
 
 
 def _write(folder: Path, name: str, pieces: Iterable[Array], n: int, seed: int, progress: Progress | None) -> None:
-    """One corruption's file, from its pieces in turn."""
+    """Write the file of one corruption, and report progress."""
     total = SEVERITIES * n
 
     def reported() -> Iterator[Array]:
@@ -109,7 +124,7 @@ def _write(folder: Path, name: str, pieces: Iterable[Array], n: int, seed: int, 
             if progress is not None and done < total:
                 progress(name, done, total)
 
-    if CORRUPTIONS[name].random:  # before the file: a kill in between leaves a seed without a file, and no harm
+    if CORRUPTIONS[name].random:  # before the file: a seed without a file does no harm
         _record_seed(folder, name, seed)
     write_array(image_file(folder, name), (total, SIDE, SIDE, 3), reported())
     if progress is not None:
@@ -124,12 +139,12 @@ def _put_labels(folder: Path, labels: Array) -> None:
         if not np.array_equal(read_labels(folder), labels):
             raise DataError(f"{folder / LABELS} has the labels of other images: choose another folder.")
         return
-    five = np.tile(labels.astype(np.uint8), SEVERITIES)
-    write_array(folder / LABELS, five.shape, [five])
+    repeated = np.tile(labels.astype(np.uint8), SEVERITIES)
+    write_array(folder / LABELS, repeated.shape, [repeated])
 
 
-def _lacking(folder: Path, names: Sequence[str], seed: int, n: int) -> list[str]:
-    """Those of ``names`` whose file is not there; one that is there has to be what would be made."""
+def _missing(folder: Path, names: Sequence[str], seed: int, n: int) -> list[str]:
+    """Return the names whose file is missing. Raises DataError if an existing file has another size or seed."""
     seeds = _seeds(folder)
     todo = []
     for name in dict.fromkeys(names):
@@ -156,9 +171,9 @@ def _seeds(folder: Path) -> dict[str, int]:
 
 
 def _record_seed(folder: Path, name: str, seed: int) -> None:
-    beside = folder / f".{SEEDS}.new"
-    beside.write_text(json.dumps({**_seeds(folder), name: seed}, indent=2) + "\n", encoding="utf-8")
-    os.replace(beside, folder / SEEDS)
+    temporary = folder / f".{SEEDS}.new"
+    temporary.write_text(json.dumps({**_seeds(folder), name: seed}, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, folder / SEEDS)
 
 
 # ----------------------------------------------------------------------------------------------- the processes
@@ -168,11 +183,11 @@ def _record_seed(folder: Path, name: str, seed: int) -> None:
 def _pool(
     jobs: int, images: Tensor, names: Sequence[str], seed: int, overlays: Sequence[Tensor]
 ) -> Iterator[dict[str, list[Future[Array]]]]:
-    """``jobs`` processes at work on ``names``: the pieces of each, as they will come; none are started for nothing."""
+    """Start ``jobs`` processes, and yield the futures of the pieces of each name. Without names, start none."""
     if not names:
         yield {}
         return
-    # Spawned, since a fork would copy CUDA and threads; arrays, since torch sends its tensors through shared files.
+    # Spawned, because a fork copies CUDA and threads; arrays, because torch sends tensors through shared files.
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin)
     try:
         with _no_interrupts():
@@ -191,7 +206,7 @@ def _pool(
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches all processes; those that are started in here never hear it, and the first ends them."""
+    """Make processes started inside ignore Ctrl-C, which reaches all of them; the main process ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -208,7 +223,7 @@ def _begin() -> None:
 
 
 def _piece(images: Array, name: str, severity: int, first: int, seed: int, overlays: Sequence[Array]) -> Array:
-    """`_made` in another process: of arrays, and in batches that a core's cache holds."""
+    """Call `_made` in another process, with arrays and in batches for the CPU."""
     x, size = torch.from_numpy(images), BATCH["cpu"]
     photographs = [torch.from_numpy(overlay) for overlay in overlays]
     return np.concatenate(

@@ -1,4 +1,4 @@
-"""The photographs of frost that the corruption of that name lays over images."""
+"""The photographs of frost for the corruption "frost"."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from bullettrain.data.base import DataError
 from bullettrain.data.files import read_image
 
 FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
-"""The five that the released files were made with; there is a sixth, which was never drawn."""
+"""The five photographs of the released files; a sixth was never used."""
 
 
 def read_overlays(folder: Path) -> tuple[Tensor, ...]:
-    """The overlays at a fifth of their size, uint8 (h, w, 3) each, in the order red, green, blue.
+    """Read the photographs at a fifth of their size, uint8 (h, w, 3) each, as RGB.
 
-    Every fifth pixel, beginning with the third, is what OpenCV's bilinear resize by 0.2 gives. The released code
-    read them with OpenCV, as blue, green, red, and turned that round before adding them to its RGB images.
+    OpenCV's bilinear resize by 0.2 in the released code equals every fifth pixel, from the third on.
+
+    Raises:
+        DataError: a photograph is missing or damaged.
     """
-    if absent := [name for name in FILES if not os.path.isfile(folder / name)]:
-        what = "its overlays are" if len(absent) == len(FILES) else f"its overlay {absent[0]} is"
+    if missing := [name for name in FILES if not os.path.isfile(folder / name)]:
+        what = "its overlays are" if len(missing) == len(FILES) else f"its overlay {missing[0]} is"
         raise DataError(
             f"frost is not made: {what} not in {folder}; put {', '.join(FILES[:-1])} and {FILES[-1]} there (PyPI's"
             " imagecorruptions wheel, a zip file, has them under imagecorruptions/frost)."

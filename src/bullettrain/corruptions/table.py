@@ -1,4 +1,4 @@
-"""The nineteen corruptions of CIFAR-10-C and -100-C and their five severities, with the released parameters."""
+"""The 19 corruptions of CIFAR-10-C and CIFAR-100-C, with the parameters of the released files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ SEVERITIES = 5
 
 @dataclass(frozen=True)
 class Corruption:
-    """One corruption.
+    """A corruption.
 
-    apply: (images uint8 (n, 32, 32, 3), level, chance) → images; frost takes its overlays too.
-    levels: its parameters at severities 1 to 5. extra: not among the 15 that are averaged.
-    random: chance has a part in it. serial: it goes through a library an image at a time, on the CPU.
+    Attributes:
+        apply: function (images uint8 (n, 32, 32, 3), level, chance) → images; frost also takes its overlays.
+        levels: parameters at severities 1 to 5.
+        extra: whether it is not among the 15 that are averaged.
+        random: whether it uses random numbers.
+        serial: whether it calls a library for one image at a time, on the CPU.
     """
 
     apply: Callable[..., Tensor]
@@ -81,16 +84,24 @@ CORRUPTIONS: Mapping[str, Corruption] = {
     ),
 }
 AVERAGED = tuple(name for name, corruption in CORRUPTIONS.items() if not corruption.extra)
-"""The 15 over which the mean accuracy is taken."""
+"""The 15 corruptions of the mean accuracy."""
 
 
 def corrupt(
     images: Tensor, name: str, severity: int, *, seed: int = 0, first: int = 0, overlays: Sequence[Tensor] = ()
 ) -> Tensor:
-    """Images uint8 (n, 32, 32, 3) under corruption ``name`` at ``severity`` 1 to 5, on the device they are on.
+    """Corrupt a batch of images, on its device.
 
-    What chance does to an image depends on ``seed``, the corruption, the severity, and its index alone, which is
-    ``first`` for the first of them. ``overlays``, for frost, are those that `read_overlays` gives.
+    Args:
+        images: uint8 (n, 32, 32, 3).
+        name: one of CORRUPTIONS.
+        severity: 1 to 5.
+        seed: of the random numbers, which depend only on the seed, corruption, severity and index of an image.
+        first: index of the first image.
+        overlays: the images for frost, from `read_overlays`.
+
+    Returns:
+        uint8 (n, 32, 32, 3).
     """
     if name not in CORRUPTIONS:
         raise ValueError(f"there is no corruption {name!r}; there are {', '.join(CORRUPTIONS)}")

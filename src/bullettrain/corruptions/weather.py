@@ -1,9 +1,8 @@
-"""Weather: snow, frost, fog, brightness, spatter. Images are uint8 (n, 32, 32, 3), in and out."""
+"""Weather: snow, frost, fog, brightness, spatter. Input and output are uint8 (n, 32, 32, 3)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +11,8 @@ from torch import Tensor
 from bullettrain.corruptions.chance import Chance
 from bullettrain.corruptions.colour import from_hsv, to_hsv
 from bullettrain.corruptions.filters import SIDE, clipped_zoom, gaussian, motion, to_bytes, unit
+from bullettrain.data.readers import Array
 from bullettrain.extras import extra
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 GREY = (0.299, 0.587, 0.114)
 WATER = (175 / 255, 238 / 255, 238 / 255)  # pale turquoise
@@ -22,13 +20,13 @@ MUD = (63 / 255, 42 / 255, 20 / 255)  # brown
 
 
 def brightness(images: Tensor, more: float, chance: Chance) -> Tensor:
-    """V of HSV raised by ``more``."""
+    """Raise V of HSV by ``more``."""
     hue, saturation, value = to_hsv(unit(images))
     return to_bytes(from_hsv(hue, saturation, (value + more).clamp(0, 1)))
 
 
 def snow(images: Tensor, level: tuple[float, float, float, float, int, float, float], chance: Chance) -> Tensor:
-    """Flakes, smeared as they fall, over an image that is whitened by its grey."""
+    """Add motion-blurred flakes to a whitened image."""
     mean, std, zoom, threshold, radius, sigma, mix = level
     layer = clipped_zoom(chance.normal(SIDE, SIDE, mean=mean, std=std), zoom)
     layer = to_bytes(layer.masked_fill_(layer < threshold, 0))
@@ -40,7 +38,7 @@ def snow(images: Tensor, level: tuple[float, float, float, float, int, float, fl
 
 
 def frost(images: Tensor, level: tuple[float, float], chance: Chance, overlays: Sequence[Tensor]) -> Tensor:
-    """A piece of one of the overlays, each uint8 (h, w, 3), added to the image."""
+    """Add a random crop of one of the overlays, each uint8 (h, w, 3)."""
     of_image, of_frost = level
     which = chance.below(len(overlays))
     heights, widths = (torch.tensor([o.shape[i] - SIDE for o in overlays], device=images.device) for i in (0, 1))
@@ -55,7 +53,7 @@ def frost(images: Tensor, level: tuple[float, float], chance: Chance, overlays: 
 
 
 def fog(images: Tensor, level: tuple[float, float], chance: Chance) -> Tensor:
-    """A plasma fractal added, and the image scaled back by its own maximum."""
+    """Add a plasma fractal, and rescale to the maximum of the image."""
     amount, decay = level
     x = unit(images)
     highest = x.amax(dim=(1, 2, 3), keepdim=True)
@@ -63,7 +61,7 @@ def fog(images: Tensor, level: tuple[float, float], chance: Chance) -> Tensor:
 
 
 def _plasma(chance: Chance, decay: float) -> Tensor:
-    """Diamond-square clouds on a torus, (n, 32, 32) in [0, 1]; the noise shrinks by ``decay`` from scale to scale."""
+    """Return a periodic diamond-square fractal, (n, 32, 32) in [0, 1]; ``decay`` divides the noise at each scale."""
     field = torch.zeros(chance.n, SIDE, SIDE, dtype=torch.float64, device=chance.device)
     step, wobble = SIDE, 100.0
 
@@ -84,7 +82,7 @@ def _plasma(chance: Chance, decay: float) -> Tensor:
 
 
 def spatter(images: Tensor, level: tuple[float, float, float, float, float, int], chance: Chance) -> Tensor:
-    """Drops of water, or splashes of mud. Water goes through OpenCV, an image at a time on the CPU."""
+    """Add drops of water or splashes of mud. Water uses OpenCV, one image at a time on the CPU."""
     mean, std, sigma, threshold, amount, mud = level
     x = unit(images)
     liquid = gaussian(chance.normal(SIDE, SIDE, mean=mean, std=std), sigma)
@@ -98,7 +96,7 @@ def spatter(images: Tensor, level: tuple[float, float, float, float, float, int]
 
 
 def _drops(layer: Array) -> Array:
-    """How much light each pixel of a liquid layer, uint8 (32, 32), throws: float64 in [0, 1], brightest inside rims."""
+    """Return the brightness of drops in a liquid layer, uint8 (32, 32), as float64 in [0, 1]."""
     with extra("the corruption spatter", "corruptions"):
         import cv2
     distance = cv2.distanceTransform(255 - cv2.Canny(layer, 50, 150), cv2.DIST_L2, 5)
@@ -106,5 +104,5 @@ def _drops(layer: Array) -> Array:
     relief = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]], np.float32)
     lit = cv2.blur(cv2.filter2D(cv2.equalizeHist(distance), cv2.CV_8U, relief), (3, 3))
     light: Array = layer * lit.astype(np.float64)
-    light /= max(float(light.max()), 1.0)  # no liquid, no light: not 0/0
+    light /= max(float(light.max()), 1.0)  # avoids 0/0 without liquid
     return light

@@ -1,7 +1,7 @@
-"""Datasets: reading them, fetching them, and batches of them on the device.
+"""Datasets: download and read them, and load batches on the device.
 
-`load` reads one into an `ImageSet`, `split_validation` holds a part of it out, a `Loader` gives its batches;
-`prepare`, `verify` and `available` are behind `bullettrain data`.
+`load` reads a dataset into an `ImageSet`, `split_validation` splits off a validation set, and `Loader` yields batches.
+`prepare`, `verify` and `available` implement `bullettrain data`.
 """
 
 from bullettrain.data.augment import Augment, Draws, to_unit

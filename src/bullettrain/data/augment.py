@@ -1,4 +1,4 @@
-"""Random crops and flips of whole batches as tensor operations, and the way from bytes to [0, 1]."""
+"""Random crops and flips of whole batches, and the conversion from bytes to [0, 1]."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from bullettrain.data.base import DataError
 
 @dataclass(frozen=True)
 class Draws:
-    """What chance decided for n images: corners int64 (n, 2) in 0..2·crop, flips bool (n,); None: off."""
+    """Random crops and flips of n images.
+
+    Attributes:
+        corners: upper left corner of each crop in the padded image, int64 (n, 2) in 0..2·crop; None for no crops.
+        flips: whether each image is mirrored, bool (n,); None for no flips.
+    """
 
     corners: Tensor | None
     flips: Tensor | None
 
     def __getitem__(self, part: slice) -> Draws:
-        """The draws of some of the images."""
+        """Return the draws for a slice of the images."""
         return Draws(
             None if self.corners is None else self.corners[part],
             None if self.flips is None else self.flips[part],
@@ -28,7 +33,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Augment:
-    """Zero-pad by `crop` pixels and crop back at random; mirror left to right with probability 1/2."""
+    """Zero-pad by ``crop`` pixels and crop back at random; with ``flip``, mirror left to right with probability 1/2."""
 
     crop: int = 0
     flip: bool = False
@@ -38,7 +43,7 @@ class Augment:
             raise DataError(f"crop={self.crop}: the padding of a random crop is 0 (none) or more pixels.")
 
     def draw(self, n: int, generator: torch.Generator) -> Draws:
-        """Decide the crops and flips of n images, on the generator's device."""
+        """Draw the crops and flips of n images, on the device of the generator."""
         device = generator.device
         corners = flips = None
         if self.crop:
@@ -48,7 +53,7 @@ class Augment:
         return Draws(corners, flips)
 
     def pixels(self, x: Tensor, draws: Draws) -> Tensor:
-        """Where in the padded image, row by row, each pixel of a cropped and flipped x (n, C, H, W) lies: (n, H·W)."""
+        """Return the index in the flattened padded image of each pixel of an augmented x (n, C, H, W): (n, H·W)."""
         n, _, height, width = x.shape
         rows = torch.arange(height, device=x.device).expand(n, height)
         columns = torch.arange(width, device=x.device).expand(n, width)
@@ -61,7 +66,7 @@ class Augment:
         return (rows[:, :, None] * (width + 2 * self.crop) + columns[:, None, :]).flatten(1)
 
     def apply(self, x: Tensor, draws: Draws) -> Tensor:
-        """Crop and flip x (n, C, H, W) of any dtype as drawn; the result has the shape and dtype of x."""
+        """Crop and flip x (n, C, H, W), of any dtype, as drawn; keeps shape and dtype."""
         if draws.corners is None and draws.flips is None:
             return x
         # One gather for crop and flip together.
@@ -69,16 +74,15 @@ class Augment:
         return padded.flatten(2).gather(2, self.pixels(x, draws)[:, None].expand(*x.shape[:2], -1)).view(x.shape)
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Crop and flip x (n, C, H, W) at random; `generator` is on the device of x."""
+        """Crop and flip x (n, C, H, W) at random; ``generator`` is on the device of x."""
         return self.apply(x, self.draw(len(x), generator))
 
 
 def to_unit(x: Tensor, dtype: torch.dtype = torch.float32, channels_last: bool = False) -> Tensor:
-    """Bytes (n, C, H, W) as numbers in [0, 1] of `dtype`.
+    """Convert bytes (n, C, H, W) to ``dtype`` in [0, 1].
 
-    No mean is taken off and nothing divided by a deviation: attacks bound their change in [0, 1], so a
-    network that wants other inputs normalises inside itself.
+    Does not normalise: attacks are bounded in [0, 1], so networks normalise their input themselves.
     """
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    wide = torch.float64 if dtype == torch.float64 else torch.float32  # divide first, then round to half
-    return x.to(wide, memory_format=layout).div(255).to(dtype)
+    precise = torch.float64 if dtype == torch.float64 else torch.float32  # divide before rounding to half precision
+    return x.to(precise, memory_format=layout).div(255).to(dtype)

@@ -1,4 +1,4 @@
-"""What every part of the data package shares: the error, the image set, and where datasets are looked for."""
+"""Shared by all data modules: the error, the image set, and the folder of the datasets."""
 
 from __future__ import annotations
 
@@ -25,76 +25,78 @@ FOLDERS = {
     "cifar10": Path("cifar-10-batches-py"),
     "cifar100": Path("cifar-100-python"),
 }
-"""Where a dataset's files lie under the root, as torchvision has them."""
+"""Folder of each dataset under the root, the same as in torchvision."""
 MAX_EXPANSION, SMALL_FILE = 50, 1 << 28
-"""A compressed file may unpack to so many times its size, and to 256 MiB in any case."""
+"""A compressed file may expand to 50 times its size, or to 256 MiB if that is more."""
 
 
 class DataError(UserError):
-    """A dataset that cannot be read: one sentence with the file, what is wrong with it, and what to do."""
+    """A dataset cannot be read. The message is one sentence: the file, what is wrong with it, and what to do."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(re.sub(r"[\x00-\x1f\x7f]+", "?", message))  # one line, whatever a file or a path is called
+        super().__init__(re.sub(r"[\x00-\x1f\x7f]+", "?", message))  # one line, even if a path has control characters
 
 
 @contextmanager
-def reading(path: Path, what: str, mend: str, *, missing: str | None = None) -> Iterator[None]:
-    """The boundary around every reader: whatever goes wrong inside comes out as a DataError.
+def reading(path: Path, what: str, fix: str, *, missing: str | None = None) -> Iterator[None]:
+    """Turn every exception while reading ``path`` into a DataError.
 
     Args:
-        path: the file or folder that is read. A FIFO or a device is refused before it is opened.
-        what: what it should be, "a pickle".
-        mend: what to do where it is not, "save it again".
-        missing: what to do where there is nothing. Default: ``mend``.
+        path: the file or folder. Pipes and devices are rejected before they are opened.
+        what: expected content, such as "a pickle".
+        fix: what the user can do if the content is different, such as "save it again".
+        missing: what the user can do if the file is missing. Default: ``fix``.
 
     Raises:
-        DataError: also where there is no memory for what the file promises.
+        DataError: reading failed, or ran out of memory.
     """
     try:
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise DataError(f"{path} is no file but a pipe, socket or device, and was not opened: remove it.")
+            raise DataError(f"{path} is a pipe, socket or device, not a file: remove it.")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of numpy and Pillow, about oddities of the file
+            warnings.simplefilter("ignore")  # numpy and Pillow warn about unusual files
             yield
     except (DataError, ImportError):
         raise
     except FileNotFoundError:
-        raise DataError(f"{path} is missing: {missing or mend}.") from None
+        raise DataError(f"{path} is missing: {missing or fix}.") from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno:
-            raise DataError(f"{error.filename or path} cannot be read ({error.strerror}): {mend}.") from error
+            raise DataError(f"{error.filename or path} cannot be read ({error.strerror}): {fix}.") from error
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         reason = reason.replace(repr(str(path)), "it")
-        raise DataError(f"{path} is truncated or not {what} ({reason:.200}): {mend}.") from error
+        raise DataError(f"{path} is truncated or not {what} ({reason:.200}): {fix}.") from error
 
 
 def unpacked_limit(path: Path) -> int:
-    """Bytes that the compressed file ``path`` may unpack to; an honest one has fewer."""
+    """Return how many bytes the compressed file ``path`` may expand to."""
     return max(SMALL_FILE, MAX_EXPANSION * path.stat().st_size)
 
 
 def check_unpacked(path: Path, size: int) -> None:
-    """Refuse a compressed file that unpacks to ``size`` bytes, where that is too many."""
+    """Raise DataError if a compressed file that expands to ``size`` bytes is beyond the limit."""
     if size > (limit := unpacked_limit(path)):
-        raise DataError(f"{path} unpacks to more than {limit >> 20} MiB, far beyond its own size: it is no dataset.")
+        raise DataError(f"{path} unpacks to more than {limit >> 20} MiB, far beyond its own size: it is not a dataset.")
 
 
 def unwritable(error: OSError, folder: Path, how: str = "") -> DataError:
-    """What to say where nothing can be written into ``folder``; ``how`` another one is chosen."""
+    """Return the error for a failed write to ``folder``; ``how`` tells how to choose another folder."""
     path = Path(error.filename or folder)
     if isinstance(error, (FileExistsError, NotADirectoryError)):
         blocking = next((part for part in (path, *path.parents) if part.is_file()), path)
-        return DataError(f"{blocking} is in the way, and no folder: choose another one{how}.")
-    what = f"{path} cannot be written ({error.strerror})"
-    return DataError(f"{what}: free some room, or choose another folder{how}.")
+        return DataError(f"{blocking} is a file, not a folder: choose another folder{how}.")
+    return DataError(f"{path} cannot be written ({error.strerror}): free disk space, or choose another folder{how}.")
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Labelled images of one size, as they lie in memory.
+    """Labelled images of one size, in memory.
 
-    images: uint8 (n, C, H, W); labels: int64 (n,), each an index into classes.
+    Attributes:
+        images: uint8 (n, C, H, W).
+        labels: int64 (n,), indices into ``classes``.
+        classes: names of the classes.
     """
 
     images: Tensor
@@ -115,46 +117,46 @@ class ImageSet:
         return len(self.labels)
 
     def subset(self, indices: Tensor) -> ImageSet:
-        """The images at `indices`, int64 (m,), in that order."""
+        """Return the images at ``indices``, int64 (m,), in that order."""
         return ImageSet(self.images[indices], self.labels[indices], self.classes)
 
     def to(self, device: torch.device | str) -> ImageSet:
-        """The same set on `device`; itself when it is there already."""
+        """Return the set on ``device``; returns itself if it is already there."""
         images, labels = self.images.to(device), self.labels.to(device)
         same = images is self.images and labels is self.labels
         return self if same else ImageSet(images, labels, self.classes)
 
 
 def root(data_dir: str | Path | None = None) -> Path:
-    """The folder datasets are looked for in: `data_dir`, else $BULLETTRAIN_DATA, else the user's cache."""
+    """Return the folder of the datasets: ``data_dir``, or $BULLETTRAIN_DATA, or the user's cache folder."""
     if data_dir is not None or os.environ.get(ENVIRONMENT):
         return user_path(data_dir if data_dir is not None else os.environ[ENVIRONMENT])
     return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "bullettrain"
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A generator's seed from a tuple: hashed, because neighbours must give unrelated streams."""
+    """Hash a tuple to the seed of a generator, so that similar tuples give unrelated streams."""
     digest = hashlib.blake2b("/".join(str(part) for part in parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def elsewhere(base: Path) -> list[str]:
-    """The option that a command needs to look under the root `base`."""
+    """Return the command-line option that selects the root ``base``; empty for the default."""
     return [] if base == root() else ["--data-dir", str(base)]
 
 
 def prepare_command(name: str, base: Path) -> str:
-    """What to type to prepare a dataset under the root `base`."""
+    """Return the command that prepares a dataset under the root ``base``."""
     return shlex.join(["bullettrain", "data", "prepare", name, *elsewhere(base)])
 
 
 def renewed_by(path: Path, name: str) -> str:
-    """What to type to have the file `path` of dataset `name` made again."""
+    """Return the command that restores the file ``path`` of dataset ``name``."""
     return prepare_command(name, path.parents[len(FOLDERS[name].parts)])
 
 
 def reading_original(path: Path, name: str, what: str) -> AbstractContextManager[None]:
-    """`reading` a file of dataset `name`, which can be fetched again."""
+    """Return `reading` for a file of dataset ``name``, which can be downloaded again."""
     run = f"run `{renewed_by(path, name)}`"
     elsewhere = f"put the file there yourself, or name the folder that has it with --data-dir or {ENVIRONMENT}"
     return reading(path, what, f"delete it and {run}", missing=f"{run}, {elsewhere}")

@@ -1,4 +1,4 @@
-"""`prepare` a dataset: fetch its archives, check them, and put the files in place; resumed when broken off."""
+"""Download the archives of a dataset, check them, and unpack them. Interrupted downloads resume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,57 +22,73 @@ from bullettrain.data.sources import Archive, FileCheck, check, md5_of, source, 
 from bullettrain.extras import extra
 
 Progress = Callable[[str, int, int | None], None]
-"""Told the file's name, the bytes that are there, and the bytes there will be (None: the server did not say)."""
+"""Called with the name of the file, the bytes downloaded, and the bytes in all (None if unknown)."""
 
-TIMEOUT = 30.0  # seconds without a byte before a server counts as out of reach
+TIMEOUT = 30.0  # seconds without data before a server counts as unreachable
 
 
 def prepare(name: str, root: str | Path | None = None, *, progress: Progress | None = None) -> list[FileCheck]:
-    """Bring dataset `name` under the root: what is missing or wrong is unpacked or downloaded, the rest left.
+    """Download and unpack the files of dataset ``name`` that are missing or wrong.
 
-    An archive that the user has put where the error message says is unpacked and kept; one that is
-    downloaded is checked first and removed after. Returns what `verify` finds then.
+    An archive that is already there is unpacked and kept. A downloaded archive is checked, unpacked and removed.
+
+    Args:
+        name: of the dataset.
+        root: folder of the datasets. Default: `bullettrain.data.root`.
+        progress: called as the download advances.
+
+    Returns:
+        The result of `verify`.
+
+    Raises:
+        DataError: a download failed, an archive is damaged, or the folder cannot be written.
     """
     if name == "digits":
         with extra("the digits dataset"):
-            import sklearn.datasets  # noqa: F401 (it comes with the package)
+            import sklearn.datasets  # noqa: F401 (the images are part of the package)
         return []
     base = find_root(root)
-    wanted = [a for a in source(name).archives if not all(check(base, f).ok for f in a.files)]
+    incomplete = [a for a in source(name).archives if not all(check(base, f).ok for f in a.files)]
     failed: dict[Archive, str] = {}
     try:
-        for archive in wanted:
-            (base / archive.path).parent.mkdir(parents=True, exist_ok=True)
-            if os.path.exists(brought := base / archive.path):
-                if md5_of(brought) != archive.md5:
+        for archive in incomplete:
+            path = base / archive.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                if md5_of(path) != archive.md5:
                     raise DataError(
-                        f"{brought} is truncated or not the original file (its md5 is not {archive.md5}):"
+                        f"{path} is truncated or not the original file (its md5 is not {archive.md5}):"
                         f" delete it and run `{prepare_command(name, base)}` again."
                     )
-                _unpack(brought, base, archive)
-            elif failed:  # one server out of reach is waited for once, not once a file
+                _unpack(path, base, archive)
+            elif failed:  # wait only once for a server that does not answer
                 failed[archive] = "not tried"
             elif reason := _fetch(base, archive, progress):
                 failed[archive] = reason
     except OSError as error:
         raise unwritable(error, base, " with --data-dir or BULLETTRAIN_DATA") from error
     if failed:
-        raise DataError(_by_hand(name, base, failed))
+        files = ", ".join(f"{Path(a.path).name} (from {a.urls[0]})" for a in failed)
+        folder = (base / incomplete[0].path).parent  # all archives of a dataset go into one folder
+        raise DataError(
+            f"{name} could not be downloaded ({next(iter(failed.values()))}):"
+            f" put {files} into {folder} and run `{prepare_command(name, base)}` again."
+        )
     return verify(name, base)
 
 
 def _fetch(base: Path, archive: Archive, progress: Progress | None) -> str | None:
-    """Download an archive and put its files in place; the reason where it could not be had."""
+    """Download and unpack an archive. Return None, or the reason why it failed."""
     name = Path(archive.path).name
     part = base / f"{archive.path}.part"
     reasons = []
     for url in archive.urls:
-        for _ in range(2):  # a part of another file shows only in the sum: then once more from the start
+        for _ in range(2):  # if a resumed download has the wrong md5, once more from the start
             resumed = part.exists()
             reason = _download(url, part, name, progress)
             if reason is None and md5_of(part) != archive.md5:
                 part.unlink()
-                reason = "what it sent has the wrong md5"
+                reason = "the downloaded file has the wrong md5"
                 if resumed:
                     continue
             break
@@ -85,14 +101,14 @@ def _fetch(base: Path, archive: Archive, progress: Progress | None) -> str | Non
 
 
 def _download(url: str, part: Path, name: str, progress: Progress | None) -> str | None:
-    """Write what is at `url` to `part`, from where it broke off the last time; a reason where that failed."""
+    """Download ``url`` to the file ``part``, and resume if it exists. Return None, or the reason why it failed."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "bullettrain", **({"Range": f"bytes={have}-"} if have else {})}
     try:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        if have and error.code == 416:  # nothing after what is there: whether it is whole, the md5 says
+        if have and error.code == 416:  # nothing left to download; the md5 is checked later
             return None
         return f"HTTP {error.code}"
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -109,17 +125,17 @@ def _download(url: str, part: Path, name: str, progress: Progress | None) -> str
                 try:
                     piece = response.read(1 << 18)
                 except (OSError, http.client.HTTPException) as error:
-                    return f"broke off after {done} bytes ({error}); the next try goes on from there"
+                    return f"broke off after {done} bytes ({error}); the next try resumes there"
                 if not piece:
                     break
                 done += out.write(piece)
     if total is not None and done < total:
-        return f"broke off after {done} of {total} bytes; the next try goes on from there"
+        return f"broke off after {done} of {total} bytes; the next try resumes there"
     return None
 
 
 def _unpack(packed: Path, base: Path, archive: Archive) -> None:
-    """Put the archive's files in place, each whole or not at all."""
+    """Unpack the files of an archive into a temporary folder, and then move them into place."""
     with tempfile.TemporaryDirectory(dir=base, prefix=".unpack-") as folder:
         try:
             if archive.path.endswith(".tar.gz"):
@@ -143,19 +159,9 @@ def _unpack(packed: Path, base: Path, archive: Archive) -> None:
             os.replace(Path(folder, file.path), base / file.path)
 
 
-def _by_hand(name: str, base: Path, failed: Mapping[Archive, str]) -> str:
-    """What to do where there is no network: which file, from where, into which folder."""
-    files = ", ".join(f"{Path(a.path).name} (from {a.urls[0]})" for a in failed)
-    folder = (base / next(iter(failed)).path).parent  # one folder for all files of a dataset
-    return (
-        f"{name} could not be downloaded ({next(iter(failed.values()))}):"
-        f" put {files} into {folder} and run `{prepare_command(name, base)}` again."
-    )
-
-
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A progress bar in the terminal, as the `progress` of `prepare`."""
+    """Show a progress bar in the terminal; yields the ``progress`` argument of `prepare`."""
     with extra("a progress bar"):
         import rich.progress as rich
     with rich.Progress(*rich.Progress.get_default_columns(), rich.DownloadColumn()) as bar:

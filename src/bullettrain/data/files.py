@@ -1,4 +1,4 @@
-"""Readers of the user's own data: a folder of class folders with images, and .npz files with x and y."""
+"""Readers of the user's data: folders with one folder of images per class, and .npz files with x and y."""
 
 from __future__ import annotations
 
@@ -19,35 +19,38 @@ from bullettrain.data.readers import Array, image_set
 from bullettrain.extras import extra
 
 MAX_PIXELS = 1 << 26
-"""Of one image: 8192×8192."""
+"""Maximum size of an image: 8192×8192."""
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO")
-"""Pillow's names of the image formats that are read; for others, such as EPS, it starts programs."""
+"""Image formats that are read, by Pillow's names. For others, such as EPS, Pillow starts external programs."""
 _GREY = ("1", "L", "LA")
-_DEEP = ("I", "F")  # and I;16 and its kin: more than a byte a pixel
+_DEEP = ("I", "F")  # and I;16 and its variants: more than 8 bits per pixel
 
 
 def read_folder(path: Path, *, like: Path | None = None, image_size: tuple[int, int] | None = None) -> ImageSet:
-    """The images of a folder of class folders, as (n, C, H, W), classes and files in order of their names.
+    """Read a folder with one folder of images per class; classes and files are sorted by name.
 
-    The first image decides for grey or colour and, without image_size, for the size of all.
+    The first image determines whether all are read as grey or colour images and, without ``image_size``, their size.
 
     Args:
         path: the folder.
-        like: the training folder, where `path` is its test folder: its classes and its first image decide.
+        like: the training folder, if ``path`` is a test folder. Its classes and its first image are used.
         image_size: (H, W) to resize all images to.
+
+    Raises:
+        DataError: the folder or an image cannot be used.
     """
     like = like or path
-    classes, found = class_names(like), class_names(path)
+    classes, names = class_names(like), class_names(path)
     if len(classes) == 1:
-        raise DataError(f"{like} has one class folder, {classes[0]}: there have to be two classes to tell apart.")
-    if unknown := sorted(set(found) - set(classes)):
+        raise DataError(f"{like} has one class folder, {classes[0]}: at least two are needed.")
+    if unknown := sorted(set(names) - set(classes)):
         raise DataError(f"{path / unknown[0]} is a class that the training folder does not have: add it there.")
-    entries = [(file, classes.index(name)) for name in found for file in _files(path / name)]
+    entries = [(file, classes.index(name)) for name in names for file in _files(path / name)]
     example = _files(like / classes[0])[0]
     first = read_image(example)
     mode = "L" if first.mode in _GREY else "RGB"
     height, width = image_size or (first.height, first.width)
-    images = _room(path, len(entries), height, width, len(mode))
+    images = _allocate(path, len(entries), height, width, len(mode))
     for row, (file, _) in zip(images, entries, strict=True):
         image = read_image(file)
         if mode == "L" and image.mode not in _GREY:
@@ -62,45 +65,47 @@ def read_folder(path: Path, *, like: Path | None = None, image_size: tuple[int, 
 
 
 def read_images(files: Sequence[Path], *, channels: int, image_size: int) -> Tensor:
-    """Image files as uint8 (n, C, H, W), converted and resized as those of a folder are.
+    """Read image files as uint8 (n, C, H, W), converted and resized like those of a folder.
 
     Args:
-        files: of any of FORMATS.
+        files: images in any of FORMATS.
         channels: 1 for grey, 3 for colour.
         image_size: H = W.
     """
     mode = "L" if channels == 1 else "RGB"
-    images = _room(files[0], len(files), image_size, image_size, len(mode))
+    images = _allocate(files[0], len(files), image_size, image_size, len(mode))
     for row, file in zip(images, files, strict=True):
         row[:] = _pixels(read_image(file), mode, image_size, image_size)
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
 def class_names(path: Path) -> tuple[str, ...]:
-    """The names of the class folders in `path`, sorted."""
+    """Return the sorted names of the class folders in ``path``."""
     if not path.is_dir():
-        raise DataError(f"{path} is not a folder: give one that holds a folder of images for each class.")
+        raise DataError(f"{path} is not a folder: give a folder with one folder of images per class.")
     names = tuple(sorted(f.name for f in path.iterdir() if f.is_dir() and not f.name.startswith(".")))
     if not names:
-        raise DataError(f"{path} has no class folders: it is to hold a folder of images for each class.")
+        raise DataError(f"{path} has no class folders: it needs one folder of images per class.")
     return names
 
 
 def read_image(path: Path) -> Any:
-    """A decoded image of Pillow's."""
+    """Read and decode an image with Pillow."""
     with extra("an image"):
         from PIL import Image
     with reading(path, "an image that Pillow can read", "replace it or remove it", missing="give image files"):
         if path.is_dir():
-            raise DataError(f"{path} is a folder where an image belongs: give image files, or take it out.")
+            raise DataError(f"{path} is a folder, not an image: give image files, or remove it.")
         Image.init()
-        content = io.BytesIO(path.read_bytes())  # from which a length in a damaged file reads no more than there is
+        content = io.BytesIO(
+            path.read_bytes()
+        )  # in memory, so that a wrong length in a damaged file cannot allocate more
         with Image.open(content, formats=[name for name in FORMATS if name in Image.OPEN]) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"{path} has {image.height}x{image.width} pixels, over {MAX_PIXELS}: make it smaller.")
             image.load()
     if image.mode.split(";")[0] in _DEEP:
-        raise DataError(f"{path} has more than 8 bits a pixel (mode {image.mode}): convert it to 8 bits.")
+        raise DataError(f"{path} has more than 8 bits per pixel (mode {image.mode}): convert it to 8 bits.")
     return image
 
 
@@ -111,17 +116,17 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _room(path: Path, *shape: int) -> Array:
-    """Memory for the images (n, H, W, C) of ``path``, where the machine has it."""
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
-    if math.prod(shape) > there:
+def _allocate(path: Path, *shape: int) -> Array:
+    """Allocate images (n, H, W, C). Raises DataError if the machine has too little memory."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+    if math.prod(shape) > memory:
         size = f"{shape[0]} images of {shape[1]}x{shape[2]} take {math.prod(shape) >> 30} GiB of memory"
-        raise DataError(f"{path}: {size}, more than there is: choose a smaller image size.")
+        raise DataError(f"{path}: {size}, more than this machine has: choose a smaller image size.")
     return np.empty(shape, np.uint8)
 
 
 def _pixels(image: Any, mode: str, height: int, width: int) -> Array:
-    """(H, W, C) of an image, converted and resized."""
+    """Convert and resize an image, and return its pixels (H, W, C)."""
     from PIL import Image
 
     image = image.convert(mode)
@@ -131,16 +136,16 @@ def _pixels(image: Any, mode: str, height: int, width: int) -> Array:
 
 
 def read_npz(path: Path) -> tuple[Array, Array]:
-    """Images uint8 (n, C, H, W) and labels int64 (n,) of an .npz file with arrays x and y.
+    """Read images uint8 (n, C, H, W) and labels int64 (n,) from an .npz file with arrays x and y.
 
     x is (n, H, W), (n, H, W, C) or (n, C, H, W) with C = 1 or 3, uint8, or floating point in [0, 1].
     """
-    mend = "save arrays of numbers, x and y, with numpy.savez"
-    with reading(path, "an .npz file", mend, missing="give an .npz file with arrays x and y"):
+    fix = "save arrays of numbers, x and y, with numpy.savez"
+    with reading(path, "an .npz file", fix, missing="give an .npz file with arrays x and y"):
         with zipfile.ZipFile(path) as archive:
             if absent := [key for key in ("x", "y") if f"{key}.npy" not in archive.namelist()]:
-                there = ", ".join(name.removesuffix(".npy") for name in archive.namelist()) or "nothing"
-                raise DataError(f"{path} has no array '{absent[0]}' (it holds {there:.200}): save it with x= and y=.")
+                content = ", ".join(name.removesuffix(".npy") for name in archive.namelist()) or "nothing"
+                raise DataError(f"{path} has no array '{absent[0]}' (it holds {content:.200}): save it with x= and y=.")
             x, y = (_read_member(path, archive, f"{key}.npy") for key in ("x", "y"))
         if y.dtype.kind not in "iu" or y.ndim != 1:
             raise DataError(f"{path} has y of {y.dtype} and shape {y.shape}: give integers of shape (n,).")
@@ -150,22 +155,22 @@ def read_npz(path: Path) -> tuple[Array, Array]:
     if not len(y):
         raise DataError(f"{path} has no images: a dataset has at least one.")
     if int(y.min()) < 0:
-        raise DataError(f"{path} has the label {int(y.min())}: number the classes from 0 on.")
+        raise DataError(f"{path} has the label {int(y.min())}: number the classes from 0.")
     return x, y.astype(np.int64)
 
 
 def _read_member(path: Path, archive: zipfile.ZipFile, name: str) -> Array:
-    """An array of an .npz file, whose header promises no more than there is."""
-    packed = archive.getinfo(name)
-    check_unpacked(path, packed.file_size)
-    with archive.open(packed) as file:
+    """Read an array of an .npz file, after checking that its header agrees with its size."""
+    member = archive.getinfo(name)
+    check_unpacked(path, member.file_size)
+    with archive.open(member) as file:
         read = np.lib.format.read_array_header_1_0
         if np.lib.format.read_magic(file) > (1, 0):
             read = np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > packed.file_size:
-        raise ValueError(f"an array of shape {shape} does not fit its {packed.file_size} bytes")
-    with archive.open(packed) as file:
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > member.file_size:
+        raise ValueError(f"an array of shape {shape} does not fit its {member.file_size} bytes")
+    with archive.open(member) as file:
         array: Array = np.lib.format.read_array(file, allow_pickle=False)
     return array
 

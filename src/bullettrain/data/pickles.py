@@ -1,7 +1,7 @@
-"""An unpickler for dataset files: it builds arrays, lists, dicts, strings and numbers, and nothing else.
+"""A safe unpickler for dataset files: it only creates arrays, lists, dicts, strings and numbers.
 
-A pickle is a program that may call anything it can name. Here a name leads to one of the few calls below,
-which check their arguments and touch no numpy constructor; every other name stops the reading.
+A pickle can name any function and have it called. This unpickler knows the few names below, which check their
+arguments and call no numpy constructor. Any other name is an error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def _refused(what: str) -> pickle.UnpicklingError:
 
 
 class _Call:
-    """A permitted name. Without state, so that the BUILD opcode cannot set attributes on it."""
+    """A permitted function. It has no ``__dict__``, so that the BUILD opcode cannot set attributes on it."""
 
     __slots__ = ("function", "name")
 
-    def __init__(self, name: str, function: Callable[..., Any] | None = None) -> None:
+    def __init__(self, name: str, function: Callable[..., Any] | None) -> None:
         self.name, self.function = name, function
 
     def __call__(self, *args: Any) -> Any:
@@ -41,7 +41,7 @@ class _Call:
 
 
 class _DType:
-    """A dtype of plain numbers, by its code; the byte order comes with the state."""
+    """A numeric dtype, from its code. The byte order is set by the state."""
 
     __slots__ = ("code", "order")
 
@@ -62,7 +62,7 @@ class _DType:
 
 
 class _Array(np.ndarray[Any, np.dtype[Any]]):
-    """An array that only takes the bytes that its shape and dtype account for."""
+    """An array that only accepts as many bytes as its shape and dtype need."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         version, shape, dtype, fortran, data = state
@@ -77,37 +77,37 @@ class _Array(np.ndarray[Any, np.dtype[Any]]):
 
 
 def text(value: object) -> str:
-    """A string, also one of Python 2; anything else is refused, not turned into one."""
+    """Return a str, or bytes of Python 2 decoded. Raises UnpicklingError for any other type."""
     if not isinstance(value, str | bytes):
         raise _refused(f"a {type(value).__name__} where text belongs")
     return value.decode("latin1") if isinstance(value, bytes) else value
 
 
 def _reconstruct(kind: object, *_: object) -> _Array:
-    if kind is not _NDARRAY:
+    if kind is not _PERMITTED["numpy.ndarray"]:
         raise _refused("an array of another type than numpy.ndarray")
     return np.ndarray.__new__(_Array, (0,), np.uint8)
 
 
 def _encode(value: object, encoding: object = "latin1") -> bytes:
-    # The way protocol 2 writes the bytes of Python 3.
+    # Protocol 2 writes the bytes of Python 3 as a call of this function.
     if text(encoding) not in ("latin1", "latin-1"):
         raise _refused(f"_codecs.encode to {encoding!r}")
     return text(value).encode("latin1")
 
 
-_NDARRAY = _Call("numpy.ndarray")
-_PERMITTED = {
-    ("numpy", "ndarray"): _NDARRAY,
-    ("numpy", "dtype"): _Call("numpy.dtype", _DType),
-    ("numpy.core.multiarray", "_reconstruct"): _Call("numpy.core.multiarray._reconstruct", _reconstruct),
-    ("numpy._core.multiarray", "_reconstruct"): _Call("numpy._core.multiarray._reconstruct", _reconstruct),
-    ("_codecs", "encode"): _Call("_codecs.encode", _encode),
+_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
+    "numpy.ndarray": None,  # only an argument of _reconstruct
+    "numpy.dtype": _DType,
+    "numpy.core.multiarray._reconstruct": _reconstruct,
+    "numpy._core.multiarray._reconstruct": _reconstruct,
+    "_codecs.encode": _encode,
 }
+_PERMITTED = {name: _Call(name, function) for name, function in _FUNCTIONS.items()}
 
 
 class _Dict(dict[Any, Any]):
-    """Its keys are text: to hash tuples of tuples of tuples can take for ever."""
+    """A dict with text keys only: hashing deeply nested tuples can take forever."""
 
     def __setitem__(self, key: object, value: object) -> None:
         text(key)
@@ -115,22 +115,21 @@ class _Dict(dict[Any, Any]):
 
 
 class _Unpickler(pickle._Unpickler):
-    """Not the one in C, which takes as much memory as the memo index that a file names."""
+    """The Python implementation: the one in C allocates as much memory as a memo index in the file asks for."""
 
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _PERMITTED[module, name]
-        except KeyError:
-            raise _refused(f"{module}.{name}") from None
+        if (full := f"{module}.{name}") not in _PERMITTED:
+            raise _refused(full)
+        return _PERMITTED[full]
 
     def persistent_load(self, pid: object) -> Any:
         raise _refused("a persistent object")
 
     def _make_dict(self: Any) -> None:
-        items, made = self.pop_mark(), _Dict()
+        items, result = self.pop_mark(), _Dict()
         for key, value in zip(items[::2], items[1::2], strict=True):
-            made[key] = value
-        self.append(made)
+            result[key] = value
+        self.append(result)
 
     dispatch = {
         code: method
@@ -140,12 +139,12 @@ class _Unpickler(pickle._Unpickler):
 
 
 def read_pickle(path: Path, name: str) -> dict[str, Any]:
-    """The dictionary pickled in `path`, a file of dataset `name`, with its keys as str.
+    """Read the dictionary pickled in ``path``, a file of dataset ``name``, with str keys.
 
-    Strings written by Python 2 come back as bytes, arrays as numpy arrays of plain numbers.
+    Strings written by Python 2 are returned as bytes, arrays as numeric numpy arrays.
     """
     with reading_original(path, name, "a pickle"):
-        # From memory: a length in a damaged file then asks for no more than the file has.
+        # In memory, so that a wrong length in a damaged file cannot allocate more.
         content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__}, not the dictionary of a {name} file.")

@@ -1,4 +1,4 @@
-"""Readers of MNIST idx files and CIFAR batches, laid out as torchvision does, and of the digits."""
+"""Readers of MNIST, CIFAR-10, CIFAR-100 (in the folders of torchvision) and scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ _IDX_KINDS = {0x0801: "labels", 0x0803: "images"}
 
 
 def read_mnist(root: Path, split: str) -> ImageSet:
-    """MNIST, images (n, 1, 28, 28), from root/MNIST/raw, as plain or as .gz files."""
+    """Read MNIST, images (n, 1, 28, 28), from root/MNIST/raw; files may be plain or .gz."""
     folder = root / FOLDERS["mnist"]
     images_path = idx_path(folder / f"{MNIST_PREFIX[split]}-images-idx3-ubyte")
     labels_path = idx_path(folder / f"{MNIST_PREFIX[split]}-labels-idx1-ubyte")
     images, labels = read_idx(images_path, "images"), read_idx(labels_path, "labels")
     check_labels(labels_path, labels, 10)
     if len(images) != len(labels):
-        labelled = f"{labels_path.name} has {len(labels)} labels"
-        raise _damaged(images_path, "mnist", f"has {len(images)} images but {labelled}")
+        counts = f"has {len(images)} images but {labels_path.name} has {len(labels)} labels"
+        raise _damaged(images_path, "mnist", counts)
     return image_set(images[:, None], labels, tuple("0123456789"))
 
 
 def idx_path(path: Path) -> Path:
-    """`path` itself, or with .gz after it where only that is there."""
+    """Return ``path``, or ``path``.gz if only that exists."""
     packed = path.with_name(path.name + ".gz")
-    return packed if os.path.exists(packed) and not os.path.exists(path) else path  # a name too long is no file
+    return packed if os.path.exists(packed) and not os.path.exists(path) else path
 
 
 def idx_bytes(path: Path) -> bytes:
-    """The content of an idx file, unpacked where its name ends in .gz."""
+    """Return the content of an idx file, uncompressed if it is a .gz file."""
     with reading_original(path, "mnist", "a gzip file" if path.suffix == ".gz" else "an idx file"):
         if path.suffix != ".gz":
             return path.read_bytes()
@@ -62,17 +62,17 @@ def idx_bytes(path: Path) -> bytes:
 
 
 def read_idx(path: Path, kind: str) -> Array:
-    """The uint8 array of an idx file: (n, H, W) where kind is "images", (n,) where it is "labels"."""
+    """Read the uint8 array of an idx file: (n, H, W) if ``kind`` is "images", (n,) if it is "labels"."""
     data = idx_bytes(path)
-    found = _IDX_KINDS.get(int.from_bytes(data[:4], "big"))
+    actual = _IDX_KINDS.get(int.from_bytes(data[:4], "big"))
     start = 8 if kind == "labels" else 16
     shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, start, 4))
     size = start + math.prod(shape)
-    if found is None:
+    if actual is None:
         begins = data[:4].hex(" ") or "nothing"
         raise _damaged(path, "mnist", f"is not an MNIST idx file (it begins with {begins})")
-    if found != kind:
-        raise _damaged(path, "mnist", f"holds {found} where {kind} were expected, as if it were renamed")
+    if actual != kind:
+        raise _damaged(path, "mnist", f"holds {actual} where {kind} were expected, as if it were renamed")
     if len(data) != size:
         wrong = "is truncated" if len(data) < size else "is too long"
         raise _damaged(path, "mnist", f"{wrong}, {len(data)} bytes of {size}")
@@ -80,7 +80,7 @@ def read_idx(path: Path, kind: str) -> Array:
 
 
 def read_cifar10(root: Path, split: str) -> ImageSet:
-    """CIFAR-10, images (n, 3, 32, 32), from root/cifar-10-batches-py."""
+    """Read CIFAR-10, images (n, 3, 32, 32), from root/cifar-10-batches-py."""
     folder = root / FOLDERS["cifar10"]
     classes = read_names(folder / "batches.meta", "label_names", 10, "cifar10")
     batches = [read_batch(folder / name, "labels", 10, "cifar10") for name in CIFAR10_FILES[split]]
@@ -89,7 +89,7 @@ def read_cifar10(root: Path, split: str) -> ImageSet:
 
 
 def read_cifar100(root: Path, split: str) -> ImageSet:
-    """CIFAR-100 with its 100 fine classes, images (n, 3, 32, 32), from root/cifar-100-python."""
+    """Read CIFAR-100 with its 100 fine classes, images (n, 3, 32, 32), from root/cifar-100-python."""
     folder = root / FOLDERS["cifar100"]
     classes = read_names(folder / "meta", "fine_label_names", 100, "cifar100")
     images, labels = read_batch(folder / split, "fine_labels", 100, "cifar100")
@@ -97,17 +97,17 @@ def read_cifar100(root: Path, split: str) -> ImageSet:
 
 
 def read_batch(path: Path, key: str, classes: int, name: str) -> tuple[Array, Array]:
-    """One CIFAR batch: images uint8 (n, 3, 32, 32) and labels int64 (n,), which lie under `key`."""
+    """Read one CIFAR batch: images uint8 (n, 3, 32, 32), and labels int64 (n,) from the entry ``key``."""
     content = read_pickle(path, name)
     if "data" not in content or key not in content:
-        there = ", ".join(sorted(content)) or "nothing"
-        raise DataError(f"{path} is no {name} batch: it holds {there:.200}, and 'data' and '{key}' were expected.")
+        keys = ", ".join(sorted(content)) or "nothing"
+        raise DataError(f"{path} is no {name} batch: it holds {keys:.200}, and 'data' and '{key}' were expected.")
     images, labels = content["data"], content[key]
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (3072,):
         what = f"{images.dtype} data of shape {images.shape}" if isinstance(images, np.ndarray) else "no array of data"
         raise _damaged(path, name, f"holds {what} where {name} has uint8 (n, 3072)")
     if isinstance(labels, list) and all(type(label) is int for label in labels):
-        labels = np.array(labels)  # of objects, where one has more than 64 bits
+        labels = np.array(labels)  # has dtype object if a label has more than 64 bits
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise DataError(f"{path} holds '{key}' that are no list of integers: it is no {name} batch.")
     check_labels(path, labels, classes)
@@ -117,7 +117,7 @@ def read_batch(path: Path, key: str, classes: int, name: str) -> tuple[Array, Ar
 
 
 def read_names(path: Path, key: str, count: int, name: str) -> tuple[str, ...]:
-    """The class names that lie under `key` in CIFAR's file of names."""
+    """Read the class names from the entry ``key`` of CIFAR's meta file."""
     names = read_pickle(path, name).get(key)
     if not isinstance(names, list) or len(names) != count or not all(isinstance(n, str | bytes) for n in names):
         raise _damaged(path, name, f"does not hold the {count} '{key}' of {name}")
@@ -125,12 +125,12 @@ def read_names(path: Path, key: str, count: int, name: str) -> tuple[str, ...]:
 
 
 def _damaged(path: Path, name: str, what: str) -> DataError:
-    """What to say of a file of dataset `name` that has to be fetched again."""
+    """Return the error for a file of dataset ``name`` that has to be downloaded again."""
     return DataError(f"{path} {what}: delete it and run `{renewed_by(path, name)}`.")
 
 
 def read_digits() -> ImageSet:
-    """Scikit-learn's handwritten digits, images (1797, 1, 8, 8), their values 0..16 spread to 0..255."""
+    """Read scikit-learn's handwritten digits, images (1797, 1, 8, 8), with values 0..16 scaled to 0..255."""
     with extra("the digits dataset"):
         from sklearn.datasets import load_digits
     digits = load_digits()
@@ -139,17 +139,17 @@ def read_digits() -> ImageSet:
 
 
 def check_labels(path: Path, labels: Array, classes: int) -> None:
-    """Refuse a file of no labels, and one with a label outside 0..classes-1."""
+    """Raise DataError if there are no labels, or if one is outside 0..classes-1."""
     if not len(labels):
         raise DataError(f"{path} holds no labels: a dataset has at least one image.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
-        wrong = f"has the label {low if low < 0 else high}, outside 0 to {classes - 1}"
-        raise DataError(f"{path} {wrong}: it is damaged, or of another dataset.")
+        outside = f"has the label {low if low < 0 else high}, outside 0 to {classes - 1}"
+        raise DataError(f"{path} {outside}: it is damaged, or of another dataset.")
 
 
 def image_set(images: Array, labels: Array, classes: tuple[str, ...]) -> ImageSet:
-    """An ImageSet of arrays (n, C, H, W) and (n,); read-only ones are copied, torch wants to write."""
+    """Return an ImageSet of arrays (n, C, H, W) and (n,); copies read-only arrays, which torch does not support."""
     images = np.require(images, np.uint8, ["C", "W"])
     labels = np.require(labels, np.int64, ["C", "W"])
     return ImageSet(torch.from_numpy(images), torch.from_numpy(labels), classes)

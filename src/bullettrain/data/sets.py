@@ -1,4 +1,4 @@
-"""`load` a dataset by name or path, and split off a part of one, class by class, from a seed."""
+"""Load a dataset by name or path, and split datasets class by class."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bullettrain.data.readers import image_set, read_cifar10, read_cifar100, rea
 from bullettrain.errors import user_path
 
 NAMES = ("digits", "mnist", "cifar10", "cifar100")
-OWN = {"folder": "a folder that holds a folder of images for each class", "npz": "an .npz file with arrays x and y"}
-"""Datasets of the user's: what lies at folder:PATH and at npz:PATH."""
+OWN = {"folder": "a folder with one folder of images per class", "npz": "an .npz file with arrays x and y"}
+"""Datasets of the user: what PATH is in folder:PATH and npz:PATH."""
 LARGEST_SIDE = 8192
-TEST_SHARE, TEST_SEED = 0.2, 0  # where a dataset comes without a test set of its own
+TEST_SHARE, TEST_SEED = 0.2, 0  # for datasets without a test set
 
 Split = Literal["train", "test"]
 
@@ -32,25 +32,32 @@ def load(
     root: str | Path | None = None,
     image_size: int | tuple[int, int] | None = None,
 ) -> ImageSet:
-    """A dataset: "digits", "mnist", "cifar10", "cifar100", "folder:PATH" or "npz:PATH".
+    """Load a dataset.
 
-    folder:PATH takes PATH/train and PATH/test, or PATH/val, where they are there, npz:PATH takes PATH/train.npz and
-    PATH/test.npz where PATH is a folder; otherwise, as with the digits, a fifth of every class is the test
-    set, always the same one. image_size, a side or (H, W), resizes the images of a folder.
+    Args:
+        name_or_path: "digits", "mnist", "cifar10", "cifar100", "folder:PATH" or "npz:PATH". A folder may contain
+            PATH/train and PATH/test (or PATH/val), or for npz PATH/train.npz and PATH/test.npz. If it does not, and for
+            the digits, a fixed fifth of every class is the test set.
+        split: "train" or "test".
+        root: folder of the datasets. Default: `bullettrain.data.root`.
+        image_size: side, or (H, W), to resize the images of a folder to.
+
+    Raises:
+        DataError: the dataset is unknown, missing or damaged.
     """
     if split not in ("train", "test"):
         raise DataError(f"split {split!r} is unknown: there are train and test.")
-    kind, _, where = name_or_path.partition(":")
-    if name_or_path not in NAMES and not (kind in OWN and where):
-        file = os.path.expanduser(name_or_path)  # often given without the word in front
-        lies = "folder" if os.path.isdir(file) else "npz" if os.path.isfile(file) and file.endswith(".npz") else ""
-        meant = f"; for what lies there write {lies}:{name_or_path}" if lies else ""
-        there = f"there are {', '.join(NAMES)}, folder:PATH and npz:PATH{meant}"
-        raise DataError(f"dataset {name_or_path!r} is unknown: {there}.")
+    kind, _, location = name_or_path.partition(":")
+    if name_or_path not in NAMES and not (kind in OWN and location):
+        file = os.path.expanduser(name_or_path)  # a common mistake: a path without its prefix
+        prefix = "folder" if os.path.isdir(file) else "npz" if os.path.isfile(file) and file.endswith(".npz") else ""
+        hint = f"; for this path write {prefix}:{name_or_path}" if prefix else ""
+        known = f"there are {', '.join(NAMES)}, folder:PATH and npz:PATH{hint}"
+        raise DataError(f"dataset {name_or_path!r} is unknown: {known}.")
     if image_size is not None and kind != "folder":
         raise DataError(f"an image size was given for {name_or_path}: only folders of images are resized.")
     if kind in OWN:
-        path, what = user_path(where), OWN[kind]
+        path, what = user_path(location), OWN[kind]
         with reading(path, what, f"give {what}"):
             return _load_npz(path, split) if kind == "npz" else _load_folder(path, split, _size(image_size))
     if kind == "digits":
@@ -60,9 +67,11 @@ def load(
 
 
 def split_validation(data: ImageSet, size: int, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Hold out `size` images from the seed, every class in proportion: (the others, those held out).
+    """Split off ``size`` random images for validation, every class in proportion.
 
-    Both keep the order of `data`; size 0 gives `data` itself and an empty set.
+    Returns:
+        The other images and the validation images, both in the order of ``data``; for size 0, ``data`` itself and an
+        empty set.
     """
     if size and not 0 < size < len(data):
         raise DataError(f"a validation split of {size} images was asked of {len(data)}: choose 0 to {len(data) - 1}.")
@@ -71,7 +80,7 @@ def split_validation(data: ImageSet, size: int, seed: int) -> tuple[ImageSet, Im
 
 
 def check_alike(train: ImageSet, test: ImageSet, name: str) -> None:
-    """Refuse training and test images of other size or colour, before a network is trained for the one."""
+    """Raise DataError if training and test images differ in size or channels."""
     shapes = tuple(train.images.shape[1:]), tuple(test.images.shape[1:])
     if shapes[0] != shapes[1]:
         raise DataError(
@@ -80,29 +89,29 @@ def check_alike(train: ImageSet, test: ImageSet, name: str) -> None:
 
 
 def stratified(labels: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices of labels, int64 (n,), in two sorted parts of n - size and size, every class in proportion."""
-    counts = torch.bincount(labels.cpu()).tolist()
-    quotas = [size * count // max(len(labels), 1) for count in counts]
-    # The images that rounding down left over go to the classes that lost most by it, first ones first.
-    by_loss = sorted(range(len(counts)), key=lambda c: -(size * counts[c] % max(len(labels), 1)))
+    """Split the indices of labels, int64 (n,), into sorted parts of n - size and size, every class in proportion."""
+    n, counts = len(labels), torch.bincount(labels.cpu()).tolist()
+    quotas = [size * count // n for count in counts]
+    # Images lost by rounding down go to the classes that lost most; ties go to the first class.
+    by_loss = sorted(range(len(counts)), key=lambda c: -(size * counts[c] % n))
     for c in by_loss[: size - sum(quotas)]:
         quotas[c] += 1
     generator = torch.Generator().manual_seed(derive_seed(seed, "split"))
-    held = torch.zeros(len(labels), dtype=torch.bool)
+    held = torch.zeros(n, dtype=torch.bool)
     for c, quota in enumerate(quotas):
         members = (labels.cpu() == c).nonzero()[:, 0]
         held[members[torch.randperm(len(members), generator=generator)[:quota]]] = True
-    parts = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
-    return parts[0].to(labels.device), parts[1].to(labels.device)
+    held = held.to(labels.device)
+    return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
 
 
 def sample(labels: Tensor, size: int) -> Tensor:
-    """Sorted indices of ``size`` of the labels, int64 (n,), every class in proportion; always the same ones."""
+    """Return sorted indices of ``size`` of the labels, int64 (n,), every class in proportion; always the same."""
     return stratified(labels, size, seed=0)[1]
 
 
 def _part(data: ImageSet, split: Split) -> ImageSet:
-    """The training or the test part of a dataset that comes in one."""
+    """Return the training or the test part of a dataset without a test set."""
     train, test = stratified(data.labels, round(len(data) * TEST_SHARE), TEST_SEED)
     return data.subset(train if split == "train" else test)
 
@@ -113,8 +122,8 @@ def _load_folder(path: Path, split: Split, image_size: tuple[int, int] | None) -
         for test in (path / "test", path / "val"):
             if test.is_dir():
                 return read_folder(train if split == "train" else test, like=train, image_size=image_size)
-        if any(inside.is_dir() for inside in train.iterdir()):  # else images of trains, perhaps
-            raise DataError(f"{path} has a train, but no test and no val: add one, or give {train} to have it split.")
+        if any(inside.is_dir() for inside in train.iterdir()):  # otherwise "train" can be a class
+            raise DataError(f"{path} has a train but no test or val folder: add one, or give {train} to have it split.")
     return _part(read_folder(path, image_size=image_size), split)
 
 
@@ -123,12 +132,12 @@ def _load_npz(path: Path, split: Split) -> ImageSet:
     if path.is_dir():
         parts = {"train": path / "train.npz", "test": path / "test.npz"}
     arrays = {part: read_npz(file) for part, file in parts.items()}
-    # Over both parts: a class that only one of them has is still a class.
-    top = max(int(y.max()) for _, y in arrays.values())
-    if top >= sum(len(y) for _, y in arrays.values()):
-        raise DataError(f"{path} has the label {top}, but fewer images: number the classes from 0 on.")
-    classes = tuple(str(c) for c in range(top + 1))
-    sets = {part: image_set(*both, classes) for part, both in arrays.items()}
+    # Over both parts, because one part may lack a class.
+    highest = max(int(y.max()) for _, y in arrays.values())
+    if highest >= sum(len(y) for _, y in arrays.values()):
+        raise DataError(f"{path} has the label {highest}, but fewer images: number the classes from 0.")
+    classes = tuple(str(c) for c in range(highest + 1))
+    sets = {part: image_set(x, y, classes) for part, (x, y) in arrays.items()}
     if "all" in sets:
         return _part(sets["all"], split)
     check_alike(sets["train"], sets["test"], str(path))
@@ -145,7 +154,7 @@ def _size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 
 def fingerprint(sets: tuple[ImageSet, ...], *, most: int = 500) -> str:
-    """A digest that changes with the data: sizes, shapes, classes, labels, and about ``most`` images of each set."""
+    """Return a digest of the data: shapes, classes, labels, and about ``most`` images of each set."""
     digest = hashlib.blake2b(digest_size=16)
     for images in sets:
         digest.update(repr((tuple(images.images.shape), images.classes)).encode())

@@ -1,4 +1,4 @@
-"""The datasets that can be fetched: which files they are, where those come from, and what their digests are."""
+"""The datasets that can be downloaded: their files, URLs and digests."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ State = Literal["here", "partly", "missing", "built in", "needs extra"]
 
 @dataclass(frozen=True)
 class File:
-    """A file of a dataset, its path under the root, and the digest of what it says.
+    """A file of a dataset.
 
-    kind: "bytes" is the md5 of the file; "idx" of the file unpacked; "batch" the sha256 of the pixels and
-    labels of a CIFAR-10 batch, "names" of its class names, which any pickle of them has.
+    Attributes:
+        path: path under the root.
+        digest: expected digest of its content.
+        kind: what is hashed. "bytes": md5 of the file. "idx": md5 of the uncompressed file. "batch": sha256 of the
+            pixels and labels of a CIFAR-10 batch. "names": sha256 of the class names of CIFAR-10. The last two do not
+            depend on how the content was pickled.
     """
 
     path: str
@@ -35,7 +39,7 @@ class File:
 
 @dataclass(frozen=True)
 class Archive:
-    """A file as it is published: its path under the root, its addresses, its md5, and the files in it."""
+    """A published archive: its path under the root, URLs, md5, and the files in it."""
 
     path: str
     urls: tuple[str, ...]
@@ -45,19 +49,19 @@ class Archive:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset that is fetched."""
+    """A dataset that can be downloaded."""
 
     title: str
     archives: tuple[Archive, ...]
 
     @property
     def files(self) -> tuple[File, ...]:
-        """All its files."""
+        """The files of all archives."""
         return tuple(file for archive in self.archives for file in archive.files)
 
 
 class FileCheck(NamedTuple):
-    """What `verify` found at a file's path: a state and a sentence."""
+    """Result of `verify` for one file."""
 
     path: Path
     state: Literal["ok", "missing", "wrong", "unreadable"]
@@ -65,12 +69,12 @@ class FileCheck(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the file is there and says what it should."""
+        """Whether the file exists and has the right content."""
         return self.state == "ok"
 
 
 class Availability(NamedTuple):
-    """What `available` found of a dataset."""
+    """Result of `available` for one dataset."""
 
     name: str
     title: str
@@ -79,16 +83,16 @@ class Availability(NamedTuple):
 
 
 _MNIST_HOSTS = "https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"
-# The second host is where the first one sends its visitors on to.
+# The first host redirects to the second.
 _CIFAR_HOSTS = "https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/"
-# md5 of the published .gz and of what is in it.
+# md5 of the published .gz file and of its uncompressed content.
 _MNIST = {
     "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
     "train-labels-idx1-ubyte": ("d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624"),
     "t10k-images-idx3-ubyte": ("9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea"),
     "t10k-labels-idx1-ubyte": ("ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
 }
-# sha256 of content: of a batch its (n, 3072) pixels and then its n labels, a byte each; of the names, by line.
+# sha256 of the content: (n, 3072) pixels and then n labels, one byte each; names joined by newlines.
 _CIFAR10 = [
     File(f"cifar-10-batches-py/{name}", sha256, "names" if name == "batches.meta" else "batch")
     for name, sha256 in {
@@ -135,15 +139,15 @@ SOURCES: dict[str, Source] = {
 
 
 def source(name: str) -> Source:
-    """The source of dataset `name`, or a DataError where it has none."""
+    """Return the source of dataset ``name``. Raises DataError if it cannot be downloaded."""
     if name not in SOURCES:
-        why = "is read where it lies" if name.startswith(("folder:", "npz:")) else "is unknown"
-        raise DataError(f"dataset {name!r} {why}: {', '.join(SOURCES)} can be prepared and verified.")
+        reason = "is your own" if name.startswith(("folder:", "npz:")) else "is unknown"
+        raise DataError(f"dataset {name!r} {reason}: {', '.join(SOURCES)} can be prepared and verified.")
     return SOURCES[name]
 
 
 def verify(name: str, root: str | Path | None = None) -> list[FileCheck]:
-    """Check every file of a dataset against its digest; the digits, a part of scikit-learn, have none."""
+    """Check every file of a dataset against its digest. The digits, a part of scikit-learn, have no files."""
     return [] if name == "digits" else [check(find_root(root), file) for file in source(name).files]
 
 
@@ -152,22 +156,22 @@ def _place(root: Path, file: File) -> Path:
 
 
 def check(root: Path, file: File) -> FileCheck:
-    """Check one file under `root` against its digest."""
+    """Check one file under ``root`` against its digest."""
     path = _place(root, file)
-    if not os.path.exists(path):  # a name too long is no file
+    if not os.path.exists(path):  # Path.exists raises for a name that is too long
         return FileCheck(path, "missing", "there is no such file.")
     try:
-        found = digest(path, file.kind)
+        actual = digest(path, file.kind)
     except DataError as error:
         return FileCheck(path, "unreadable", str(error))
-    if found != file.digest:
+    if actual != file.digest:
         what = {"bytes": "md5", "idx": "md5 unpacked"}.get(file.kind, "sha256 of its content")
-        return FileCheck(path, "wrong", f"its {what} is {found}, the original's {file.digest}.")
+        return FileCheck(path, "wrong", f"its {what} is {actual}, the original's {file.digest}.")
     return FileCheck(path, "ok", "its digest is right.")
 
 
 def digest(path: Path, kind: Kind) -> str:
-    """The digest, as `File` describes it, of what is in the file."""
+    """Return the digest of a file, computed as its `File.kind` says."""
     if kind == "bytes":
         return md5_of(path)
     if kind == "idx":
@@ -181,22 +185,22 @@ def digest(path: Path, kind: Kind) -> str:
 
 
 def md5_of(path: Path) -> str:
-    """The md5 of a file, read in pieces."""
-    found = hashlib.md5(usedforsecurity=False)
+    """Return the md5 of a file."""
+    md5 = hashlib.md5(usedforsecurity=False)
     with reading(path, "a file", "make it readable, or delete it"), path.open("rb") as file:
         while piece := file.read(1 << 20):
-            found.update(piece)
-    return found.hexdigest()
+            md5.update(piece)
+    return md5.hexdigest()
 
 
 def available(root: str | Path | None = None) -> list[Availability]:
-    """What of each dataset is under the root, by presence alone; `verify` looks at the digests."""
+    """List which datasets are under the root. Only looks for the files; `verify` checks their content."""
     base = find_root(root)
     built_in = importlib.util.find_spec("sklearn") is not None
     title = "scikit-learn's digits, 1,438 + 359 of them, 8x8 grey"
-    found = [Availability("digits", title, "built in" if built_in else "needs extra")]
+    datasets = [Availability("digits", title, "built in" if built_in else "needs extra")]
     for name, entry in SOURCES.items():
-        absent = tuple(path for file in entry.files if not os.path.isfile(path := _place(base, file)))
-        state: State = "here" if not absent else "partly" if len(absent) < len(entry.files) else "missing"
-        found.append(Availability(name, entry.title, state, absent))
-    return found
+        missing = tuple(path for file in entry.files if not os.path.isfile(path := _place(base, file)))
+        state: State = "here" if not missing else "partly" if len(missing) < len(entry.files) else "missing"
+        datasets.append(Availability(name, entry.title, state, missing))
+    return datasets

@@ -1,4 +1,4 @@
-"""Perturbations that are carried over from epoch to epoch, while the crop and the flip of an image change."""
+"""Perturbations kept from epoch to epoch, aligned with the crop and flip of each epoch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bullettrain.data.augment import Augment, Draws
 
 
 class StoredPerturbations:
-    """The last perturbation of each image of a dataset, to start its next attack from.
+    """Keep the last perturbation of each image of a dataset, to start its next attack from.
 
-    It is kept where it lies in the padded image, so that crop and flip can be undone: a pixel's perturbation goes with
-    the pixel. What the crop of now did not show then is 0.
+    Perturbations are stored in the coordinates of the padded image, so that each follows its pixel through other crops
+    and flips. Pixels that were outside the last crop start from 0.
 
         stored = StoredPerturbations(len(dataset), (3, 32, 32), augment)
         for x, y, index, draws in batches:
@@ -22,12 +22,12 @@ class StoredPerturbations:
             stored.keep(x, out.x_prime, index, draws)
 
     Args:
-        images: how many there are.
-        shape: (C, H, W) of one.
-        augment: what crops and flips them.
-        device: where it is kept; half a gigabyte for CIFAR-10, and half of that in int8.
-        dtype: in which.
-        unit: what 1 of ``dtype`` stands for; eps / 127 keeps perturbations of up to eps in int8.
+        images: number of images in the dataset.
+        shape: (C, H, W) of an image.
+        augment: the augmentation that crops and flips them.
+        device: device of the storage. CIFAR-10 takes half a gigabyte in float16 and half of that in int8.
+        dtype: dtype of the storage.
+        unit: perturbation that a stored 1 stands for; eps / 127 stores perturbations up to eps in int8.
     """
 
     def __init__(
@@ -45,23 +45,23 @@ class StoredPerturbations:
         self.augment, self.unit, self.delta = augment, unit, torch.zeros(size, dtype=dtype, device=device)
 
     def start(self, x: Tensor, index: Tensor, draws: Draws) -> Tensor:
-        """``x`` (m, C, H, W), cropped and flipped by ``draws``, with what is kept of the images ``index`` (m,)."""
+        """Return ``x`` (m, C, H, W), augmented by ``draws``, plus the stored perturbations of images ``index`` (m,)."""
         pixels = self.augment.pixels(x, draws)[:, None].expand(*x.shape[:2], -1)
         return x + self.unit * self.delta.index_select(0, index).gather(2, pixels).view(x.shape).to(x.dtype)
 
     def keep(self, x: Tensor, x_prime: Tensor, index: Tensor, draws: Draws) -> None:
-        """Keep the perturbations of x' (m, C, H, W); those outside the crop are forgotten."""
+        """Store the perturbations x' − x, (m, C, H, W), and 0 outside the crop."""
         pixels = self.augment.pixels(x, draws)[:, None].expand(*x.shape[:2], -1)
-        whole = torch.zeros_like(self.delta[: len(index)])
-        moved = (x_prime - x).detach().flatten(2) / self.unit
-        whole.scatter_(2, pixels, (moved if whole.is_floating_point() else moved.round()).to(whole.dtype))
-        self.delta.index_copy_(0, index, whole)
+        padded = torch.zeros_like(self.delta[: len(index)])
+        delta = (x_prime - x).detach().flatten(2) / self.unit
+        padded.scatter_(2, pixels, (delta if padded.is_floating_point() else delta.round()).to(padded.dtype))
+        self.delta.index_copy_(0, index, padded)
 
     def draw(self, eps: float, generator: torch.Generator | None = None) -> None:
-        """Begin anew from x with ``eps`` added to, or taken from, each pixel by chance."""
+        """Reset all perturbations to random values of ±``eps`` per pixel."""
         size = eps / self.unit if self.delta.is_floating_point() else round(eps / self.unit)
         self.delta.bernoulli_(0.5, generator=generator).mul_(2).sub_(1).mul_(size)
 
     def clear(self) -> None:
-        """Begin anew from x itself."""
+        """Reset all perturbations to 0."""
         self.delta.zero_()

@@ -64,7 +64,7 @@ def _from_function(text: str) -> nn.Module:
     except ModuleNotFoundError as error:
         if error.name is None or not where.startswith(error.name):
             raise
-        raise ValueError(f"{text}: there is no module {error.name!r} here or among what is installed") from None
+        raise ValueError(f"{text}: there is no module {error.name!r} in this folder or installed") from None
     function = getattr(module, name, None)
     if not callable(function):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == where]
