@@ -5,7 +5,8 @@ python benchmarks/plane.py --check    # only say whether they are up to date
 
 Every line of the file is one run. Runs that differ in nothing but the seed are one result: their mean and, from three
 seeds on, its standard error. A method that was trained in several ways (other weights, another ε) is shown by the
-result that was timed and has met AutoAttack, then by that of most seeds, then of most test images. Which methods a
+result that was timed and has met AutoAttack, then by one whose command is on record, then by that of most seeds, then of
+most test images. Which methods a
 table shows is said by the mark above it in the page; "all" shows every result:
 
     <!-- plane: PGD-AT, 3 steps | PGD-AT, 10 steps -->
@@ -93,10 +94,11 @@ class Result:
         attacked = [run for run in self.runs if run[attack]]
         return len({run["seed"] for run in attacked or self.runs})
 
-    def rank(self) -> tuple[bool, int, int, float, bool]:
+    def rank(self) -> tuple[bool, bool, int, int, float, bool]:
         """Larger for the result that a method is shown by."""
         drawn, averaged = bool(self.images() and self._values("minutes")), self.setting["weights"] == "averaged"
-        return drawn, self.seeds(), self.images(), float(self.setting["eps"] or 0), averaged
+        recorded = all(run["command"] for run in self.runs)
+        return drawn, recorded, self.seeds(), self.images(), float(self.setting["eps"] or 0), averaged
 
     def _values(self, figure: str) -> list[float]:
         return [float(run[figure]) for run in self.runs if run[figure]]

@@ -21,7 +21,9 @@ class LogitPairing(AdversarialObjective):
 
     def loss(self, z, z_prime, y, touched=None, weight=None):  # type: ignore[no-untyped-def]
         """Return the mean loss of the mini-batch."""
-        return F.cross_entropy(z_prime.float(), y) + 0.5 * (z.float() - z_prime.float()).square().mean()
+        loss = F.cross_entropy(z_prime.float(), y, reduction="none")
+        loss = loss + 0.5 * (z.float() - z_prime.float()).square().mean(dim=1)
+        return loss.mean() if weight is None else (weight * loss).mean()
 
 
 def confidence(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

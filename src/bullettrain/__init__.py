@@ -1,4 +1,4 @@
-"""BulletTrain: robust training of neural networks at a fraction of the cost, by boundary example mining."""
+"""BulletTrain: training of robust neural networks with less compute, by boundary example mining."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

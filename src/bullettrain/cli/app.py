@@ -9,7 +9,7 @@ from bullettrain.cli import commands
 from bullettrain.cli.command import add_command
 
 app = typer.Typer(
-    help="Train robust neural networks at a fraction of the cost.",
+    help="Train robust neural networks with less compute.",
     epilog="Start here:  bullettrain train",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
