@@ -328,7 +328,7 @@ def test_settings_that_change_later_are_refused_as_well(budget):
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        (None, r"index is missing; give \(20,\) int64, which of the 20 examples"),
+        (None, r"index is missing; give the dataset indices of the batch, \(20,\) int64"),
         (torch.arange(19), r"index is int64 of shape \(19,\)"),
         (torch.arange(20.0), r"index is float32"),
         (torch.arange(20) + 1, "index goes from 1 to 20, but there are examples 0 to 19"),
@@ -460,3 +460,13 @@ def test_a_sampler_reads_the_history_when_an_epoch_begins():
     assert train.history.visits.sum() == 18
     with pytest.raises(TypeError, match="choose returned bool of shape"):
         list(HistorySampler(train.history, lambda history: history.margin > 0))
+
+
+def test_a_history_without_an_index_is_refused():
+    """It would stay empty without a word."""
+    train = bt.BulletTrain(bt.TRADES(), budget=bt.StepBudget(2, 1), examples=40)
+    x, y = torch.rand(8, 3, 8, 8), torch.arange(8) % 4
+    with pytest.raises(ValueError, match=r"the history of 40 examples is used, and index is missing"):
+        train.step(norm_net(), x, y)
+    train.step(norm_net(), x, y, index=torch.arange(8))
+    assert int(train.history.visits.sum()) == 8

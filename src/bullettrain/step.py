@@ -58,11 +58,11 @@ def algorithm(
     for i, rows in enumerate(slices(sizes)):
         batch, own, x_prime = rows_of(group, rows), rows_of(assigned, rows), attack.x_prime_of(rows)
         train.check_attack(batch.x, x_prime, None if attack.eps is None else attack.eps[rows])
-        touched, share = phases.touched(steps[rows]), workers.loss_weight(i)
-        learned = run(phases.learn, batch, x_prime, own, z, touched, share, phases.accumulation)  # lines 7, 9: z', ∇L
+        touched, weight = phases.touched(steps[rows]), workers.loss_weight(i)
+        learned = run(phases.learn, batch, x_prime, own, z, touched, weight, phases.accumulation)  # lines 7, 9: z', ∇L
         workers.sum_(learned.counts)
         remembered = train.remembered(workers, i, batch.indices, learned, own.steps)
-        run(phases.update, learned, batch.y, own, remembered, share)  # line 8: F_R
+        run(phases.update, learned, batch.y, own, remembered, weight)  # line 8: F_R
         train.steps_taken += 1
         work = train.work(steps[rows], touched, total * sizes[i] / len(steps), phases, len(sizes))
         yield StepOutput(learned.loss, own.category, own.steps, own.svar, work, x_prime, learned.z, learned.z_prime)
@@ -300,7 +300,7 @@ class BulletTrain:
         self.check_settings()
         for batch in batches:
             validation.check_batch(batch.x, batch.y)
-            if self.selects_by_last or (batch.indices is not None and self.history.examples):
+            if self.history.examples:
                 validation.check_index(batch.indices, batch.y, self.history.examples, look=due)
                 self.history.to(batch.y.device)
             if due:

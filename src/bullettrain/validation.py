@@ -99,8 +99,8 @@ def check_index(index: Tensor | None, y: Tensor, examples: int, *, look: bool) -
     if not torch.is_tensor(index) or index.dtype != torch.int64 or index.shape != y.shape:
         given = "missing" if index is None else described(index)
         raise ValueError(
-            f"steps look at what is remembered of examples, and index is {given}; give ({len(y)},) int64, which of the "
-            f"{examples} examples these are"
+            f"the history of {examples} examples is used, and index is {given}; give the dataset indices of the batch, "
+            f"({len(y)},) int64"
         )
     if index.device != y.device:
         raise ValueError(f"index is on {index.device}, but the labels are on {y.device}")

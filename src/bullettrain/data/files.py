@@ -92,15 +92,17 @@ def class_names(path: Path) -> tuple[str, ...]:
 def read_image(path: Path) -> Any:
     """Read and decode an image with Pillow."""
     with extra("an image"):
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     with reading(path, "an image that Pillow can read", "replace it or remove it", missing="give image files"):
         if path.is_dir():
             raise DataError(f"{path} is a folder, not an image: give image files, or remove it.")
         Image.init()
-        content = io.BytesIO(
-            path.read_bytes()
-        )  # in memory, so that a wrong length in a damaged file cannot allocate more
-        with Image.open(content, formats=[name for name in FORMATS if name in Image.OPEN]) as image:
+        content = io.BytesIO(path.read_bytes())  # a wrong length in a damaged file cannot allocate more than the file
+        try:
+            image = Image.open(content, formats=[name for name in FORMATS if name in Image.OPEN])
+        except UnidentifiedImageError:  # its message names the buffer
+            raise ValueError("unknown format") from None
+        with image:
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"{path} has {image.height}x{image.width} pixels, over {MAX_PIXELS}: make it smaller.")
             image.load()

@@ -139,9 +139,9 @@ class Captured:
                 f"more mini-batches were given at once than attack_group={group}; give so many at a time, e.g."
                 f" list(itertools.islice(batches, {group})) of batches = iter(loader)"
             )
-        wanted = (3,) if self.train.selects_by_last else (2, 3) if self.train.history.examples else (2,)
-        if other := [len(parts) for parts in given if len(parts) not in wanted]:
-            what = "x, y and index" if self.train.selects_by_last else "x and y"
+        wanted = 3 if self.train.history.examples else 2
+        if other := [len(parts) for parts in given if len(parts) != wanted]:
+            what = "x, y and index" if wanted == 3 else "x and y"
             raise ValueError(f"a mini-batch is {what} here; one with {other[0]} parts was given")
         return self._steps([Batch(x, y, None, *index) for x, y, *index in given])
 

@@ -97,6 +97,7 @@ def train(
     if folder.finished:
         if place.first and has_checkpoint:  # a file of weights may be missing or damaged
             folder.export(folder.load())
+        logger.info("%s is finished: there is nothing to resume", out)
         return read_result(folder)
     data = load_data(config, data_dir)
     trainer = Trainer(config, folder, place, data, console=console if place.first else None, keep_going=keep_going)
