@@ -5,8 +5,8 @@ python benchmarks/plane.py --check    # only say whether they are up to date
 
 Every line of the file is one run. Runs that differ in nothing but the seed are one result: their mean and, from three
 seeds on, its standard error. A method that was trained in several ways (other weights, another ε) is shown by the
-result that was timed and has met AutoAttack, then by one whose command is on record, then by that of most seeds, then of
-most test images. Which methods a
+result that was timed and has met AutoAttack, then by one whose command is on record, then by that of most seeds, then
+of most test images. Which methods a
 table shows is said by the mark above it in the page; "all" shows every result:
 
     <!-- plane: PGD-AT, 3 steps | PGD-AT, 10 steps -->

@@ -33,8 +33,8 @@ class Allocation(Protocol):
     An allocation made of tensor operations is as fast as the built-in ones. Two optional members:
 
     * ``revise(t, logits, y, remaining) -> remaining`` may shorten attacks. It is called after iteration t with the
-      logits (n, K) before that step, labels (n,) and remaining steps (n,). The attack is then ragged and reads from
-      the device once an iteration.
+      logits (n, K) before that step, labels (n,) and remaining steps (n,). The batch then shrinks at
+      every iteration, which reads from the device once each time.
     * ``selects = False`` declares that categories and scores are not used although steps differ. Nothing is forwarded
       to select then, and all examples are BOUNDARY.
     """

@@ -122,7 +122,9 @@ class Phases:
     ) -> None:
         self.train, self.objective, self.forwards = train, train.objective, forwards
         self.backward, self.record = backward, record
-        self.packs = self.spare = packs and self.objective.attack_mode == "eval"
+        self.packs = packs and self.objective.attack_mode == "eval"
+        self.spare = self.packs
+        """Whether attacks have a spare row, for places without an example."""
         self.size_multiple = size_multiple
         self.accumulation = (False, 1.0)
         """Whether gradients are added to the existing ones, and their scale."""
@@ -133,10 +135,10 @@ class Phases:
         if fast and weight is not None:
             self.ascent = self.objective.fast_functions(forwards.compiled, weight)
         self.loss_of, self.count = (forwards.compiled(f) for f in (self.objective.loss, train.robust_fraction.counts))
-        self._update: Callable[..., Any] = self._move
+        self._update: Callable[..., Any] = self._update_state
         if fast and forwards.compile and weight is not None and weight.is_cuda:  # type: ignore[attr-defined]
             # Not on a CPU: compiled by torch 2.13, writes to a 0-d float64 tensor (F_R) are lost there.
-            self._update = torch.compile(self._move)
+            self._update = torch.compile(self._update_state)
 
     # ---------------------------------------------------------------------------------------- sizes, on the host
 
@@ -294,7 +296,7 @@ class Phases:
         x_prime: Tensor,
         assigned: Assignment,
         z: Tensor | None,
-        t: int | None,
+        num_touched: int | None,
         loss_weight: float,
         accumulation: tuple[bool, float],
     ) -> Learned:
@@ -305,7 +307,7 @@ class Phases:
             x_prime: (m, …) corrupted examples; AugMix: (2, m, …).
             assigned: category and steps of these examples.
             z: (m, K) clean logits of the loss, where they exist already.
-            t: number of rows that are forwarded corrupted, those with steps first; None: all.
+            num_touched: number of rows that are forwarded corrupted, those with steps first; None: all.
             loss_weight: weight of this process in the joint batch.
             accumulation: see :attr:`accumulation`.
         """
@@ -313,7 +315,7 @@ class Phases:
         views = x_prime.ndim - x.ndim
         x_prime = objective.learns_from(x, x_prime)
         clean = (x if objective.z_of == "x" else start) if objective.has_clean_term and z is None else None
-        touched = None if t is None else (steps == 0).long().argsort(stable=True)[:t]
+        touched = None if num_touched is None else (steps == 0).long().argsort(stable=True)[:num_touched]
         valid = None if touched is None or not self.forwards.pads else steps.index_select(0, touched) > 0
         corrupted = x_prime
         if objective.has_clean_term and touched is not None:
@@ -331,7 +333,7 @@ class Phases:
                 moved = torch.where(_repeated(valid, objective.num_views)[:, None], moved, own.to(moved.dtype))  # type: ignore[index]
             z_prime = objective.fill_in(z, moved, touched)
         # A batch without corrupted rows is rare, and would be compiled for itself.
-        loss_of = objective.loss if t == 0 else self.loss_of
+        loss_of = objective.loss if num_touched == 0 else self.loss_of
         if not self.forwards.keeps_graphs:
             z_prime = dynamic(z_prime, z_prime.ndim - 2)
         weight = () if assigned.weight is None else (assigned.weight,)
@@ -367,7 +369,7 @@ class Phases:
         decided = assigned.category, assigned.svar
         self._update(learned.counts, remembered, learned[:3], y, *decided, loss_weight)
 
-    def _move(
+    def _update_state(
         self,
         counts: Tensor,
         remembered: Sequence[Tensor | None],
