@@ -15,6 +15,7 @@ import argparse
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -110,7 +111,11 @@ def add(folder: Path, file: Path = CSV, survivors: Path = SURVIVORS) -> dict[str
     there.make()
     kept = [r for r in RunFolder(folder).records() if r.get("kind") in ("evaluation", "end")]
     there.write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept).encode())
-    there.write("evaluation.json", (folder / "evaluation.json").read_bytes())
+    judged = RunFolder(folder).read_json("evaluation.json")
+    for entry in judged["evaluations"]:
+        command = entry["environment"]["command"]
+        entry["environment"]["command"] = re.sub(r"(?<= evaluate )\S+", "OUT", command)  # no path of a machine
+    there.write_json("evaluation.json", judged)
     text = io.StringIO()
     csv.DictWriter(text, COLUMNS, lineterminator="\n").writerow(line)
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
