@@ -26,10 +26,10 @@ from typing import Any
 from plane import COLUMNS, CSV, ROOT
 
 from bullettrain.evaluation.results import Store
+from bullettrain.formatting import METHODS
 from bullettrain.run_folder import RunFolder
 
 RECIPES = {"PGD-AT": "cifar10-pgd-short", "TRADES": "cifar10-trades-short", "MART": "cifar10-mart-short"}
-OBJECTIVES = {"pgd-at": "PGD-AT", "trades": "TRADES", "mart": "MART"}
 CHOSEN_BY = {"chance": "score=random", "oracle": "separation=oracle"}
 JUDGE = [
     *("--attack", "apgd:eps=8/255", "--images", "4000", "--weights", "averaged"),
@@ -86,7 +86,7 @@ def line_of(folder: Path) -> dict[str, str]:
     apgd = next(result for result in entry.results if result.name == "apgd")
     accuracy = {r["attack"]: r["accuracy"] for r in records if r.get("weights") == entry.weights}
     end = next(record for record in reversed(records) if record.get("kind") == "end")
-    objective, counts = OBJECTIVES[method.objective], (method.boundary, method.robust, method.outlier)
+    objective, counts = METHODS[method.objective], (method.boundary, method.robust, method.outlier)
     uniform = len(set(counts)) == 1 and method.allocation == "categories"
     score = "oracle" if method.separation == "oracle" else {"random": "chance"}.get(method.score, method.score)
     steps = "/".join(map(str, counts))
@@ -105,9 +105,14 @@ def line_of(folder: Path) -> dict[str, str]:
 
 
 def add(folder: Path, file: Path = CSV, survivors: Path = SURVIVORS) -> dict[str, str]:
-    """Copy what a run's images survived, and write its line, after those of the same objective."""
+    """Copy what a run's images survived, and write its line, after those of the same objective.
+
+    Folders are named by objective, steps, score and seed; a row that differs in other settings is refused.
+    """
     line = line_of(folder)
     there = RunFolder(survivors / folder_name(line["objective"], line["steps"], line["score"], line["seed"]))
+    if there.path.exists():
+        sys.exit(f"{there.path} is on record already; a row with other settings needs a name of its own")
     there.make()
     kept = [r for r in RunFolder(folder).records() if r.get("kind") in ("evaluation", "end")]
     there.write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept).encode())

@@ -46,6 +46,7 @@ def study(objective: str = "PGD-AT") -> dict[str, Result]:
     """The settings of an objective by name, such as "3/1/1 by chance", the most robust first."""
     results = [result for result in read() if all(run["apgd_images"] == IMAGES for run in result.runs)]
     results = [result for result in results if result.setting["objective"] == objective]
+    results = [result for result in results if result.setting["allocation"] in ("uniform", "categories")]
     results.sort(key=lambda result: -(result.mean("apgd") or 0.0))
     controls = {"chance": " by chance", "oracle": " by oracle"}
     return {r.setting["steps"] + controls.get(r.setting["score"], ""): r for r in results}

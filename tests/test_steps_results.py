@@ -45,6 +45,8 @@ def test_a_finished_run_becomes_a_line(figure, tmp_path):
         shutil.copy(RESULTS / "steps" / name / file, folder.path / file)
     shutil.copy(RESULTS / "plane.csv", tmp_path / "plane.csv")
     assert rows.add(folder.path, tmp_path / "plane.csv", tmp_path / "steps") == recorded
+    with pytest.raises(SystemExit, match="is on record already"):
+        rows.add(folder.path, tmp_path / "plane.csv", tmp_path / "steps")
     before, after = ((path / "plane.csv").read_text(encoding="utf-8") for path in (RESULTS, tmp_path))
     assert len(after.splitlines()) == len(before.splitlines()) + 1
     for file in ("metrics.jsonl", "evaluation.json"):
