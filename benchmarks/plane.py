@@ -1,24 +1,28 @@
-"""Make the README's picture and table of methods, and the documentation's longer one, from results/plane.csv.
+"""Make the pictures and tables of methods in the README and the documentation from results/plane.csv.
 
 python benchmarks/plane.py            # write them
 python benchmarks/plane.py --check    # only say whether they are up to date
 
-Every line of the file is one run. Runs that differ in nothing but the seed are one result: their mean and, from three
-seeds on, its standard error. A method that was trained in several ways (other weights, another ε) is shown by the
-result that was timed and has met AutoAttack, then by one whose command is on record, then by that of most seeds, then
-of most test images. Which methods a
-table shows is said by the mark above it in the page; "all" shows every result:
+Every line of the file is one run. Of two with the same settings and seed the later counts. Runs that differ in nothing
+but the seed are one result: their mean and, from three seeds on, its standard error.
 
-    <!-- plane: PGD-AT, 3 steps | PGD-AT, 10 steps -->
+The README shows methods with three seeds, which are judged by APGD at the same ε: accuracy over passes. The mark above
+its table names those that the table has. The documentation shows accuracy under AutoAttack over minutes, by the one
+result of each method that was timed and has met AutoAttack, then one whose command is on record, then that of most
+seeds, then of most test images. Minutes are those of the training steps: most lines know no others. Its table has all
+results:
+
+    <!-- plane: PGD-AT, 3 steps | TRADES, 10 steps -->
     <!-- plane: all -->
 
-The picture needs matplotlib and adjustText (the extra ``docs``); it keeps a description of what it shows, which
+The pictures need matplotlib and adjustText (the extra ``docs``); they keep a description of what they show, which
 ``--check`` compares.
 """
 
 import argparse
 import csv
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -28,10 +32,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from row_names import folder_name
+
 ROOT = Path(__file__).resolve().parent.parent
 CSV = ROOT / "results" / "plane.csv"
+STEPS = ROOT / "results" / "steps"
+"""What is kept of the runs that benchmarks/rows.py added."""
 PAGES = (ROOT / "README.md", ROOT / "docs" / "accuracy.md")
-PICTURES = {"light": ROOT / "docs" / "images" / "plane-light.svg", "dark": ROOT / "docs" / "images" / "plane-dark.svg"}
+IMAGES = ROOT / "docs" / "images"
+AXES = {
+    "seeds": ("passes", "apgd", "passes an example (logarithmic)", "accuracy under APGD, L∞ 8/255, %"),
+    "plane": ("minutes", "autoattack", "training steps, minutes (logarithmic)", "accuracy under AutoAttack, %"),
+}
+"""The pictures: cost, accuracy, and what the axes are called."""
 
 COLUMNS = [
     "method",
@@ -63,7 +76,7 @@ SAME_SETTING = ("method", "objective", "allocation", "score", "steps", "eps", "k
 MOST_POINTS_BELOW = 8.0
 """A method so many points below the best is drawn at the lower edge, so that the others can be told apart."""
 
-HEAD = ["method", "minutes", "clean %", "PGD-20 %", "AutoAttack %", "measured on"]
+HEAD = ["method", "passes", "clean %", "PGD-20 %", "APGD %"]
 LONG_HEAD = ["method", "ε", "passes", "minutes", "clean %", "PGD-20 %", "APGD %", "AutoAttack %", "measured on"]
 MARK = re.compile(r"(<!-- plane: (.*?) -->\n).*?\n?(<!-- /plane -->)", re.DOTALL)
 
@@ -101,7 +114,17 @@ class Result:
         return drawn, recorded, self.seeds(), self.images(), float(self.setting["eps"] or 0), averaged
 
     def _values(self, figure: str) -> list[float]:
+        if figure == "minutes":
+            return [step_minutes(run) for run in self.runs if run["minutes"]]
         return [float(run[figure]) for run in self.runs if run[figure]]
+
+
+def step_minutes(run: dict[str, str]) -> float:
+    """Return the minutes of a run's training steps. Those of the whole command are in lines with a compile time."""
+    if not run["minutes_compile"]:
+        return float(run["minutes"])
+    records = (STEPS / folder_name(run["command"]) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return json.loads(records[-1])["seconds"] / 60
 
 
 def read(file: Path = CSV) -> list[Result]:
@@ -111,10 +134,10 @@ def read(file: Path = CSV) -> list[Result]:
         if reader.fieldnames != COLUMNS:
             sys.exit(f"{file.name}: its columns have to be {','.join(COLUMNS)}")
         runs = list(reader)
-    found: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    found: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
     for run in runs:
-        found.setdefault(tuple(run[name] for name in SAME_SETTING), []).append(run)
-    return [Result(dict(zip(SAME_SETTING, key, strict=True)), some) for key, some in found.items()]
+        found.setdefault(tuple(run[name] for name in SAME_SETTING), {})[run["seed"]] = run
+    return [Result(dict(zip(SAME_SETTING, key, strict=True)), list(some.values())) for key, some in found.items()]
 
 
 def shown(results: list[Result]) -> dict[str, Result]:
@@ -149,15 +172,20 @@ def measured_on(result: Result, *attacks: str) -> str:
     return f"{words}, {result.setting['weights']} weights"
 
 
+def several_seeds(results: list[Result]) -> dict[str, Result]:
+    """The results under APGD with three seeds or more, by method."""
+    return {
+        result.setting["method"]: result for result in results if result.seeds("apgd") > 2 and result.images("apgd")
+    }
+
+
 def table(results: list[Result], names: list[str]) -> str:
-    """The named methods, each by the result that it is shown by."""
-    best = shown(results)
-    if missing := [name for name in names if name not in best]:
-        sys.exit(f"{CSV.name} has no method {missing[0]!r}; it has: {', '.join(best)}")
-    lines = []
-    for result in (best[name] for name in names):
-        figures = [said(result, "minutes", 2), *(said(result, figure) for figure in ("clean", "pgd20", "autoattack"))]
-        lines.append([result.setting["method"], *figures, measured_on(result, "autoattack")])
+    """The named methods, each with three seeds."""
+    found = several_seeds(results)
+    if missing := [name for name in names if name not in found]:
+        sys.exit(f"{CSV.name} has no method {missing[0]!r} with three seeds; it has: {', '.join(found)}")
+    figures = ("clean", "pgd20", "apgd")
+    lines = [[name, f"{found[name].mean('passes'):.1f}", *(said(found[name], f, 2) for f in figures)] for name in names]
     return laid_out(HEAD, lines)
 
 
@@ -176,7 +204,7 @@ def long_table(results: list[Result]) -> str:
 
 def laid_out(head: list[str], lines: list[list[str]]) -> str:
     """A table in Markdown, numbers to the right."""
-    rule = ["---", *("---:" for _ in head[1:-1]), "---"]
+    rule = ["---:" if name.endswith("%") or name in ("passes", "minutes", "ε") else "---" for name in head]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
 
 
@@ -188,27 +216,21 @@ def eps(value: str) -> str:
     return f"{whole:.0f}/255" if abs(whole - round(whole)) < 1e-3 else value
 
 
-def points(results: list[Result]) -> list[dict[str, Any]]:
-    """What the picture shows: the methods with minutes and AutoAttack accuracy, the most robust first."""
+def points(results: list[Result], picture: str) -> list[dict[str, Any]]:
+    """What a picture shows: the methods whose cost and accuracy are known, the most robust first."""
+    cost_name, attack, *_ = AXES[picture]
+    choice = several_seeds(results) if picture == "seeds" else shown(results)
     found = []
-    for name, result in sorted(shown(results).items(), key=lambda item: -(item[1].mean("autoattack") or 0.0)):
-        minutes, accuracy, clean = (result.mean(figure) for figure in ("minutes", "autoattack", "clean"))
-        if minutes is None or accuracy is None or clean is None:
+    for name, result in sorted(choice.items(), key=lambda item: -(item[1].mean(attack) or 0.0)):
+        cost, accuracy, clean = (result.mean(figure) for figure in (cost_name, attack, "clean"))
+        if cost is None or accuracy is None or clean is None:
             continue
-        error = result.error("autoattack")
+        images, error = result.images(attack), result.error(attack)
         if error is None:  # of the test images, since there is one run
-            error = 100 * math.sqrt(accuracy / 100 * (1 - accuracy / 100) / max(result.images(), 1))
-        found.append(
-            {
-                "name": name,
-                "minutes": round(minutes, 2),
-                "autoattack": round(accuracy, 1),
-                "error": round(error, 2),
-                "clean": round(clean, 1),
-                "kind": kind(result),
-                "all_images": result.images() >= 10_000,
-            }
-        )
+            error = 100 * math.sqrt(accuracy / 100 * (1 - accuracy / 100) / max(images, 1))
+        about = {"name": name, "kind": kind(result), "solid": result.seeds(attack) > 2 or images >= 10_000}
+        figures = {"cost": round(cost, 2), "accuracy": round(accuracy, 2), "error": round(error, 2)}
+        found.append(about | figures | {"clean": round(clean, 1)})
     return found
 
 
@@ -232,8 +254,8 @@ INK = {
 RAMPS = {"light": ["#7c2d12", "#ea580c", "#0891b2", "#1e3a8a"], "dark": ["#f97316", "#fbbf24", "#22d3ee", "#93a8ff"]}
 
 
-def draw(found: list[dict[str, Any]], theme: str, file: Path) -> None:
-    """AutoAttack accuracy over training minutes, coloured by clean accuracy."""
+def draw(found: list[dict[str, Any]], picture: str, theme: str, file: Path) -> None:
+    """Accuracy over cost, coloured by clean accuracy."""
     import matplotlib as mpl
     import numpy as np
 
@@ -244,8 +266,8 @@ def draw(found: list[dict[str, Any]], theme: str, file: Path) -> None:
     from matplotlib.lines import Line2D
 
     np.random.seed(0)  # adjustText draws from it
-    ink, best = INK[theme], max(point["autoattack"] for point in found)
-    near = [point for point in found if point["autoattack"] > best - MOST_POINTS_BELOW]
+    ink, best = INK[theme], max(point["accuracy"] for point in found)
+    near = [point for point in found if point["accuracy"] > best - MOST_POINTS_BELOW]
     far = [point for point in found if point not in near]
     cleans = [point["clean"] for point in near]
     colours = LinearSegmentedColormap.from_list("clean", RAMPS[theme])
@@ -262,33 +284,33 @@ def draw(found: list[dict[str, Any]], theme: str, file: Path) -> None:
         figure, axes = plt.subplots(figsize=(9.2, 5.6), layout="constrained")
         figure.set_facecolor(ink["back"])
         axes.set_facecolor(ink["back"])
-        floor = min(point["autoattack"] - point["error"] for point in near) - (1.6 if far else 0.8)
+        floor = min(point["accuracy"] - point["error"] for point in near) - (1.6 if far else 0.8)
         labels = []
         for point in found:
             colour = colours(scale(point["clean"]))
-            height = floor + 0.25 if point in far else point["autoattack"]
-            face = ink["back"] if point in near and not point["all_images"] else colour
+            height = floor + 0.25 if point in far else point["accuracy"]
+            face = ink["back"] if point in near and not point["solid"] else colour
             marker = "v" if point in far else MARKERS[point["kind"]]
             if point in near:
                 ends = [height - point["error"], height + point["error"]]
-                axes.plot([point["minutes"]] * 2, ends, color=colour, linewidth=3, alpha=0.3, zorder=2)
+                axes.plot([point["cost"]] * 2, ends, color=colour, linewidth=3, alpha=0.3, zorder=2)
             axes.plot(
-                point["minutes"], height, color=colour, marker=marker, markersize=9, markerfacecolor=face,
+                point["cost"], height, color=colour, marker=marker, markersize=9, markerfacecolor=face,
                 markeredgewidth=2, zorder=3,
             )  # fmt: skip
             name = point["name"].replace("BulletTrain", "BT")
-            text = f"{name}: {point['autoattack']:.1f} %" if point in far else name
-            labels.append(axes.text(point["minutes"], height, text, fontsize=9.5, color=ink["ink"], zorder=4))
+            text = f"{name}: {point['accuracy']:.1f} %" if point in far else name
+            labels.append(axes.text(point["cost"], height, text, fontsize=9.5, color=ink["ink"], zorder=4))
         axes.set_xscale("log")
         ticks = [0.5, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512]
-        minutes = [point["minutes"] for point in found]
-        axes.set_xlim(min(minutes) / 1.25, max(minutes) * 1.35)
-        axes.set_xticks([t for t in ticks if min(minutes) / 1.25 <= t <= max(minutes) * 1.35])
+        low, high = min(point["cost"] for point in found) / 1.25, max(point["cost"] for point in found) * 1.35
+        axes.set_xlim(low, high)
+        axes.set_xticks([tick for tick in ticks if low <= tick <= high])
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.minorticks_off()
-        axes.set_ylim(floor, max(point["autoattack"] + point["error"] for point in near) + 0.6)
-        axes.set_xlabel("training time, minutes (logarithmic)")
-        axes.set_ylabel("AutoAttack accuracy, %")
+        axes.set_ylim(floor, max(point["accuracy"] + point["error"] for point in near) + 0.6)
+        axes.set_xlabel(AXES[picture][2])
+        axes.set_ylabel(AXES[picture][3])
         axes.grid(color=ink["grid"], linewidth=0.8)
         axes.set_axisbelow(True)
         for side in ("top", "right"):
@@ -297,9 +319,9 @@ def draw(found: list[dict[str, Any]], theme: str, file: Path) -> None:
         bar.set_label("clean accuracy, %")
         bar.outline.set_visible(False)
         legend(axes, found, far, ink, Line2D)
-        spots = [(point["minutes"], floor + 0.25 if point in far else point["autoattack"]) for point in found]
+        spots = [(point["cost"], floor + 0.25 if point in far else point["accuracy"]) for point in found]
         adjust_text(
-            labels, x=[x for x, _ in spots], y=[y for _, y in spots], ax=axes, expand=(1.25, 1.7),
+            labels, x=[x for x, _ in spots], y=[y for _, y in spots], ax=axes, expand=(1.3, 1.9),
             ensure_inside_axes=True, iter_lim=3000, explode_radius=40,
             arrowprops={"arrowstyle": "-", "color": ink["soft"], "linewidth": 0.7},
         )  # fmt: skip
@@ -313,9 +335,9 @@ def legend(axes: Any, found: list[dict[str, Any]], far: list[dict[str, Any]], in
     look: dict[str, Any] = {"linestyle": "none", "color": ink["soft"], "markersize": 8, "markeredgewidth": 2}
     kinds = {point["kind"] for point in found}
     handles = [line([], [], marker=marker, label=name, **look) for name, marker in MARKERS.items() if name in kinds]
-    if not all(point["all_images"] for point in found):
+    if not all(point["solid"] for point in found):
         look |= {"markerfacecolor": ink["back"]}
-        handles.append(line([], [], marker="o", label="fewer than 10,000 test images", **look))
+        handles.append(line([], [], marker="o", label="one seed, fewer than 10,000 test images", **look))
         del look["markerfacecolor"]
     if far:
         handles.append(line([], [], marker="v", label="far below", **look))
@@ -340,7 +362,6 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only say whether they are up to date")
     check = parser.parse_args().check
     results = read()
-    found = points(results)
     for page in PAGES:
         old = page.read_text(encoding="utf-8")
         new = renewed(old, results)
@@ -348,9 +369,10 @@ def main() -> None:
             page.write_text(new, encoding="utf-8")
         elif old != new:
             sys.exit(f"{page.name} is not what {CSV.name} says; run benchmarks/plane.py without --check")
-    for theme, file in PICTURES.items():
+    for picture, theme in itertools.product(AXES, INK):
+        found, file = points(results, picture), IMAGES / f"{picture}-{theme}.svg"
         if not check:
-            draw(found, theme, file)
+            draw(found, picture, theme, file)
         elif description(found) not in file.read_text(encoding="utf-8"):
             sys.exit(f"{file.name} does not show what {CSV.name} says; run benchmarks/plane.py without --check")
 

@@ -1,12 +1,16 @@
 """Train and judge rows of results/plane.csv, several at a time, and add them to the file.
 
 python benchmarks/rows.py run "TRADES 3/3/0 seed=1" "PGD-AT 3/1/1 chance seed=2" --jobs 3 --out runs/rows
+python benchmarks/rows.py run "PGD-AT 3/1/0 gaussian" "PGD-AT 3/1/0 gaussian shuffled" "PGD-AT 3/3/3 weight_decay=1e-3"
 python benchmarks/rows.py add runs/rows/trades-3-3-0-seed-1
 
 A row is an objective, the steps of boundary / robust / outlier examples, and options: ``chance`` or ``oracle`` in the
-place of SVar, ``seed=N``, or any setting as ``key=value``. Every row is trained at ε = 8/255 with k = 4 and judged by
-APGD on 4,000 images with averaged weights. ``run`` needs a GPU; a row that is finished is not run again. ``add`` copies
-the survivors into results/steps and writes a line of the file; then run benchmarks/steps_figure.py and plane.py.
+place of SVar, the name of another allocation, ``shuffled`` for its control, ``seed=N``, or any setting as
+``key=value``. Every row is trained at ε = 8/255 with k = 4 and judged by APGD on 4,000 images with averaged weights;
+with ``--autoattack`` by all four attacks on all images, too. One row at a time has the GPU to itself, so that the
+minutes of its whole command count. ``run`` needs a GPU; a row that is finished is not run again. ``add`` copies the
+survivors into results/steps and writes a line of the file; then run benchmarks/steps_figure.py and plane.py. A row that
+was run again replaces the survivors only with ``--replace``. Both lines stay in the file, and the later one counts.
 """
 
 from __future__ import annotations
@@ -23,57 +27,37 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from plane import COLUMNS, CSV, ROOT
+from plane import COLUMNS, CSV, STEPS
+from row_names import CHOSEN_BY, command, folder_name, options_of
 
 from bullettrain.evaluation.results import Store
 from bullettrain.formatting import METHODS
 from bullettrain.run_folder import RunFolder
 
-RECIPES = {"PGD-AT": "cifar10-pgd-short", "TRADES": "cifar10-trades-short", "MART": "cifar10-mart-short"}
-CHOSEN_BY = {"chance": "score=random", "oracle": "separation=oracle"}
-JUDGE = [
-    *("--attack", "apgd:eps=8/255", "--images", "4000", "--weights", "averaged"),
-    *("--precision", "bf16", "--compile", "--batch-size", "2500"),
-]
-SURVIVORS = ROOT / "results" / "steps"
+HOW = ["--precision", "bf16", "--compile", "--batch-size", "2500", "--weights", "averaged"]
+APGD = ["--attack", "apgd:eps=8/255", "--images", "4000", *HOW]
+AUTOATTACK = ["--attack", "autoattack:eps=8/255", *HOW]
+SECONDS = "command_seconds.txt"
+"""File of a run that had the GPU to itself: wall-clock seconds of its whole ``train`` command."""
 
 
-def folder_name(objective: str, steps: str, score: str, seed: str) -> str:
-    """Return the name of a row's folder: 3-1-1, 3-1-1-chance-seed-1, trades-3-3-3."""
-    parts = [] if objective == "PGD-AT" else [objective.lower()]
-    parts += [steps.replace("/", "-")]
-    parts += [score] if score in CHOSEN_BY else []
-    parts += ["seed", seed] if seed != "0" else []
-    return "-".join(parts)
-
-
-def command(row: str) -> tuple[str, list[str]]:
-    """Return the folder and the ``train`` command of a row."""
-    objective, steps, *options = row.split()
-    score = next((option for option in options if option in CHOSEN_BY), "")
-    named = dict(option.split("=", 1) for option in options if "=" in option)
-    seed = named.pop("seed", "0")
-    counts = [f"{key}={n}" for key, n in zip(("boundary", "robust", "outlier"), steps.split("/"), strict=True)]
-    settings = ["eps=8/255", *counts, "attack_group=4", "evaluation.search=bf16"]
-    settings += [CHOSEN_BY[score]] if score else []
-    settings += [f"{key}={value}" for key, value in named.items()]
-    name = "-".join([folder_name(objective, steps, score, seed), *named.values()])
-    words = ["train", RECIPES[objective], "--compile", "--seed", seed]
-    return name, words + [word for setting in settings for word in ("--set", setting)] + ["--keep-going"]
-
-
-def run_row(row: str, out: Path, deadline: float) -> str:
+def run_row(row: str, out: Path, deadline: float, *, alone: bool, autoattack: bool) -> str:
     """Train and judge a row unless the deadline has passed; return how that went."""
-    name, words = command(row)
+    words = command(row)
+    name = folder_name(" ".join(words))
     folder, log = out / name, out / f"{name}.log"
     if time.monotonic() > deadline:
         return f"{row}: left out"
-    again = ["--resume"] if RunFolder(folder).exists else []
-    for part in ([*words, "--out", str(folder), *again], ["evaluate", str(folder), *JUDGE]):
+    resumed = RunFolder(folder).exists
+    judges = [["evaluate", str(folder), *how] for how in (APGD, *([AUTOATTACK] if autoattack else []))]
+    for part in ([*words, "--out", str(folder), *(["--resume"] if resumed else [])], *judges):
+        start = time.monotonic()
         with log.open("a", encoding="utf-8") as file:
             done = subprocess.run([sys.executable, "-m", "bullettrain", *part], stdout=file, stderr=file)
         if done.returncode:
             return f"{row}: {part[0]} failed, see {log}"
+        if part[0] == "train" and alone and not resumed:
+            (folder / SECONDS).write_text(f"{time.monotonic() - start:.2f}\n", encoding="utf-8")
     return f"{row}: done"
 
 
@@ -82,37 +66,38 @@ def line_of(folder: Path) -> dict[str, str]:
     run = RunFolder(folder)
     config, environment, records = run.config(), run.environment(), run.records()
     method, training = config.method, config.training
-    (entry,) = Store(folder).entries
-    apgd = next(result for result in entry.results if result.name == "apgd")
-    accuracy = {r["attack"]: r["accuracy"] for r in records if r.get("weights") == entry.weights}
+    judged = {result.name: result for entry in Store(folder).entries for result in entry.results}
+    accuracy = {r["attack"]: r["accuracy"] for r in records if r.get("weights") == "averaged"}
     end = next(record for record in reversed(records) if record.get("kind") == "end")
+    command = environment["command"].partition(" --out")[0]
     objective, counts = METHODS[method.objective], (method.boundary, method.robust, method.outlier)
     uniform = len(set(counts)) == 1 and method.allocation == "categories"
     score = "oracle" if method.separation == "oracle" else {"random": "chance"}.get(method.score, method.score)
     steps = "/".join(map(str, counts))
     name = f"{objective}, {counts[0]} step{'s' * (counts[0] != 1)}" if uniform else f"{objective} + BulletTrain {steps}"
     name += f" by {score}" if score in CHOSEN_BY and not uniform else ""
-    name += f", {method.allocation}{' shuffled' * method.shuffled}" if method.allocation != "categories" else ""
+    name += "".join(f", {option}" for option in options_of(command) if option not in CHOSEN_BY)
     values: dict[str, Any] = {"method": name, "objective": objective, "steps": steps, "eps": f"{method.eps:.6f}"}
     values |= {"allocation": "uniform" if uniform else method.allocation, "score": "" if uniform else score}
     values |= {"k": training.attack_group, "batch_size": training.batch_size, "seed": training.seed}
-    values |= {"epochs": training.epochs, "weights": entry.weights, "passes": f"{end['work']:.2f}"}
+    values |= {"epochs": training.epochs, "weights": "averaged", "passes": f"{end['work']:.2f}", "command": command}
     values |= {attack: f"{100 * accuracy[attack]:.2f}" for attack in ("clean", "pgd20")}
-    values |= {"apgd": f"{100 * apgd.accuracy:.2f}", "apgd_images": apgd.examples}
+    for attack in ("apgd", "autoattack"):
+        if attack in judged:
+            values |= {attack: f"{100 * judged[attack].accuracy:.2f}", f"{attack}_images": judged[attack].examples}
+    if (folder / SECONDS).exists():
+        values["minutes"] = f"{float((folder / SECONDS).read_text(encoding='utf-8')) / 60:.2f}"
+        values["minutes_compile"] = f"{end['capture_seconds'] / 60:.2f}"
     values |= {"device": environment["device"], "commit": environment["commit"][:7]}
-    values["command"] = environment["command"].partition(" --out")[0]
     return {column: str(values.get(column, "")) for column in COLUMNS}
 
 
-def add(folder: Path, file: Path = CSV, survivors: Path = SURVIVORS) -> dict[str, str]:
-    """Copy what a run's images survived, and write its line, after those of the same objective.
-
-    Folders are named by objective, steps, score and seed; a row that differs in other settings is refused.
-    """
+def add(folder: Path, file: Path = CSV, survivors: Path = STEPS, *, replace: bool = False) -> dict[str, str]:
+    """Copy what a run's images survived, and write its line, after those of the same objective."""
     line = line_of(folder)
-    there = RunFolder(survivors / folder_name(line["objective"], line["steps"], line["score"], line["seed"]))
-    if there.path.exists():
-        sys.exit(f"{there.path} is on record already; a row with other settings needs a name of its own")
+    there = RunFolder(survivors / folder_name(line["command"]))
+    if there.path.exists() and not replace:
+        sys.exit(f"{there.path} is on record already; --replace has this run count instead")
     there.make()
     kept = [r for r in RunFolder(folder).records() if r.get("kind") in ("evaluation", "end")]
     there.write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept).encode())
@@ -136,18 +121,21 @@ def main() -> None:
     parser.add_argument("rows", nargs="+", help="rows to run, or folders to add")
     parser.add_argument("--jobs", type=int, default=1, help="rows at a time; several share the GPU")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no row after so many minutes")
+    parser.add_argument("--autoattack", action="store_true", help="judge by AutoAttack on all images, too")
+    parser.add_argument("--replace", action="store_true", help="add: the run counts instead of one with its seed")
     parser.add_argument("--out", type=Path, default=Path("runs/rows"), help="folder of the runs")
     options = parser.parse_args()
     if options.do == "add":
         for folder in options.rows:
-            line = add(Path(folder))
+            line = add(Path(folder), replace=options.replace)
             print(f"{line['method']}, seed {line['seed']}: {line['clean']} clean, {line['apgd']} under APGD")
         return
     options.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * options.minutes
     with ThreadPoolExecutor(options.jobs) as pool:
-        for said in pool.map(lambda row: run_row(row, options.out, deadline), options.rows):
-            print(said, flush=True)
+        how = {"alone": options.jobs == 1, "autoattack": options.autoattack}
+        for message in pool.map(lambda row: run_row(row, options.out, deadline, **how), options.rows):
+            print(message, flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from plane import ROOT, Result, description, read
-from rows import folder_name
+from row_names import CHOSEN_BY as CONTROLS
+from row_names import folder_name, options_of
 
 from bullettrain.evaluation.comparison import difference
 from bullettrain.evaluation.results import Store
@@ -46,7 +47,7 @@ def study(objective: str = "PGD-AT") -> dict[str, Result]:
     """The settings of an objective by name, such as "3/1/1 by chance", the most robust first."""
     results = [result for result in read() if all(run["apgd_images"] == IMAGES for run in result.runs)]
     results = [result for result in results if result.setting["objective"] == objective]
-    results = [result for result in results if result.setting["allocation"] in ("uniform", "categories")]
+    results = [result for result in results if set(options_of(result.runs[0]["command"])) <= set(CONTROLS)]
     results.sort(key=lambda result: -(result.mean("apgd") or 0.0))
     controls = {"chance": " by chance", "oracle": " by oracle"}
     return {r.setting["steps"] + controls.get(r.setting["score"], ""): r for r in results}
@@ -54,15 +55,15 @@ def study(objective: str = "PGD-AT") -> dict[str, Result]:
 
 def folder(run: dict[str, str]) -> str:
     """Where a run's survivors are."""
-    return folder_name(run["objective"], run["steps"], run["score"], run["seed"])
+    return folder_name(run["command"])
 
 
 @functools.cache
 def judged(name: str, attack: str) -> dict[str, Any]:
     """Which images survive in a folder: of APGD as evaluated afterwards, of the rest as the run itself said."""
     if attack == "apgd":
-        (entry,) = Store(RESULTS / "steps" / name).entries
-        result = next(result for result in entry.results if result.name == attack)
+        entries = Store(RESULTS / "steps" / name).entries
+        entry, result = next((e, result) for e in entries for result in e.results if result.name == attack)
         about = {"fingerprint": entry.fingerprint, "among": entry.among}
         return {"accuracy": result.accuracy, "examples": result.examples, "survived": result.survived, **about}
     records = RunFolder(RESULTS / "steps" / name).records()
