@@ -35,7 +35,7 @@ OBJECTIVES = ("PGD-AT", "TRADES")
 FIRST = "3/3/3"
 """What the other settings of the same objective are compared with."""
 IMAGES = "4000"
-LIMITS = {"apgd": (-6.3, 1.6), "clean": (-1.7, 6.4)}
+LIMITS = {"apgd": (-6.3, 2.1), "clean": (-1.7, 6.4)}
 """Points that the panels show."""
 HEAD = ["steps", "chosen by", "seeds", "passes", "clean %", "PGD-20 %", "APGD %", "APGD, points", "clean, points"]
 CHOSEN_BY = {"": "all alike", "svar": "SVar", "chance": "chance", "oracle": "oracle"}
@@ -155,7 +155,9 @@ def _mark(axes: Axes, found: dict[str, Result], name: str, attack: str, place: i
     look |= {"markerfacecolor": colour if len(result.runs) > 1 else "white"}
     axes.errorbar(shown, place, xerr=2 * error if marker == "o" else None, fmt=marker, **look)
     text = f"{statistics.fmean(accuracies(result, attack)):.1f} %"
-    where: dict[str, Any] = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
+    beside = {"<": ((11, -3.5), "left"), ">": ((-11, -3.5), "right")}
+    offset, side = beside.get(marker, ((0, 7), "center"))
+    where: dict[str, Any] = {"xytext": offset, "textcoords": "offset points", "ha": side}
     axes.annotate(text, (shown, place), fontsize=9.5, color=COLOURS["ink"], **where)
 
 
