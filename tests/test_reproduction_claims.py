@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -453,6 +455,25 @@ def test_lines_of_the_table_are_runs_of_every_study(paper_scale):
     medium = Results(STUDIES[LARGE], MEDIUM, read_csv(paper_scale, MEDIUM, STUDIES[LARGE].rows(MEDIUM)))
     assert medium.value("trades", "clean").mean == 83
     assert medium.value("trades", "wall") is None  # it was not timed
+
+
+def test_a_finished_run_becomes_lines_of_the_table(paper_scale, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+    import paper_scale as script
+
+    rows = {row.name: row for row in STUDIES[LARGE].rows(MEDIUM)}
+    made = record(rows["trades"], MEDIUM, clean=83.5, pgd20=55, autoattack=52)
+    made = dataclasses.replace(made, averaged={"clean": {"accuracy": 0.84, "examples": 10000}}, jobs=1)
+    made.environment["commit"] = "abc"
+    last, averaged = script.add(made, paper_scale, timed=True)
+    assert (last["scale"], last["row"], last["clean"], last["autoattack"]) == ("medium", "trades", "83.50", "52.00")
+    assert (averaged["weights"], averaged["clean"], averaged["pgd20"]) == ("averaged", "84.00", "")
+    assert len(paper_scale.read_text().splitlines()) == 6  # in the place of the line of the same row, and one more
+    medium = Results(STUDIES[LARGE], MEDIUM, read_csv(paper_scale, MEDIUM, rows.values()))
+    assert medium.value("trades", "clean").mean == pytest.approx(83.5)
+    with pytest.raises(SystemExit, match="is no row of the study"):
+        script.lines_of(record(ROWS["trades"]), timed=False)
+    del sys.modules["paper_scale"]
 
 
 @pytest.mark.parametrize(("old", "new"), [("paper,trades", "paper,nothing"), ("scale,row", "scale,name")])
