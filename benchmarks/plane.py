@@ -151,11 +151,11 @@ def shown(results: list[Result]) -> dict[str, Result]:
 
 
 def said(result: Result, figure: str, digits: int = 1) -> str:
-    """A figure as the tables write it."""
+    """A figure as the tables write it: with its error, and a digit more, where there are enough seeds."""
     mean, error = result.mean(figure), result.error(figure)
     if mean is None:
         return "–"
-    return f"{mean:.{digits}f}" + (f" ± {error:.{digits}f}" if error is not None else "")
+    return f"{mean:.{digits}f}" if error is None else f"{mean:.{digits + 1}f} ± {error:.{digits + 1}f}"
 
 
 def measured_on(result: Result, *attacks: str) -> str:
@@ -185,7 +185,7 @@ def table(results: list[Result], names: list[str]) -> str:
     if missing := [name for name in names if name not in found]:
         sys.exit(f"{CSV.name} has no method {missing[0]!r} with three seeds; it has: {', '.join(found)}")
     figures = ("clean", "pgd20", "apgd")
-    lines = [[name, f"{found[name].mean('passes'):.1f}", *(said(found[name], f, 2) for f in figures)] for name in names]
+    lines = [[name, f"{found[name].mean('passes'):.1f}", *(said(found[name], f) for f in figures)] for name in names]
     return laid_out(HEAD, lines)
 
 
@@ -196,7 +196,8 @@ def long_table(results: list[Result]) -> str:
         results, key=lambda result: [-(result.mean(f) or 0.0) for f in ("autoattack", "apgd", "pgd20")]
     ):
         figures = [said(result, figure) for figure in ("clean", "pgd20", "apgd", "autoattack")]
-        cost = [said(result, "passes"), said(result, "minutes", 2)]
+        passes, minutes = result.mean("passes"), result.mean("minutes")
+        cost = ["–" if passes is None else f"{passes:.1f}", "–" if minutes is None else f"{minutes:.2f}"]
         where = measured_on(result, "apgd", "autoattack")
         lines.append([result.setting["method"], eps(result.setting["eps"]), *cost, *figures, where])
     return laid_out(LONG_HEAD, lines)
@@ -217,9 +218,10 @@ def eps(value: str) -> str:
 
 
 def points(results: list[Result], picture: str) -> list[dict[str, Any]]:
-    """What a picture shows: the methods whose cost and accuracy are known, the most robust first."""
+    """What a picture shows: methods whose cost and accuracy are known, no controls; the most robust first."""
     cost_name, attack, *_ = AXES[picture]
     choice = several_seeds(results) if picture == "seeds" else shown(results)
+    choice = {name: result for name, result in choice.items() if result.setting["score"] not in ("chance", "oracle")}
     found = []
     for name, result in sorted(choice.items(), key=lambda item: -(item[1].mean(attack) or 0.0)):
         cost, accuracy, clean = (result.mean(figure) for figure in (cost_name, attack, "clean"))
