@@ -124,7 +124,7 @@ def step_minutes(run: dict[str, str]) -> float:
     if not run["minutes_compile"]:
         return float(run["minutes"])
     records = (STEPS / folder_name(run["command"]) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return json.loads(records[-1])["seconds"] / 60
+    return float(json.loads(records[-1])["seconds"]) / 60
 
 
 def read(file: Path = CSV) -> list[Result]:

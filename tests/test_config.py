@@ -32,6 +32,7 @@ WANTED = {
     "cifar10-trades-short",
     "cifar10-pgd-short",
     "cifar10-mart-short",
+    "cifar10-robust",
     "cifar10-augmix",
     "cifar100-augmix",
     "cifar10-augmix-short",

@@ -17,7 +17,7 @@ from bullettrain import formatting, processes
 from bullettrain.brief import first_line
 from bullettrain.cli.commands import Train
 from bullettrain.cli.options import check_apart
-from bullettrain.config import RECIPES, Config
+from bullettrain.config import RECIPES, Config, ConfigError
 from bullettrain.config.describe import as_yaml
 from bullettrain.config.methods import METHODS, with_method
 from bullettrain.config.methods import one_line as method_line
@@ -84,6 +84,8 @@ def _config(options: Train) -> Config:
     networks = [setting.partition("=")[2].strip() for setting in settings if setting.startswith("network.name=")]
     config = find_recipe(options.recipe, network=networks[-1] if networks else None, trust=options.trust)
     config = (with_method(config, options.method) if options.method else config).with_settings(settings)
+    if options.compare and config == config.baseline():
+        raise ConfigError("this recipe is its own baseline, with the same steps for all examples: leave out --compare")
     return config.baseline() if options.baseline else config
 
 

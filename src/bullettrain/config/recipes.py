@@ -121,6 +121,12 @@ def cifar10_mart_short() -> Config:
     return _short(MethodConfig("mart", beta=5.0))
 
 
+def cifar10_robust() -> Config:
+    """A robust network in minutes on a GPU: PreActResNet-18, PGD-AT with three steps for all, ε 8/255, 30 epochs."""
+    config = _short(MethodConfig("pgd-at", eps=8 / 255, boundary=3, robust=3, outlier=3))
+    return replace(config, evaluation=EvaluationConfig(search="bf16")).replace_section("training", attack_group=4)
+
+
 def cifar10_augmix() -> Config:
     """The paper's AugMix on CIFAR-10: WRN-40-2, 100 epochs, views for boundary examples only."""
     half = (0.5, 0.5, 0.5)
@@ -178,6 +184,7 @@ _ALL = (
     cifar10_trades_short,
     cifar10_pgd_short,
     cifar10_mart_short,
+    cifar10_robust,
     cifar10_augmix,
     cifar100_augmix,
     cifar10_augmix_short,
