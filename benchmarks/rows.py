@@ -26,7 +26,7 @@ from typing import Any
 from plane import COLUMNS, CSV, ROOT
 
 from bullettrain.evaluation.results import Store
-from bullettrain.formatting import METHODS
+from bullettrain.formatting import METHODS, left_out
 from bullettrain.run_folder import RunFolder
 
 RECIPES = {"PGD-AT": "cifar10-pgd-short", "TRADES": "cifar10-trades-short", "MART": "cifar10-mart-short"}
@@ -88,13 +88,15 @@ def line_of(folder: Path) -> dict[str, str]:
     end = next(record for record in reversed(records) if record.get("kind") == "end")
     objective, counts = METHODS[method.objective], (method.boundary, method.robust, method.outlier)
     uniform = len(set(counts)) == 1 and method.allocation == "categories"
+    without = left_out(vars(method))
     score = "oracle" if method.separation == "oracle" else {"random": "chance"}.get(method.score, method.score)
     steps = "/".join(map(str, counts))
     name = f"{objective}, {counts[0]} step{'s' * (counts[0] != 1)}" if uniform else f"{objective} + BulletTrain {steps}"
     name += f" by {score}" if score in CHOSEN_BY and not uniform else ""
     name += f", {method.allocation}{' shuffled' * method.shuffled}" if method.allocation != "categories" else ""
+    name += without
     values: dict[str, Any] = {"method": name, "objective": objective, "steps": steps, "eps": f"{method.eps:.6f}"}
-    values |= {"allocation": "uniform" if uniform else method.allocation, "score": "" if uniform else score}
+    values |= {"allocation": ("uniform" if uniform else method.allocation) + without, "score": "" if uniform else score}
     values |= {"k": training.attack_group, "batch_size": training.batch_size, "seed": training.seed}
     values |= {"epochs": training.epochs, "weights": entry.weights, "passes": f"{end['work']:.2f}"}
     values |= {attack: f"{100 * accuracy[attack]:.2f}" for attack in ("clean", "pgd20")}
