@@ -31,7 +31,7 @@ from plane import COLUMNS, CSV, STEPS
 from row_names import CHOSEN_BY, command, folder_name, options_of
 
 from bullettrain.evaluation.results import Store
-from bullettrain.formatting import METHODS
+from bullettrain.formatting import METHODS, left_out
 from bullettrain.run_folder import RunFolder
 
 HOW = ["--precision", "bf16", "--compile", "--batch-size", "2500", "--weights", "averaged"]
@@ -72,13 +72,14 @@ def line_of(folder: Path) -> dict[str, str]:
     command = environment["command"].partition(" --out")[0]
     objective, counts = METHODS[method.objective], (method.boundary, method.robust, method.outlier)
     uniform = len(set(counts)) == 1 and method.allocation == "categories"
+    without = left_out(vars(method))
     score = "oracle" if method.separation == "oracle" else {"random": "chance"}.get(method.score, method.score)
     steps = "/".join(map(str, counts))
     name = f"{objective}, {counts[0]} step{'s' * (counts[0] != 1)}" if uniform else f"{objective} + BulletTrain {steps}"
     name += f" by {score}" if score in CHOSEN_BY and not uniform else ""
     name += "".join(f", {option}" for option in options_of(command) if option not in CHOSEN_BY)
     values: dict[str, Any] = {"method": name, "objective": objective, "steps": steps, "eps": f"{method.eps:.6f}"}
-    values |= {"allocation": "uniform" if uniform else method.allocation, "score": "" if uniform else score}
+    values |= {"allocation": ("uniform" if uniform else method.allocation) + without, "score": "" if uniform else score}
     values |= {"k": training.attack_group, "batch_size": training.batch_size, "seed": training.seed}
     values |= {"epochs": training.epochs, "weights": "averaged", "passes": f"{end['work']:.2f}", "command": command}
     values |= {attack: f"{100 * accuracy[attack]:.2f}" for attack in ("clean", "pgd20")}

@@ -38,7 +38,12 @@ def by_two_processes(folder, settings):
 
 # SGD: Adam turns the rounding of a gradient near 0 into a whole step.
 @pytest.mark.parametrize(
-    "settings", [("optimizer.name=sgd",), ("optimizer.name=sgd", "accumulate=2", "objective=mart")]
+    "settings",
+    [
+        ("optimizer.name=sgd",),
+        ("optimizer.name=sgd", "accumulate=2", "objective=mart"),
+        ("optimizer.name=sgd", "leave_out=0.5"),
+    ],
 )
 def test_two_processes_train_what_one_trains(tmp_path, settings):
     by_two_processes(tmp_path / "two", settings)
@@ -50,6 +55,9 @@ def test_two_processes_train_what_one_trains(tmp_path, settings):
     a, b = kinds(tmp_path / "one", "epoch"), kinds(tmp_path / "two", "epoch")
     assert [r["outlier"] for r in a] == pytest.approx([r["outlier"] for r in b], abs=0.01)
     assert [r["loss"] for r in a] == pytest.approx([r["loss"] for r in b], rel=1e-3)
+    if "leave_out=0.5" in settings:
+        assert [r["left_out"] > 0 for r in a] == [False, True, False]
+        assert [r["left_out"] for r in a] == pytest.approx([r["left_out"] for r in b])
     assert [r["robust_fraction"] for r in a] == pytest.approx([r["robust_fraction"] for r in b], abs=0.01)
     assert one.end["work"] == pytest.approx(kinds(tmp_path / "two", "end")[0]["work"], rel=0.02)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bullettrain.attacks import Normalized
     from bullettrain.cost import theoretical_speedup
     from bullettrain.engine.captured import Captured
-    from bullettrain.history import History, HistorySampler
+    from bullettrain.history import History, HistorySampler, LeaveOut
     from bullettrain.loading import load
     from bullettrain.mining import (
         Category,
@@ -52,6 +52,7 @@ __all__ = [
     "History",
     "HistoryBudget",
     "HistorySampler",
+    "LeaveOut",
     "Normalized",
     "Objective",
     "OracleSeparation",
@@ -86,7 +87,7 @@ _NAMES = {
     "attacks": ("Normalized",),
     "cost": ("theoretical_speedup",),
     "engine.captured": ("Captured",),
-    "history": ("History", "HistorySampler"),
+    "history": ("History", "HistorySampler", "LeaveOut"),
     "loading": ("load",),
     "mining": (
         *("Category", "RobustFraction", "random_score", "separate", "signed_cross_entropy", "signed_gradient_norm"),

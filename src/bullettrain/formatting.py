@@ -42,10 +42,18 @@ def method_name(method: Mapping[Any, Any]) -> str:
 
 
 def _allocated(method: Mapping[Any, Any]) -> str:
-    """Return the allocation, if it is not the paper's."""
+    """Return the allocation, if it is not the paper's, and what is left out."""
     allocation = method.get("allocation") or "categories"
     parts = [""] if allocation == "categories" else ["", f"allocation {allocation}"]
-    return ", ".join([*parts, "shuffled"] if method.get("shuffled") else parts)
+    parts += ["shuffled"] if method.get("shuffled") else []
+    return ", ".join(parts) + left_out(method)
+
+
+def left_out(method: Mapping[Any, Any]) -> str:
+    """Return what a section ``method`` leaves out of its epochs: ", leaving out 0.5 by chance"; empty: nothing."""
+    if not method.get("leave_out"):
+        return ""
+    return f", leaving out {method['leave_out']:g}{' by chance' * (method.get('leave_out_by') == 'chance')}"
 
 
 def percent(fraction: float, digits: int = 1) -> str:

@@ -1,9 +1,9 @@
-"""The history of each example of a dataset: last score, last margin, last steps, visits."""
+"""The history of each example of a dataset, and samplers that choose the examples of an epoch from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.utils.data import Sampler
 
 from bullettrain.mining import Category, Separation
 from bullettrain.precision import at_least_float32
-from bullettrain.validation import described
+from bullettrain.validation import check_count, check_fraction, described
 
 
 class Past(NamedTuple):
@@ -40,6 +40,8 @@ class History:
     def __init__(self, examples: int) -> None:
         self.score, self.margin = torch.zeros(examples), torch.zeros(examples)
         self.steps, self.visits = (torch.zeros(examples, dtype=torch.int64) for _ in range(2))
+        self.weight: Tensor | None = None
+        """(examples,) weights in the loss, set by :meth:`weigh`; None: 1 each."""
 
     @property
     def examples(self) -> int:
@@ -54,10 +56,15 @@ class History:
         """Move the history to a device."""
         if self.score.device != device:
             self.score, self.margin, self.steps, self.visits = (t.to(device) for t in self.tensors())
+            self.weight = None if self.weight is None else self.weight.to(device)
 
     def of(self, index: Tensor) -> Past:
         """Return the history of the examples ``index`` (m,)."""
         return Past(*(t.index_select(0, index) for t in self.tensors()))
+
+    def weight_of(self, index: Tensor) -> Tensor | None:
+        """Return the weights (m,) of the examples ``index`` (m,); None: 1 each."""
+        return None if self.weight is None else self.weight.index_select(0, index)
 
     def keep(self, index: Tensor, score: Tensor | None, margin: Tensor, steps: Tensor) -> None:
         """Store new values for the examples ``index`` (m,); NaN, from a forward that overflowed, becomes 0."""
@@ -66,25 +73,39 @@ class History:
                 mine.index_copy_(0, index, new.to(mine.dtype).nan_to_num(nan=0.0) if mine.is_floating_point() else new)
         self.visits.index_add_(0, index, torch.ones_like(index))
 
+    def weigh(self, weight: Tensor) -> None:
+        """Set the weight (examples,) of each example in the loss of all further steps, in place after the first call.
+
+        A weight that an allocation returns is multiplied by it.
+        """
+        if weight.shape != self.score.shape or not weight.is_floating_point():
+            raise ValueError(f"weight is {described(weight)}; it has to be floating-point of shape ({self.examples},)")
+        if self.weight is None:
+            self.weight = torch.ones_like(self.score)
+        self.weight.copy_(weight)
+
     def clear(self) -> None:
-        """Reset all values to 0."""
+        """Reset all values to 0, and all weights to 1."""
         for tensor in self.tensors():
             tensor.zero_()
+        self.weight = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return a copy on the CPU."""
-        names = ("score", "margin", "steps", "visits")
-        return {name: t.to("cpu", copy=True) for name, t in zip(names, self.tensors(), strict=True)}
+        """Return a copy on the CPU; with the weights, if they are set."""
+        own = dict(zip(("score", "margin", "steps", "visits"), self.tensors(), strict=True))
+        own |= {} if self.weight is None else {"weight": self.weight}
+        return {name: t.to("cpu", copy=True) for name, t in own.items()}
 
     def check_state(self, state: object) -> None:
         """Raise ValueError if ``state`` cannot be loaded."""
-        own = self.state_dict()
+        own = {"weight": self.score, **self.state_dict()}
         if (
             not isinstance(state, Mapping)
-            or state.keys() != own.keys()
+            or {"weight", *state} != own.keys()
             or not all(map(torch.is_tensor, state.values()))
         ):
-            raise ValueError(f"the state's history has to have {', '.join(own)}; give what state_dict() returned")
+            names = ", ".join(name for name in own if name != "weight")
+            raise ValueError(f"the state's history has to have {names}; give what state_dict() returned")
         for name, value in state.items():
             if value.ndim != 1 or value.is_floating_point() != own[name].is_floating_point():
                 raise ValueError(f"the state's {name} are no row of numbers; give what state_dict() returned")
@@ -96,6 +117,10 @@ class History:
         self.check_state(state)
         for mine, name in zip(self.tensors(), ("score", "margin", "steps", "visits"), strict=True):
             mine.copy_(state[name])
+        if "weight" in state:
+            self.weigh(state["weight"])
+        else:
+            self.weight = None
 
 
 class HistorySampler(Sampler[int]):
@@ -110,7 +135,8 @@ class HistorySampler(Sampler[int]):
     Args:
         history: the history of a `BulletTrain`.
         choose: called at the start of each epoch; returns the indices (n,) of its examples, in order. To reweight the
-            chosen examples, let an allocation return ``Allocated(…, weight=…)``.
+            chosen examples, let it call :meth:`History.weigh`, as :class:`LeaveOut` does, or let an allocation return
+            ``Allocated(…, weight=…)``.
     """
 
     def __init__(self, history: History, choose: Callable[[History], Tensor]) -> None:
@@ -127,6 +153,81 @@ class HistorySampler(Sampler[int]):
     def __len__(self) -> int:
         """Number of examples of the current epoch; before the first, the size of the dataset."""
         return self._length
+
+
+LeftOutBy = Literal["margin", "chance"]
+
+
+class LeaveOut:
+    """Leave examples that are learnt well out of an epoch at random, and let those like them count more (InfoBatch).
+
+    After Qin et al., "InfoBatch", ICLR 2024. Candidates are the examples whose last margin on x' is above the mean. Of
+    these, ``share`` are left out, and the others weigh 1 / (1 − ``share``) in the loss, with the share after rounding.
+    So the expected gradient of an epoch is that of the whole dataset. Examples that have not been seen yet are never
+    left out.
+
+    The paper compares last losses. A step computes only their mean over a batch, whereas the history has the margin of
+    each example; a small loss is a large margin.
+
+        sampler = HistorySampler(train.history, LeaveOut(epochs=30, multiple=128))
+        loader = DataLoader(dataset, batch_size=128, sampler=sampler)
+
+    Args:
+        share: r in [0, 1), share of the candidates that are left out.
+        epochs: number of epochs of the whole training.
+        until: δ in [0, 1], share of the epochs after which nothing is left out.
+        by: "margin", or as a control "chance": as many are left out, but of all examples that have been seen.
+        multiple: the number left out is rounded down to a multiple of this. With the batch size, the batches of every
+            epoch have the sizes of a whole one.
+        seed: of the choice; the same in all processes.
+    """
+
+    def __init__(
+        self,
+        share: float = 0.5,
+        *,
+        epochs: int,
+        until: float = 0.875,
+        by: LeftOutBy = "margin",
+        multiple: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.share, self.until = check_fraction(share, "share", high_open=True), check_fraction(until, "until")
+        self.epochs, self.multiple = check_count(epochs, "epochs"), max(1, check_count(multiple, "multiple"))
+        if by not in get_args(LeftOutBy):
+            raise ValueError(f"by is {by!r}; it has to be 'margin' or 'chance'")
+        self.by, self.seed = by, seed
+        self.epoch = 0
+        """Next epoch, counted from 0; set it when a training resumes."""
+
+    def __call__(self, history: History) -> Tensor:
+        """Choose the examples of the next epoch, set their weights, and return their indices in random order."""
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        weight = self.weights(history, self.epoch, generator)
+        history.weigh(weight)
+        self.epoch += 1
+        chosen = weight.nonzero()[:, 0]
+        return chosen[torch.randperm(len(chosen), generator=generator)]
+
+    def weights(self, history: History, epoch: int, generator: torch.Generator) -> Tensor:
+        """Return the weights (n,) of the examples in an epoch, with an expected value of 1 each; 0: left out.
+
+        Args:
+            history: of the examples.
+            epoch: counts from 0.
+            generator: of the choice, on the CPU, where the weights are computed, so that processes agree.
+        """
+        weight, margin, seen = torch.ones(history.examples), history.margin.double().cpu(), history.visits.cpu() > 0
+        if epoch + 1 > self.until * self.epochs or not seen.any():
+            return weight
+        mean = margin[seen].mean().clamp_min(margin[seen].min())  # if all are equal, rounding must not put them above
+        candidates = seen & (margin > mean)
+        number = int(self.share * int(candidates.sum())) // self.multiple * self.multiple
+        rows = (seen if self.by == "chance" else candidates).nonzero()[:, 0]
+        rows = rows[torch.randperm(len(rows), generator=generator)]
+        weight[rows] = len(rows) / max(len(rows) - number, 1)
+        weight[rows[:number]] = 0.0
+        return weight
 
 
 def margin_of(z_prime: Tensor, y: Tensor) -> Tensor:

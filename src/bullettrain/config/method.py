@@ -13,6 +13,7 @@ from bullettrain.attacks import Attack
 from bullettrain.augmix import ViewMaker
 from bullettrain.baselines import FGSMPGI, GAT, FirstLayer, Free, GradAlign, NuAT
 from bullettrain.config.settings import TINY, ConfigError, as_setting, limited
+from bullettrain.history import LeaveOut, LeftOutBy
 from bullettrain.objectives import AdversarialObjective
 
 ADVERSARIAL: dict[str, type[AdversarialObjective]] = {"pgd-at": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
@@ -63,6 +64,13 @@ class MethodConfig:
     eps of radius (0.5), share of examples with more steps of second-step (0.25); null for these defaults."""
     shuffled: bool = False
     """Whether to shuffle the allocated steps among the examples of a batch, as a control experiment."""
+    leave_out: float = limited(0.0, 0, 0.99)
+    """InfoBatch: share of the examples with a last margin above the mean that an epoch leaves out, at random, while the
+    others among them count more in the loss; 0 for none. Whole groups of batches are left out, and none in the last
+    eighth of the epochs."""
+    leave_out_by: LeftOutBy = "margin"
+    """Which examples may be left out: those with a margin above the mean, or, as a control experiment, as many of all
+    (chance)."""
     ordered: bool = True
     """Whether to require boundary ≥ robust ≥ outlier steps; false is for studies."""
     step_size: float | None = None
@@ -125,8 +133,14 @@ class MethodConfig:
 
     @property
     def remembers(self) -> bool:
-        """Whether the step uses the history of the examples."""
+        """Whether the step itself uses the history of the examples."""
         return self.selection == "last" or self.allocation in ("history", "radius")
+
+    def leaves_out(self, epochs: int, multiple: int, seed: int) -> LeaveOut | None:
+        """Return what leaves examples out of epochs; None: no epoch leaves any out."""
+        if not self.leave_out:
+            return None
+        return LeaveOut(self.leave_out, epochs=epochs, by=self.leave_out_by, multiple=multiple, seed=seed)
 
     def allocator(self) -> Allocation:
         """Return the scheme that allocates attack steps.
@@ -174,6 +188,8 @@ class MethodConfig:
             value, default = as_setting(getattr(self, key)), as_setting(getattr(MethodConfig, key))
             if value != default:
                 raise ConfigError(f"method.{key} is {value}, but {self.kind} takes none: --set {key}={default}")
+        if self.leave_out_by != "margin" and not self.leave_out:
+            raise ConfigError("method.leave_out_by is set, but nothing is left out: --set leave_out=0.5")
         if self.eps_warmup and self.step_size is not None:
             raise ConfigError("method.eps_warmup lets step sizes grow with eps; give method.scale, not step_size")
         own = {key: value for key in ("beta", "selection") if (value := getattr(self, key)) is not None}
@@ -215,7 +231,7 @@ class MethodConfig:
             momentum=self.momentum,
             score=SCORES[self.score],
             separation=oracle or bt.separate,
-            examples=examples if self.remembers else 0,
+            examples=examples if self.remembers or self.leave_out else 0,
         )
 
 
@@ -237,9 +253,9 @@ ALLOCATIONS: dict[str, Callable[[MethodConfig], Allocation]] = {
     "radius": lambda m: bt.RadiusBudget(m.boundary, eps=m.eps, low=_value(m, 0.5)),
     "second-step": lambda m: bt.SecondStepBudget(m.boundary, share=_value(m, 0.25)),
 }
-OWN_ATTACK = frozenset(("beta", "allocation", "eps_warmup"))
+OWN_ATTACK = frozenset(("beta", "allocation", "eps_warmup", "leave_out"))
 ATTACK = frozenset(("allocation", "eps_warmup", "clean_warmup", "start", "start_radius", "project", "first_layer"))
-ATTACK |= {"selection", "label_smoothing"}
+ATTACK |= {"selection", "label_smoothing", "leave_out"}
 SETTINGS: dict[str, frozenset[str]] = {
     "pgd-at": ATTACK,
     "trades": ATTACK | {"beta"},
@@ -247,7 +263,7 @@ SETTINGS: dict[str, frozenset[str]] = {
     "gat": OWN_ATTACK,
     "nuat": OWN_ATTACK,
     "fgsm-pgi": OWN_ATTACK - {"eps_warmup"},
-    "augmix": frozenset(("beta", "selection", "jsd", "severity", "width", "depth", "all_ops")),
+    "augmix": frozenset(("beta", "selection", "jsd", "severity", "width", "depth", "all_ops", "leave_out")),
     "free": frozenset(("carry",)),
     "grad-align": frozenset(("align", "eps_warmup")),
 }

@@ -207,13 +207,18 @@ class Config:
             doubts.append(f"{images} training images do not fill a batch of {size}, so an epoch is one step; {mend}")
         if self.method.selection == "last" and self.training.epochs == 1:
             doubts.append("selection=last has no logits in the first epoch: every example is a boundary example")
+        group = size * (self.training.accumulate if self.training.accumulate > 1 else self.training.attack_group)
+        if images is not None and 0 < self.method.leave_out * images / 2 < group:
+            mend = "give a smaller --batch-size, or attack_group"
+            doubts.append(f"leave_out leaves out whole groups of {group} images, of {images} probably none; {mend}")
         return [doubt for doubt in doubts if doubt is not None]
 
     def baseline(self) -> Config:
         """Return the config without BulletTrain: every example gets the full number of steps."""
         full = self.method.boundary
         plain = {"separation": "quantile", "allocation": "categories", "allocation_value": None, "shuffled": False}
-        return self.replace_section("method", robust=full, outlier=full, **plain)
+        whole = {"leave_out": 0.0, "leave_out_by": "margin"}
+        return self.replace_section("method", robust=full, outlier=full, **plain, **whole)
 
     def replace_section(self, section: str, **changes: Any) -> Config:
         """Return a copy with changes in one section."""

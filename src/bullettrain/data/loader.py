@@ -1,7 +1,7 @@
 """Batches on the device, read from a resident copy of the data if it fits and from host memory if not.
 
-A batch depends only on (seed, epoch, batch index). So a run can resume in the middle of an epoch, several processes can
-share a joint batch, and whether the data is resident makes no difference.
+A batch depends only on (seed, epoch, batch index) and on what :meth:`Loader.keep` keeps. So a run can resume in the
+middle of an epoch, several processes can share a joint batch, and whether the data is resident makes no difference.
 """
 
 from __future__ import annotations
@@ -83,16 +83,27 @@ class Loader:
         self.augment, self.views, self.view_share = augment or Augment(), views, view_share
         self.rank, self.world, self.dtype, self.channels_last = rank, world, dtype, channels_last
         self.replays = replays
+        self._kept: Tensor | None = None
+        self._size = len(data)  # images of an epoch
         self._last_order: tuple[int, int, Tensor] | None = None
+
+    def keep(self, kept: Tensor) -> None:
+        """Leave out all images but ``kept``, bool (n,), from here on. Those that are kept stay in their order."""
+        self._kept, self._size, self._last_order = kept.to(self.device), int(kept.sum()), None
+
+    @property
+    def kept_share(self) -> float:
+        """Share of the images that is kept."""
+        return self._size / len(self.data)
 
     def __len__(self) -> int:
         """Return the batches per epoch, including replays; the same for every rank."""
-        full, rest = divmod(len(self.data), self.batch_size)
+        full, rest = divmod(self._size, self.batch_size)
         return (full + (rest > 0 and not self.drop_last)) * self.replays
 
     def joint_size(self, index: int) -> int:
         """Return the size of batch ``index`` over all processes."""
-        return min(self.batch_size, len(self.data) - index // self.replays * self.batch_size)
+        return min(self.batch_size, self._size - index // self.replays * self.batch_size)
 
     def share(self, index: int) -> slice:
         """Return this rank's part of joint batch ``index``."""
@@ -101,13 +112,13 @@ class Loader:
 
     def order(self, epoch: int) -> Tensor:
         """Return the order of the images in an epoch, int64 (n,), on the device; cached for one epoch."""
-        n = len(self.data)
-        if not self.shuffle:
-            return torch.arange(n, device=self.device)
         if self._last_order is None or self._last_order[:2] != (self.seed, epoch):
-            generator = torch.Generator(self.device)
-            generator.manual_seed(derive_seed(self.seed, epoch, "order"))
-            self._last_order = self.seed, epoch, torch.randperm(n, generator=generator, device=self.device)
+            order = torch.arange(len(self.data), device=self.device)
+            if self.shuffle:
+                generator = torch.Generator(self.device)
+                generator.manual_seed(derive_seed(self.seed, epoch, "order"))
+                order = torch.randperm(len(self.data), generator=generator, device=self.device)
+            self._last_order = self.seed, epoch, order if self._kept is None else order[self._kept[order]]
         return self._last_order[2]
 
     def indices(self, epoch: int, index: int) -> Tensor:

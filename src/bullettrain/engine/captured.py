@@ -323,6 +323,7 @@ class Captured:
         settings += [train.score, train.separation, train.objective, train.robust_fraction]
         modes = [module.training or not model.training for module in model.modules()]
         tensors = [*model.parameters(), *model.buffers(), *train.history.tensors()]
+        tensors += [] if train.history.weight is None else [train.history.weight]
         tensors += train.objective.mutable_state(self._example)
         places = [(t.data_ptr(), t.requires_grad) for t in tensors]
         return [_mark(value) for value in settings], (x.shape[1:], x.dtype, x.device), modes, places

@@ -219,7 +219,9 @@ class Phases:
         else:
             assert joint is not None
             category = self._separate(joint, x, y, logits, joint_sizes, own)
-        past = train.history.of(index) if index is not None and train.history.examples else None
+        past = weight = None
+        if index is not None and train.history.examples:
+            past, weight = train.history.of(index), train.history.weight_of(index)
         allocated = train.budget.allocate(category, svar, past)
         allocated = allocated if isinstance(allocated, Allocated) else Allocated(allocated)
         steps = check_returned(allocated.steps, "the budget's allocate", (m,), "integer")
@@ -227,11 +229,13 @@ class Phases:
         if sizes is None:
             sizes = train.budget.step_sizes(category, steps, objective.unit)
         sizes = check_returned(sizes, "the budget's step_sizes", (m,), "floating-point")
+        if allocated.weight is not None:
+            weight = allocated.weight if weight is None else weight * allocated.weight
         x_prime = objective.begin(x, start)
         x_prime = x.clone() if x_prime is x else torch.where(per_example(steps > 0, x, torch.bool), x_prime, x)
         size, eps = per_example(sizes, x), None if allocated.eps is None else per_example(allocated.eps, x)
         attack = AttackState(x_prime, x.detach(), y, None, size, eps, None if objective.needs_network else start)
-        return Assignment(category, steps, svar, allocated.weight), attack.with_spare() if self.spare else attack
+        return Assignment(category, steps, svar, weight), attack.with_spare() if self.spare else attack
 
     def _separate(
         self,

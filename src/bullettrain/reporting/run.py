@@ -51,7 +51,7 @@ class Run(RunLog):
             return float(self.batch.steps.mean())
         # The work also depends on the selection, and on examples without any step, which may need no update.
         idle = method.get("objective") != "pgd-at" and (not method.get("robust") or method.get("clean_warmup"))
-        if self.allocation.startswith(("categories", "gaussian")) or idle:
+        if self.allocation.startswith(("categories", "gaussian")) or idle or method.get("leave_out"):
             return math.nan
         # An attack step is two passes.
         return _number(method.get("boundary")) - (self.totals["plain_work"] - self.average("work")) / 2

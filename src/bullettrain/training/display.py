@@ -36,12 +36,12 @@ class Display:
         self.progress = progress_bar(console or Console(quiet=True))
         self.bar = self.progress.add_task("starting", total=self.total)
         self.stop: StopRequest | None = None
-        self.step, self.detail, self.validation = 0, Text(overflow="fold"), ""
+        self.position, self.detail, self.validation = 0.0, Text(overflow="fold"), ""
         # Beside the bar the figures would not fit into 80 columns.
         self.live = Live(Group(self.progress, self.detail), console=self.progress.console, refresh_per_second=8)
 
     def __enter__(self) -> Display:
-        self.progress.update(self.bar, completed=self.step)
+        self.progress.update(self.bar, completed=self.position)
         if self.shown:
             self.live.start()
         return self
@@ -49,10 +49,10 @@ class Display:
     def __exit__(self, *_: object) -> None:
         self.live.stop()
 
-    def tick(self, epoch: int, steps: int) -> None:
-        """Advance the bar by some steps; ``epoch`` counts from 0."""
-        self.step += steps
-        self.progress.update(self.bar, completed=self.step, description=f"epoch {epoch + 1}/{self.epochs}")
+    def tick(self, epoch: int, position: float) -> None:
+        """Advance the bar to ``position``, in steps of whole epochs; ``epoch`` counts from 0."""
+        self.position = position
+        self.progress.update(self.bar, completed=position, description=f"epoch {epoch + 1}/{self.epochs}")
 
     def interval(self, record: Mapping[str, Any]) -> None:
         """Update the live line."""

@@ -17,24 +17,27 @@ from bullettrain.precision import accumulation_dtype
 from bullettrain.run_folder import SHARES
 
 ON_DEVICE = ("examples", "loss", *SHARES, *(f"svar_{name}" for name in SHARES), "clean", "robust_hits")
-FIELDS = (*ON_DEVICE, "passes")
+FIELDS = (*ON_DEVICE, "passes", "left_out")
 
 
 class Sums(dict[str, float]):
     """Sums over steps, by the names in FIELDS; zeros by default."""
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
-        super().__init__(dict.fromkeys(FIELDS, 0.0) if values is None else values)
+        super().__init__({**dict.fromkeys(FIELDS, 0.0), **(values or {})})
 
     def __add__(self, other: Mapping[str, float]) -> Sums:
         return Sums({name: value + other[name] for name, value in self.items()})
 
     def averages(self, *, selects: bool, has_clean: bool) -> dict[str, Any]:
-        """Return means per example; None for what the run does not measure."""
+        """Return means per example; None for what the run does not measure.
+
+        "work" is per example of the dataset, those that an epoch leaves out included; all others are of steps.
+        """
         n = self["examples"] or 1.0
         means: dict[str, float | None] = {
             "loss": self["loss"] / n,
-            "work": self["passes"] / n,
+            "work": self["passes"] / (n + self["left_out"]),
             "clean_accuracy": self["clean"] / n if has_clean else None,
             "robust_accuracy": self["robust_hits"] / n,
         }
@@ -50,6 +53,8 @@ class StepMetrics:
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(len(ON_DEVICE), dtype=accumulation_dtype(device), device=device)
         self.passes = 0.0
+        self.left_out = 0.0
+        """Examples that were left out, counted with each step in proportion."""
 
     def add(
         self,
@@ -80,31 +85,32 @@ class StepMetrics:
 
     def read(self, together: bool) -> Sums:
         """Return the sums since the last call and reset them; ``together``: summed over all processes."""
-        sums = torch.cat([self.sums, self.sums.new_full((1,), self.passes)])
+        sums = torch.cat([self.sums, self.sums.new_tensor([self.passes, self.left_out])])
         if together:
             dist.all_reduce(sums)
         self.sums.zero_()
-        self.passes = 0.0
+        self.passes = self.left_out = 0.0
         return Sums(dict(zip(FIELDS, sums.tolist(), strict=True)))
 
     def peek(self) -> Sums:
         """Return the sums of this process since the last :meth:`read`."""
-        return Sums(dict(zip(FIELDS, [*self.sums.tolist(), self.passes], strict=True)))
+        return Sums(dict(zip(FIELDS, [*self.sums.tolist(), self.passes, self.left_out], strict=True)))
 
     def restore(self, sums: Mapping[str, float]) -> None:
         """Continue from what :meth:`peek` returned."""
         self.sums.copy_(torch.tensor([sums[name] for name in ON_DEVICE], dtype=self.sums.dtype))
-        self.passes = sums["passes"]
+        self.passes, self.left_out = sums["passes"], sums.get("left_out", 0.0)
 
 
 def speedups(objective: Objective, method: MethodConfig, figures: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the theoretical speed-up and that of counted work, from a run's own shares and passes.
 
-    The theoretical one is the paper's formula for steps by category; it is None for other allocations.
+    The theoretical one is the paper's formula for steps by category; it is None for other allocations, and if
+    epochs leave examples out.
     """
     budget, theoretical = method.budget(), None
     plain = objective.cost.work(steps=budget.boundary, touched=1, selects=False).total
-    if method.allocation == "categories":
+    if method.allocation == "categories" and not method.leave_out:
         shares = {name: figures[name] for name in SHARES}
         theoretical = theoretical_speedup(budget, **shares, views=objective.num_views)
     return {

@@ -104,9 +104,12 @@ def measure(config: Config, place: Place, data: tuple[ImageSet, ImageSet, ImageS
         checks = quick * (len(data[1]) + min(config.training.probe, len(data[0])))
         final = _seconds(lambda: evaluator.final(network, sample, "last")) * len(trainer.test_set) / len(sample)
         saving = _seconds(trainer.save)
+    steps = timed.epoch_seconds
+    if trainer.leave_out is not None:  # about half of the examples have a margin above the mean
+        steps *= 1 - trainer.leave_out.until * trainer.leave_out.share / 2
     kept = 1 + bool(len(data[1])) + (trainer.average is not None)
     start = timed.capture_seconds * SECOND_START
-    return Timing(start, timed.epoch_seconds + checks + saving, kept * final + REPORT_SECONDS)
+    return Timing(start, steps + checks + saving, kept * final + REPORT_SECONDS)
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -68,8 +68,11 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
-def rate(config: ScheduleConfig, peak: float, step: int, steps_per_epoch: int, epochs: int) -> float:
-    """Return the learning rate of ``step``, counted from 0. A function of the step needs no scheduler state."""
+def rate(config: ScheduleConfig, peak: float, step: float, steps_per_epoch: int, epochs: int) -> float:
+    """Return the learning rate of ``step``, counted from 0. A function of the step needs no scheduler state.
+
+    In a shorter epoch, steps are spread over ``steps_per_epoch``, so that the learning rate ends where it should.
+    """
     total = steps_per_epoch * epochs
     if config.name == "step":
         epoch = step // steps_per_epoch + 1  # milestones count epochs from 1

@@ -166,7 +166,7 @@ class InitialPerturbation:
         engine: gets a :class:`WarmedUpBudget` if there is a warm-up.
         loader: of the training images.
         place: device and processes.
-        batches: mini-batches per epoch.
+        batches: mini-batches of a whole epoch.
     """
 
     def __init__(self, config: Config, engine: BulletTrain, loader: Loader, place: Place, batches: int) -> None:
@@ -183,13 +183,16 @@ class InitialPerturbation:
             n, *shape = loader.data.images.shape
             augment, unit = loader.augment or Augment(), method.eps / 127
             self.stored = StoredPerturbations(n, shape, augment, device=place.device, dtype=torch.int8, unit=unit)
+        self.stretch = 1.0
+        """Mini-batches of a whole epoch for each one of the present epoch."""
         self._started: deque[tuple[Tensor, Tensor, Draws]] = deque()
 
     def __call__(self, x: Tensor, epoch: int, index: int) -> Tensor:
         """Return the starting points for images x (m, …), mini-batch ``index`` of an epoch, and update the warm-up."""
         objective, loader = self.objective, self.loader
         self.generator.manual_seed(derive_seed(self.config.training.seed, epoch, index, "noise"))
-        objective.progress(min(1.0, (epoch * self.batches + index) / (self.batches * self.config.training.epochs)))
+        done = epoch * self.batches + index * self.stretch
+        objective.progress(min(1.0, done / (self.batches * self.config.training.epochs)))
         if isinstance(objective, AugMix):
             draws = objective.draw(loader.joint_size(index), self.place.device, self.generator)
             assert draws is not None  # the views of a config are made from draws
@@ -230,7 +233,7 @@ class InitialPerturbation:
     def part_of_eps(self, epoch: int, index: int = 0) -> float:
         """Return the fraction of eps that attacks have at a mini-batch; 0 before they start."""
         method, total = self.config.method, self.batches * self.config.training.epochs
-        done = epoch * self.batches + index + 1 - round(method.clean_warmup * total)
+        done = epoch * self.batches + index * self.stretch + 1 - round(method.clean_warmup * total)
         if done <= 0:
             return 0.0
         steps = method.eps_warmup * total

@@ -105,6 +105,8 @@ class Stepper:
         devices = [self.place.device] if self.place.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             network, engine = copy.deepcopy(self.network), self.config.method.build(self.engine.history.examples)
+            if self.config.method.leave_out:
+                engine.history.weigh(torch.ones(engine.history.examples))
             engine.check_every, compiled = self.engine.check_every, self.config.training.compile
             if compiled:
                 torch.compiler.reset()  # a second run in this process compiles as well, and outside its training time

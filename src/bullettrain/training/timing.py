@@ -82,7 +82,7 @@ class Timed:
         self.trainer, self.device, unit = trainer, trainer.place.device, trainer.stepper.unit
         if shares is not None:
             impose(trainer.engine, shares)
-        trainer.rate = lambda step: 1e-6  # type: ignore[method-assign] # hardly changes the weights
+        trainer.rate = lambda position: 1e-6  # type: ignore[method-assign] # hardly changes the weights
         self.units, self.turns = units(trainer), max(1, steps // unit)
         self.per_step: list[float] = []
         """Milliseconds per mini-batch of each timing."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bullettrain.config import Config, ConfigError
 from bullettrain.data import ImageSet
+from bullettrain.data.base import derive_seed
 from bullettrain.data.sets import fingerprint
 from bullettrain.engine.phases import Batch
 from bullettrain.formatting import method_name
@@ -70,9 +71,8 @@ class Trainer:
         self.average = MovingAverage(self.network, training.average) if training.average else None
         self.best: Weights | None = None
         self.loader = make_loader(config, self.train_set, place)
-        # A last batch with fewer images than processes is left out: every process needs an image.
-        too_small = self.loader.joint_size(len(self.loader) - 1) < place.world
-        self.batches = len(self.loader) - too_small * training.replays
+        self.batches = self.epoch_batches = self._count_batches()
+        """Mini-batches of a whole epoch, and of the present one, which may leave examples out."""
         self.at, self.epoch_sums, self.run_sums = state.Position(), Sums(), Sums()
         self.metrics = StepMetrics(place.device)
         self.initial = InitialPerturbation(config, self.engine, self.loader, place, self.batches)
@@ -80,6 +80,8 @@ class Trainer:
         parts = self.engine, self.network, self.average, self.metrics
         self.stepper = Stepper(*parts, config, place, say=self.recorder.note, on_output=self.initial.keep)
         self.optimizer = self.stepper.optimizer
+        group, seed = training.batch_size * self.stepper.unit, derive_seed(training.seed, "leave out")
+        self.leave_out = config.method.leaves_out(training.epochs, group, seed)
         for doubt in config.doubts(len(self.train_set)):
             self.recorder.note(doubt)
         self.display = Display(console, config, self.batches, selects=self.selects)
@@ -89,9 +91,6 @@ class Trainer:
         self.streak = WrongStreak(self.engine)
         self.fingerprint = fingerprint(data)
         self._saved = time.monotonic()
-        ends, size = [*range(self.stepper.unit, self.batches, self.stepper.unit), self.batches], self.loader.joint_size
-        self._sampled_at = max((end for end in ends if size(end - 1) == size(0)), default=self.batches)
-        """Mini-batches of an epoch up to the one in the report: the last that has full size and ends a unit."""
 
     # ------------------------------------------------------------------------------------------- the loop
 
@@ -104,7 +103,7 @@ class Trainer:
         Raises:
             CollapseError: training has collapsed; the last good checkpoint is kept.
         """
-        self.display.step = self.at.step
+        self.display.position = self.position
         self.recorder.begin()
         with StopRequest() as stop, self.display, self.writer:
             self.display.stop = None if self.place.together else stop
@@ -138,12 +137,14 @@ class Trainer:
         """
         training = self.config.training
         self.clock.start()
+        self._choose_examples()
+        sampled_at = self._sampled_at()
         for unit in self.units(self.at.epoch, self.at.index):
             before = self.at.index // training.log_every
             out = self.take(unit)
-            if self.at.index == self._sampled_at:
+            if self.at.index == sampled_at:
                 self._record_batch(unit[-1], out)
-            remaining = self.batches - self.at.index  # a few become part of the last record
+            remaining = self.epoch_batches - self.at.index  # a few become part of the last record
             due = self.at.index // training.log_every > before and 2 * remaining >= training.log_every
             if due:
                 self._interval()
@@ -158,9 +159,45 @@ class Trainer:
         self.clock.stop(self.at)
         self._end_of_epoch()
 
+    def _choose_examples(self) -> None:
+        """Choose the examples of the epoch; in the middle of one, keep those that the history's weights keep."""
+        if self.leave_out is None:
+            return
+        history = self.engine.history
+        if self.at.index == 0:
+            self.leave_out.epoch = self.at.epoch
+            self.leave_out(history)
+        assert history.weight is not None
+        self.loader.keep(history.weight > 0)
+        self.epoch_batches = self._count_batches()
+        self.initial.stretch = self.stretch
+
+    def _count_batches(self) -> int:
+        """Return the mini-batches of the loader's epoch.
+
+        A last one with fewer images than processes is left out: every process needs an image.
+        """
+        too_small = self.loader.joint_size(len(self.loader) - 1) < self.place.world
+        return len(self.loader) - too_small * self.config.training.replays
+
+    def _sampled_at(self) -> int:
+        """Return the mini-batches up to the one in the report: the last that has full size and ends a unit."""
+        last, unit, size = self.epoch_batches, self.stepper.unit, self.loader.joint_size
+        return max((end for end in [*range(unit, last, unit), last] if size(end - 1) == size(0)), default=last)
+
+    @property
+    def stretch(self) -> float:
+        """Mini-batches of a whole epoch for each one of the present epoch."""
+        return self.batches / self.epoch_batches
+
+    @property
+    def position(self) -> float:
+        """Mini-batches of whole epochs up to here. Schedules and the progress bar follow it."""
+        return self.at.epoch * self.batches + self.at.index * self.batches / self.epoch_batches
+
     def units(self, epoch: int, start: int = 0) -> Iterator[list[Batch]]:
         """Yield the mini-batches of an epoch from ``start`` on, in lists of up to ``stepper.unit``."""
-        batches = enumerate(islice(self.loader.epoch(epoch, start), self.batches - start), start)
+        batches = enumerate(islice(self.loader.epoch(epoch, start), self.epoch_batches - start), start)
         while unit := [self.batch(x, y, epoch, index) for index, (x, y) in islice(batches, self.stepper.unit)]:
             yield unit
 
@@ -171,16 +208,17 @@ class Trainer:
 
     def take(self, unit: list[Batch]) -> StepOutput:
         """Train on the mini-batches of a unit and return the last one's output."""
-        first = self.at.step
-        out = self.stepper.take(unit, lambda i: self.rate(first + i))
-        self.at.step, self.at.index = first + len(unit), self.at.index + len(unit)
-        self.display.tick(self.at.epoch, len(unit))
+        first, stretch = self.position, self.stretch
+        out = self.stepper.take(unit, lambda i: self.rate(first + i * stretch))
+        self.metrics.left_out += sum(len(batch.y) for batch in unit) * (1 / self.loader.kept_share - 1)
+        self.at.step, self.at.index = self.at.step + len(unit), self.at.index + len(unit)
+        self.display.tick(self.at.epoch, self.position)
         return out
 
-    def rate(self, step: int) -> float:
-        """Return the learning rate of a step."""
+    def rate(self, position: float) -> float:
+        """Return the learning rate at a :attr:`position`."""
         config = self.config
-        return rate(config.schedule, config.optimizer.lr, step, self.batches, config.training.epochs)
+        return rate(config.schedule, config.optimizer.lr, position, self.batches, config.training.epochs)
 
     def _look_before_saving(self) -> None:
         """Stop the clock, and raise CollapseError rather than save a collapsed network."""
@@ -209,7 +247,7 @@ class Trainer:
         if not sums["examples"]:
             return
         self.epoch_sums += sums
-        position = {"step": self.at.step, "epoch": self.at.epoch + self.at.index / self.batches}
+        position = {"step": self.at.step, "epoch": self.at.epoch + self.at.index / self.epoch_batches}
         record = {"kind": "step", **position, **self.figures(sums), **self._pace()}
         self.recorder.log(record)
         self.display.interval(record)
@@ -224,8 +262,10 @@ class Trainer:
             self.recorder.warn(problem, self.at.step)
 
     def figures(self, sums: Sums) -> dict[str, Any]:
-        """Return the averages of ``sums``, the learning rate and F_R."""
+        """Return the averages of ``sums``, the learning rate and F_R; also the share left out, if any may be."""
+        offered = sums["examples"] + sums["left_out"]
         return {
+            **({} if self.leave_out is None else {"left_out": sums["left_out"] / (offered or 1.0)}),
             **sums.averages(selects=self.selects, has_clean=self.engine.objective.sees_clean),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "robust_fraction": float(self.engine.robust_fraction.value),
@@ -295,6 +335,7 @@ class Trainer:
         sums = self.run_sums + self.epoch_sums
         figures = self.figures(sums)
         totals = {"seconds": self.at.seconds, "capture_seconds": self.at.capture_seconds, "epochs": self.at.epoch}
-        totals |= {"examples": sums["examples"], **{name: figures[name] for name in (*SHARES, "work")}}
+        examples = sums["examples"] + round(sums["left_out"])  # work counts passes per example of the dataset
+        totals |= {"examples": examples, **{name: figures[name] for name in (*SHARES, "work")}}
         faster = speedups(self.engine.objective, self.config.method, figures)
         self.recorder.log({"kind": "end", "reason": reason, **totals, **faster})
