@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bullettrain import validation
-from bullettrain.allocation import Allocation, selects
+from bullettrain.allocation import Allocation, StepBudget, selects
 from bullettrain.attacks.state import bare
 from bullettrain.brief import brief
 from bullettrain.cost import Work
@@ -152,6 +152,8 @@ class BulletTrain:
         self.score = score
         self.separation = separation
         self.check_settings()
+        if isinstance(budget, StepBudget) and (short := budget.shortfall(objective.unit, objective.moves_per_step)):
+            warnings.warn(short, stacklevel=2)
         self.group, self.joint = group, joint
         self.check_every = validation.check_count(check_every, "check_every")
         self.steps_taken = 0

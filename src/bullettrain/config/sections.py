@@ -201,7 +201,7 @@ class Config:
         Args:
             images: number of training images, if known.
         """
-        doubts, size = [self.method.falls_short()], self.training.batch_size
+        doubts, size = [self.method.shortfall()], self.training.batch_size
         if images is not None and images < size:
             mend = f"give a smaller --batch-size, e.g. {max(1, images // 10)}"
             doubts.append(f"{images} training images do not fill a batch of {size}, so an epoch is one step; {mend}")

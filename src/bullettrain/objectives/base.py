@@ -55,6 +55,8 @@ class Objective(ABC):
     """Whether all examples need the same number of steps, at least one."""
     max_steps: int | None = None
     """Largest number of steps; AugMix has one step, which makes both views."""
+    moves_per_step = 1
+    """How often one step of the corruption moves x'; YOPO's step does so several times."""
     penalty_passes = 0
     """Passes per example of :meth:`penalty`."""
     attack_mode: Mode = "eval"
@@ -270,6 +272,11 @@ class AdversarialObjective(Objective):
     def step_passes(self) -> float:
         """Passes per example of one ascent step; YOPO's is cheaper."""
         return self.attack.ascent.passes
+
+    @property
+    def moves_per_step(self) -> int:  # type: ignore[override]
+        """Moves of one ascent step."""
+        return getattr(self.attack.ascent, "updates", 1)
 
     @property
     def start(self) -> RandomStart:
