@@ -45,7 +45,7 @@ def evaluate(options: Evaluate) -> None:
     source = find_source(options.model, options.weights)
     config = source.config
     defaults = _defaults(config, options.eps, options.norm)
-    attacks = parse_attacks(options.attack or ["clean", "pgd20"], defaults)
+    attacks = parse_attacks(options.attack or ["pgd20"], defaults)
     if (options.corruptions or options.mce_baseline) and "corruptions" not in {attack.name for attack in attacks}:
         raise ConfigError("--corruptions and --mce-baseline go with --attack corruptions")
     check_known("--precision is", options.precision, ("float32", "tf32", "bf16", "both"))
