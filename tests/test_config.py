@@ -1,5 +1,6 @@
 import itertools
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,10 @@ def test_steps_that_do_not_cross_the_ball_are_said():
     found = short.with_settings(["boundary=4"]).method.shortfall()
     assert found == (
         "the attack moves an example by 4 × 0.007 = 0.028 at most, less than eps 0.031; for steps of 2.25·eps/4 give "
-        "--set scale=2.25 or --set step_size=0.0174375"
+        "--set method.scale=2.25 or --set method.step_size=0.0174375"
     )
-    enough = [short.with_settings(["boundary=4", other]) for other in ("scale=1.7", "eps=8/255")]
+    advice = re.findall(r"--set (\S+)", found)
+    enough = [short.with_settings(["boundary=4", other]) for other in (*advice, "scale=1.7", "eps=8/255")]
     enough += [chosen for name in WANTED for chosen in (recipe(name), recipe(name).baseline())]
     enough += [with_method(short, name) for name in ("fast", "fast-3", "n-fgsm", "yopo-2-5", "grad-align", "free-8")]
     assert [config.method.shortfall() for config in enough] == [None] * len(enough)

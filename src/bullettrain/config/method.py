@@ -149,7 +149,7 @@ class MethodConfig:
         """Return a warning if all steps together are shorter than eps, else None."""
         if self.objective == "augmix" or self.allocation != "categories":
             return None
-        return self.budget().shortfall(self.eps, max(self.first_layer, 1), "--set ")
+        return self.budget().shortfall(self.eps, max(self.first_layer, 1), "--set method.")
 
     @property
     def kind(self) -> str:
