@@ -229,7 +229,7 @@ def test_the_live_lines_show_the_last_validation():
     from bullettrain.training.display import Display
 
     console, figures = Console(file=io.StringIO(), force_terminal=True, width=80), FIGURES
-    with Display(console, recipe("digits").with_settings(["epochs=2"]), 3, selects=True) as display:
+    with Display(console, recipe("digits").with_settings(["epochs=2"]), 3, with_categories=True) as display:
         display.epoch(figures | {"validation_clean": 0.814, "validation_robust": 0.5})
         assert display.detail.plain.splitlines() == [
             "loss 1.500  lr 0.1  10 ex/s  validation 81.4 %, under PGD 50.0 %",
@@ -247,7 +247,7 @@ def test_printed_epochs_are_a_table_that_fits_into_100_columns(name, views):
     from bullettrain.training.display import Display
 
     console = Console(file=io.StringIO(), width=80)
-    with Display(console, recipe(name).with_settings(["epochs=100"]), 3, selects=True) as display:
+    with Display(console, recipe(name).with_settings(["epochs=100"]), 3, with_categories=True) as display:
         for epoch in (1, 100):
             display.epoch(LONG | {"epoch": epoch, "validation_clean": 1.0, "validation_robust": 0.5})
     heading, first, last = console.file.getvalue().splitlines()
@@ -263,7 +263,7 @@ def test_the_heading_of_printed_epochs_comes_again():
     from bullettrain.training.display import Display
 
     console = Console(file=io.StringIO(), width=80)
-    with Display(console, recipe("digits"), 3, selects=False) as display:
+    with Display(console, recipe("digits"), 3, with_categories=False) as display:
         for epoch in range(1, 41):
             display.epoch(FIGURES | {"epoch": epoch})
     lines = console.file.getvalue().splitlines()

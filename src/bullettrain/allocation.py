@@ -130,7 +130,7 @@ class StepBudget:
         Args:
             eps: radius of the ball.
             moves: moves of one step; more than one with YOPO.
-            option: what comes before the name of a setting, "--set " in the command.
+            option: what comes before the name of a setting, "--set method." in the command.
         """
         total, size = self.boundary * moves, self.boundary_step(eps)
         if not total or total * size > 0.999 * eps:
@@ -352,7 +352,7 @@ class ShuffledBudget:
     @property
     def selects(self) -> bool:
         """Whether the budget uses categories or scores."""
-        return selects(self.budget)
+        return needs_selection(self.budget)
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Allocated:
         """Return the result of the budget in random order: steps with their sizes, radii and weights."""
@@ -369,7 +369,7 @@ class ShuffledBudget:
         return self.budget.step_sizes(category, steps, eps)
 
 
-def selects(budget: Allocation) -> bool:
+def needs_selection(budget: Allocation) -> bool:
     """Return whether a step with this budget has to select: not if it is uniform or declares ``selects = False``."""
     return bool(getattr(budget, "selects", budget.uniform_steps is None))
 

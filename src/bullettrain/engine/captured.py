@@ -258,7 +258,7 @@ class Captured:
                 dtype=self.dtype,
                 compile=self.compile,
                 pair=self._pairs(),
-                freezes=objective.needs_network or (train.selects and objective.selection == "eval"),
+                freezes=objective.needs_network or (train.needs_selection and objective.selection == "eval"),
                 say=self.say,
             )
             forwards.prepare(x)

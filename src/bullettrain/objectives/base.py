@@ -92,7 +92,7 @@ class Objective(ABC):
         )
 
     @property
-    def sees_clean(self) -> bool:
+    def has_clean_logits(self) -> bool:
         """Whether a step computes training-mode logits of the clean examples."""
         return self.has_clean_term and self.z_of == "x"
 
@@ -169,7 +169,7 @@ class Objective(ABC):
         """Return a 0-d term of the loss that needs the network itself; None: there is none."""
         return None
 
-    def learns_from(self, x: Tensor, x_prime: Tensor) -> Tensor:
+    def corrupted_input(self, x: Tensor, x_prime: Tensor) -> Tensor:
         """Return the input of the corrupted forward: x', possibly with a hook on its backward."""
         return x_prime
 

@@ -28,11 +28,11 @@ class Display:
         console: None shows nothing.
         config: of the run.
         steps_per_epoch: for the length of the bar.
-        selects: whether to show the shares of the categories.
+        with_categories: whether to show the shares of the categories.
     """
 
-    def __init__(self, console: Console | None, config: Config, steps_per_epoch: int, *, selects: bool) -> None:
-        self.console, self.selects = console, selects
+    def __init__(self, console: Console | None, config: Config, steps_per_epoch: int, *, with_categories: bool) -> None:
+        self.console, self.with_categories = console, with_categories
         self.epochs, self.total = config.training.epochs, config.training.epochs * steps_per_epoch
         self.augmix, self.rows = config.method.objective == "augmix", 0
         self.shown = console is not None and console.is_terminal
@@ -61,7 +61,7 @@ class Display:
         """Update the live lines."""
         figures = [f"loss {_loss(record)}", f"lr {record['lr']:.2g}", f"{record['examples_per_second']:.0f} ex/s"]
         self.detail.plain = "  ".join([*figures, *filter(None, [self.validation])])
-        if self.selects:
+        if self.with_categories:
             shares = (f"[{COLOURS[name]}]{name} {100 * record[name]:.0f}[/]" for name in SHARES)
             text = f"\n{' '.join(shares)} %  F_R {record['robust_fraction']:.2f}"
             self.detail.append_text(Text.from_markup(text))
@@ -86,7 +86,7 @@ class Display:
         epoch = f"{record['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
         row = {"epoch".ljust(len(epoch)): epoch, "loss": _loss(record), "lr": f"{record['lr']:.2g}"}
         row["ex/s"] = f"{record['examples_per_second']:.0f}"
-        if self.selects:
+        if self.with_categories:
             row |= {name: f"{100 * record[name]:.0f} %" for name in SHARES}
             row["F_R"] = f"{record['robust_fraction']:.2f}"
         if record.get("validation_robust") is not None:

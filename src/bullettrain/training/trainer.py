@@ -66,7 +66,7 @@ class Trainer:
         self.engine = config.method.build(examples=len(self.train_set))
         if keep_going:
             self.engine.check_every = 0  # its checks raise
-        self.selects = self.engine.selects
+        self.needs_selection = self.engine.needs_selection
         self.average = MovingAverage(self.network, training.average) if training.average else None
         self.best: Weights | None = None
         self.loader = make_loader(config, self.train_set, place)
@@ -82,7 +82,7 @@ class Trainer:
         self.optimizer = self.stepper.optimizer
         for doubt in config.doubts(len(self.train_set)):
             self.recorder.note(doubt)
-        self.display = Display(console, config, self.batches, selects=self.selects)
+        self.display = Display(console, config, self.batches, with_categories=self.needs_selection)
         self.evaluator = Evaluator(config, place.device, self.display.evaluating)
         self.clock = Clock(place.device, self.stepper)
         self.writer = CheckpointWriter(folder, background=place.device.type == "cuda")
@@ -226,7 +226,7 @@ class Trainer:
     def figures(self, sums: Sums) -> dict[str, Any]:
         """Return the averages of ``sums``, the learning rate and F_R."""
         return {
-            **sums.averages(selects=self.selects, has_clean=self.engine.objective.sees_clean),
+            **sums.averages(has_scores=self.needs_selection, has_clean=self.engine.objective.has_clean_logits),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "robust_fraction": float(self.engine.robust_fraction.value),
         }
