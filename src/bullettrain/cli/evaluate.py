@@ -83,7 +83,7 @@ def evaluate(options: Evaluate) -> None:
     console.print(f"{source}: {options.images or len(test)} images of {data} on {device}", soft_wrap=True)
     with StopRequest() as stop:
         try:
-            with store.alone(), EvaluationProgress(console, stop) as progress:
+            with store.locked(), EvaluationProgress(console, stop) as progress:
                 entry, asked = evaluation.evaluate(
                     loaded, test, data, plan, device=device, store=store, progress=progress
                 )

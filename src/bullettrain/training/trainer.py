@@ -78,7 +78,7 @@ class Trainer:
         self.initial = InitialPerturbation(config, self.engine, self.loader, place, self.batches)
         self.recorder = Recorder(folder if place.first else None)
         parts = self.engine, self.network, self.average, self.metrics
-        self.stepper = Stepper(*parts, config, place, say=self.recorder.note, on_output=self.initial.keep)
+        self.stepper = Stepper(*parts, config, place, on_message=self.recorder.note, on_output=self.initial.keep)
         self.optimizer = self.stepper.optimizer
         for doubt in config.doubts(len(self.train_set)):
             self.recorder.note(doubt)
