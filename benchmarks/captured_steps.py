@@ -36,7 +36,7 @@ def timed(train: bt.BulletTrain) -> tuple[list[float], float]:
     """Return milliseconds per step, one figure a repeat, and the seconds of compiling and capturing."""
     torch.manual_seed(0)
     model = build("preact-resnet-18").cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    fast = bt.Captured(train, model, dtype=torch.bfloat16, compile=True, cudnn_benchmark_after=0.0, say=print)
+    fast = bt.Captured(train, model, dtype=torch.bfloat16, compile=True, cudnn_benchmark_after=0.0, on_message=print)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
     images = [torch.rand(128, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last) for _ in range(8)]
     labels = [torch.randint(10, (128,), device="cuda") for _ in range(8)]

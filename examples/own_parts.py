@@ -50,7 +50,7 @@ def milliseconds(train: bt.BulletTrain, device: str, m: int, steps: int) -> floa
     """Return the median time of a step: PreActResNet-18, captured, on a GPU; a small network on a CPU."""
     gpu = device == "cuda"
     model = build("preact-resnet-18" if gpu else "wrn-10-1").to(device)
-    fast = bt.Captured(train, model, dtype=torch.bfloat16 if gpu else None, compile=gpu, say=print)
+    fast = bt.Captured(train, model, dtype=torch.bfloat16 if gpu else None, compile=gpu, on_message=print)
     optimizer, times = torch.optim.SGD(model.parameters(), lr=1e-3), []
     for _ in range(steps):
         x, y = torch.rand(m, 3, 32, 32, device=device), torch.randint(10, (m,), device=device)

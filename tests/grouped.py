@@ -36,7 +36,7 @@ class Trained(Captured):
 
     def __init__(self, train, net, optimizer=None, *, pair=False, size_multiple=1, clip=None, **settings):
         settings.setdefault("attack_group", 3)
-        settings.setdefault("say", print)
+        settings.setdefault("on_message", print)
         super().__init__(train, net, pair=pair, size_multiple=size_multiple, **settings)
         self.optimizer, self.clip = optimizer, clip
         if optimizer is not None:

@@ -1,10 +1,12 @@
+import warnings
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import bullettrain as bt
-from bullettrain import Category, StepBudget, theoretical_speedup
+from bullettrain import Category, StepBudget, baselines, theoretical_speedup
 from bullettrain.history import Past
 
 EVERY = torch.tensor([Category.OUTLIER, Category.BOUNDARY, Category.ROBUST])
@@ -26,6 +28,45 @@ def test_step_sizes_can_be_given():
         pytest.approx(1.7 * 0.3 / 7),
         0.0,
     ]
+
+
+def test_steps_that_do_not_reach_the_edge_of_the_ball_are_warned_of_once():
+    """At ε = 0.031 a step is 0.007, as in the paper, whatever their number."""
+    with pytest.warns(UserWarning, match="the attack moves") as warned:
+        bt.BulletTrain(bt.TRADES(eps=0.031), budget=StepBudget(3, 3, 3))
+    assert [str(warning.message) for warning in warned] == [
+        "the attack moves an example by 3 × 0.007 = 0.021 at most, less than eps 0.031; for steps of 2.25·eps/3 give "
+        "scale=2.25 or step_size=0.02325"
+    ]
+    assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("eps", "budget"),
+    [
+        (0.031, StepBudget(10, 2)),
+        (0.031, StepBudget(5, 1)),
+        (0.031, StepBudget(3, 1, scale=2.25)),
+        (0.031, StepBudget(3, 1, step_size=0.02325)),
+        (8 / 255, StepBudget(3, 1)),
+        (0.031, StepBudget(0, 0)),
+        (torch.full((3, 1, 1), 0.1), StepBudget(3, 1)),
+    ],
+)
+def test_steps_that_reach_the_edge_of_the_ball_are_not_warned_of(eps, budget):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bt.BulletTrain(bt.PGDAT(eps=eps), budget=budget)
+
+
+def test_the_baselines_reach_the_edge_of_the_ball():
+    """YOPO's two passes move ten times."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for make in (baselines.yopo, baselines.fast, baselines.n_fgsm):
+            make(bt.TRADES(eps=0.031))
+    with pytest.warns(UserWarning, match=r"by 4 × .* give scale=1\.125 or step_size=0\.0174375$"):
+        bt.BulletTrain(baselines.yopo(bt.TRADES(), updates=2).objective, budget=StepBudget.uniform(2))
 
 
 def test_uniform():

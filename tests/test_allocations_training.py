@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import bullettrain as bt
-from bullettrain.allocation import Allocated, selects
+from bullettrain.allocation import Allocated, needs_selection
 from bullettrain.config import Config, ConfigError, recipe
 from bullettrain.formatting import method_name
 from bullettrain.reporting import write_report
@@ -37,7 +37,7 @@ def test_what_each_allocation_builds(settings, budget):
     engine = config.method.build(examples=7)
     assert engine.budget == budget
     assert engine.history.examples == (7 if settings[0] in ("history", "radius") else 0)
-    assert engine.selects == (settings[0] == "gaussian")
+    assert engine.needs_selection == (settings[0] == "gaussian")
     plain = config.baseline().method
     assert plain.build(7).budget == bt.StepBudget.uniform(3)
     assert (plain.allocation, plain.allocation_value, plain.shuffled) == ("categories", None, False)
@@ -49,7 +49,11 @@ def test_a_shuffled_control_deals_out_what_the_budget_gives():
         engine = config_of(allocation, "shuffled=true").method.build(7)
         assert isinstance(engine.budget, bt.ShuffledBudget)
         assert engine.budget.eps == 0.15
-        assert engine.selects == selects(engine.budget.budget) == (allocation in ("categories", "gaussian"))
+        assert (
+            engine.needs_selection
+            == needs_selection(engine.budget.budget)
+            == (allocation in ("categories", "gaussian"))
+        )
 
 
 @pytest.mark.parametrize(

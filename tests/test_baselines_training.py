@@ -349,7 +349,7 @@ def test_what_cannot_be_had_is_said_in_a_line(tmp_path, name, settings, lines):
     config = small(name, *settings)
     said = []
     trainer = Trainer(config, RunFolder(tmp_path / "run"), CPU, load_data(config, None))
-    Stepper(trainer.engine, trainer.network, None, trainer.metrics, config, CPU, say=said.append)
+    Stepper(trainer.engine, trainer.network, None, trainer.metrics, config, CPU, on_message=said.append)
     assert len(said) == len(lines)
     assert all(mine.startswith(line) for mine, line in zip(said, lines, strict=True))
 

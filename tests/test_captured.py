@@ -119,7 +119,7 @@ def test_groups_are_attacked_at_once_and_updated_one_by_one(request, gpu):
     found = []
     for k in (1, 3):
         net, train = copy.deepcopy(start), makers()["trades"]()
-        fast = Captured(train, net, attack_group=k, size_multiple=1, say=lambda text: None)
+        fast = Captured(train, net, attack_group=k, size_multiple=1, on_message=lambda text: None)
         optimizer, _ = parts(net)
         batches = list(data(3, (16,)))
         updates = 0
@@ -136,18 +136,20 @@ def test_groups_are_attacked_at_once_and_updated_one_by_one(request, gpu):
     apart = max((a - b).abs().max().item() for a, b in zip(*found, strict=True))
     assert 0 < apart < 0.1  # attacked with weights of two updates ago
     with pytest.raises(ValueError, match="more mini-batches were given at once than attack_group=1"):
-        Captured(makers()["trades"](), start, say=print).steps(batches)
+        Captured(makers()["trades"](), start, on_message=print).steps(batches)
     endless = itertools.cycle(batches)
     with pytest.raises(ValueError, match=r"give so many at a time, e.g. list\(itertools.islice\(batches, 2\)\)"):
-        Captured(makers()["trades"](), start, attack_group=2, say=print).steps(endless)
-    one_by_one = Captured(makers()["trades"](), start, attack_group=2, say=lambda text: None).steps(iter(batches[:2]))
+        Captured(makers()["trades"](), start, attack_group=2, on_message=print).steps(endless)
+    one_by_one = Captured(makers()["trades"](), start, attack_group=2, on_message=lambda text: None).steps(
+        iter(batches[:2])
+    )
     assert len(list(one_by_one)) == 2
 
 
 def test_a_step_without_gradients_is_refused():
     x, y = next(data(1))
     with torch.no_grad(), pytest.raises(ValueError, match="gradients are disabled around a step"):
-        Captured(makers()["trades"](), norm_net().double(), say=print).step(x, y)
+        Captured(makers()["trades"](), norm_net().double(), on_message=print).step(x, y)
 
 
 def test_gradients_are_set_anew_and_those_of_frozen_and_unused_weights_are_none(on_gpu):
@@ -191,7 +193,7 @@ def test_gradients_are_set_anew_and_those_of_frozen_and_unused_weights_are_none(
 def test_what_changes_is_captured_anew_and_what_keeps_changing_is_left(on_gpu):
     net, said = norm_net().double(), []
     train = makers()["trades"]()
-    fast = Captured(train, net, size_multiple=1, say=said.append)
+    fast = Captured(train, net, size_multiple=1, on_message=said.append)
     twin, plain = copy.deepcopy(net), makers()["trades"]()
     batches = list(data(3))
     changes = [
@@ -261,7 +263,7 @@ def test_batches_may_grow_and_images_may_have_another_shape(on_gpu, name):
 
 
 def test_weights_that_were_replaced_and_layers_that_were_held_are_noticed(on_gpu):
-    fast, plain, twin = pair("trades", say=lambda text: None)
+    fast, plain, twin = pair("trades", on_message=lambda text: None)
     x, y = next(data(1))
     beside(fast, plain, twin, x, y)
     other = {name: torch.randn_like(t) if t.is_floating_point() else t.clone() for name, t in twin.state_dict().items()}
@@ -351,7 +353,7 @@ def test_mistakes_are_said_before_anything_is_drawn(on_gpu):
 
 def test_what_is_one_piece_is_not_grouped_and_says_so(on_gpu):
     said = []
-    fast = Captured(makers()["grad-align"](), norm_net().double(), attack_group=2, say=said.append)
+    fast = Captured(makers()["grad-align"](), norm_net().double(), attack_group=2, on_message=said.append)
     batches = list(data(2))
     assert len(list(fast.steps(batches))) == 2
     assert said == ["mini-batches are attacked one by one: this objective corrupts and updates in one piece"]
@@ -359,7 +361,7 @@ def test_what_is_one_piece_is_not_grouped_and_says_so(on_gpu):
 
 def test_a_group_without_a_gpu_is_attacked_at_once_and_the_line_does_not_say_otherwise():
     said = []
-    fast = Captured(makers()["trades"](), norm_net().double(), attack_group=2, say=said.append)
+    fast = Captured(makers()["trades"](), norm_net().double(), attack_group=2, on_message=said.append)
     assert len(list(fast.steps(list(data(2))))) == 2
     assert said == ["CUDA graphs are off: there is no CUDA device"]
 
@@ -494,7 +496,9 @@ class Reading(bt.TRADES):
 
 def test_a_counter_in_python_is_noticed_at_the_first_replay(on_gpu):
     said = []
-    fast = Captured(bt.BulletTrain(Counting(eps=0.05), budget=StepBudget(3, 1)), norm_net().double(), say=said.append)
+    fast = Captured(
+        bt.BulletTrain(Counting(eps=0.05), budget=StepBudget(3, 1)), norm_net().double(), on_message=said.append
+    )
     for x, y in data(3):
         before = Counting.calls[0]
         assert torch.isfinite(fast.step(x, y).loss)
@@ -506,7 +510,7 @@ def test_a_counter_in_python_is_noticed_at_the_first_replay(on_gpu):
 def test_an_eps_that_grows_is_the_one_that_is_used(on_gpu):
     said, budget = [], StepBudget.uniform(2, scale=1.0)
     net = norm_net().double()
-    fast = Captured(bt.BulletTrain(GrowingEps(eps=0.05), budget=budget), net, say=said.append)
+    fast = Captured(bt.BulletTrain(GrowingEps(eps=0.05), budget=budget), net, on_message=said.append)
     plain, twin = bt.BulletTrain(GrowingEps(eps=0.05), budget=budget), copy.deepcopy(net)
     for x, y in data(6):
         out, expected = fast.step(x, y), plain.step(twin, x, y)
@@ -517,7 +521,7 @@ def test_an_eps_that_grows_is_the_one_that_is_used(on_gpu):
 
 def test_what_reads_the_host_runs_without_graphs(on_gpu):
     said, net = [], norm_net().double()
-    fast = Captured(bt.BulletTrain(Reading(eps=0.05), budget=StepBudget(3, 1)), net, say=said.append)
+    fast = Captured(bt.BulletTrain(Reading(eps=0.05), budget=StepBudget(3, 1)), net, on_message=said.append)
     plain, twin = bt.BulletTrain(Reading(eps=0.05), budget=StepBudget(3, 1)), copy.deepcopy(net)
     for x, y in data(3):
         start = x + 0.01
@@ -537,7 +541,7 @@ def test_a_replay_is_compared_once_more_on_every_checked_step(on_gpu, monkeypatc
 
     said, (x, y) = [], next(data(1))
     train = bt.BulletTrain(Later(eps=0.05), budget=StepBudget.uniform(1), check_every=1)
-    fast = Captured(train, norm_net().double(), say=said.append)
+    fast = Captured(train, norm_net().double(), on_message=said.append)
     before = [float(fast.step(x, y, start=x).loss) for _ in range(3)]
     late.append(True)
     losses = [float(fast.step(x, y, start=x).loss) for _ in range(8)]

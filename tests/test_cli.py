@@ -127,10 +127,10 @@ def test_train_from_nothing_to_a_report(tmp_path, monkeypatch, invoke):
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert lines[0] == "runs/digits: digits on cpu"
-    assert [re.match(rf"epoch {n}/2  step \d+  loss ", line) is not None for n, line in enumerate(lines[1:3], 1)] == [
-        True,
-        True,
-    ]
+    assert lines[1].split()[:3] == ["epoch", "loss", "lr"]
+    assert [re.match(rf"  {n}/2  +\d\.\d+  +\S+ ", line) is not None for n, line in enumerate(lines[2:4], 1)] == [
+        True
+    ] * 2
     assert re.search(r"last +\d+\.\d % +\d+\.\d %", done.stdout)
     assert "× counted work" in done.stdout
     assert (tmp_path / "runs/digits/report.html").stat().st_size > 10_000
@@ -218,18 +218,56 @@ def test_a_message_is_printed_as_it_is(capsys):
     assert capsys.readouterr().out.splitlines() == ["".join(ODD_NAMES), "warning " + "".join(ODD_NAMES)]
 
 
-def test_the_live_line_shows_the_last_validation():
+FIGURES = {
+    **{"loss": 1.5, "lr": 0.1, "examples_per_second": 10.0, "robust_fraction": 0.5, "epoch": 1, "step": 3},
+    **{"outlier": 0.2, "boundary": 0.3, "robust": 0.5, "seconds": 1.0, "evaluation_seconds": 1.0},
+}
+LONG = FIGURES | {"loss": 12.3456, "lr": 6.9e-05, "examples_per_second": 123456.7, "seconds": 100.0, "boundary": 1.0}
+
+
+def test_the_live_lines_show_the_last_validation():
     from bullettrain.training.display import Display
 
-    console = Console(file=io.StringIO(), force_terminal=True, width=200)
-    figures = {"loss": 1.5, "lr": 0.1, "examples_per_second": 10.0, "robust_fraction": 0.5, "epoch": 1, "step": 3}
-    figures |= {"outlier": 0.2, "boundary": 0.3, "robust": 0.5, "seconds": 1.0, "evaluation_seconds": 1.0}
-    with Display(console, recipe("digits").with_settings(["epochs=2"]), 3, selects=True) as display:
+    console, figures = Console(file=io.StringIO(), force_terminal=True, width=80), FIGURES
+    with Display(console, recipe("digits").with_settings(["epochs=2"]), 3, with_categories=True) as display:
         display.epoch(figures | {"validation_clean": 0.814, "validation_robust": 0.5})
-        assert display.detail.plain.endswith("F_R 0.50  validation 81.4 %, under PGD 50.0 %")
+        assert display.detail.plain.splitlines() == [
+            "loss 1.500  lr 0.1  10 ex/s  validation 81.4 %, under PGD 50.0 %",
+            "outlier 20 boundary 30 robust 50 %  F_R 0.50",
+        ]
         display.interval(figures | {"loss": 0.25})
         assert display.detail.plain.startswith("loss 0.250")
-        assert display.detail.plain.endswith("validation 81.4 %, under PGD 50.0 %")
+        assert "validation 81.4 %, under PGD 50.0 %" in display.detail.plain
+        display.interval(LONG)
+        assert max(map(len, display.detail.plain.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("name", "views"), [("digits", "val PGD"), ("digits-augmix", "val views")])
+def test_printed_epochs_are_a_table_that_fits_into_100_columns(name, views):
+    from bullettrain.training.display import Display
+
+    console = Console(file=io.StringIO(), width=80)
+    with Display(console, recipe(name).with_settings(["epochs=100"]), 3, with_categories=True) as display:
+        for epoch in (1, 100):
+            display.epoch(LONG | {"epoch": epoch, "validation_clean": 1.0, "validation_robust": 0.5})
+    heading, first, last = console.file.getvalue().splitlines()
+    names = ["epoch", "loss", "lr", "ex/s", "outlier", "boundary", "robust", "F_R", "val clean", views, "time left"]
+    assert re.split(r"\s\s+", heading) == names
+    cells = ["12.346", "6.9e-05", "123457", "20 %", "100 %", "50 %", "0.50", "100.0 %", "50.0 %"]
+    assert re.split(r"\s\s+", first.strip()) == ["1/100", *cells, "2 h 47 min"]
+    assert re.split(r"\s\s+", last) == ["100/100", *cells, "0.0 s"]
+    assert len(heading) == len(first) == len(last) <= 100
+
+
+def test_the_heading_of_printed_epochs_comes_again():
+    from bullettrain.training.display import Display
+
+    console = Console(file=io.StringIO(), width=80)
+    with Display(console, recipe("digits"), 3, with_categories=False) as display:
+        for epoch in range(1, 41):
+            display.epoch(FIGURES | {"epoch": epoch})
+    lines = console.file.getvalue().splitlines()
+    assert [index for index, line in enumerate(lines) if line.startswith("epoch")] == [0, 21]
 
 
 MISTAKES = {
@@ -285,7 +323,7 @@ def test_sigint_prints_the_command_that_goes_on(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as process:
         for line in process.stdout:
-            if line.startswith("epoch 2/"):
+            if line.strip().startswith("2/500"):
                 process.send_signal(signal.SIGINT)
                 break
         rest = process.stdout.read()

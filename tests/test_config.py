@@ -1,5 +1,6 @@
 import itertools
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -50,15 +51,16 @@ def test_the_recipes_are_there():
 def test_steps_that_do_not_cross_the_ball_are_said():
     """At the paper's eps its step of 0.007 is for ten of them."""
     short = recipe("cifar10-trades-short")
-    found = short.with_settings(["boundary=4"]).method.falls_short()
+    found = short.with_settings(["boundary=4"]).method.shortfall()
     assert found == (
-        "4 steps of 0.007 move an example by 0.028 at most, less than eps 0.031: "
-        "--set scale=1.7 makes each 1.7·eps over their number"
+        "the attack moves an example by 4 × 0.007 = 0.028 at most, less than eps 0.031; for steps of 2.25·eps/4 give "
+        "--set method.scale=2.25 or --set method.step_size=0.0174375"
     )
-    enough = [short.with_settings(["boundary=4", other]) for other in ("scale=1.7", "eps=8/255")]
+    advice = re.findall(r"--set (\S+)", found)
+    enough = [short.with_settings(["boundary=4", other]) for other in (*advice, "scale=1.7", "eps=8/255")]
     enough += [chosen for name in WANTED for chosen in (recipe(name), recipe(name).baseline())]
     enough += [with_method(short, name) for name in ("fast", "fast-3", "n-fgsm", "yopo-2-5", "grad-align", "free-8")]
-    assert [config.method.falls_short() for config in enough] == [None] * len(enough)
+    assert [config.method.shortfall() for config in enough] == [None] * len(enough)
 
 
 @pytest.mark.parametrize("name", sorted(WANTED))

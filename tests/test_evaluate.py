@@ -242,9 +242,9 @@ def test_parts_of_a_dataset_stand_beside_the_whole(robust_run, digits, tmp_path)
 
 
 def test_two_evaluations_in_one_folder_would_overwrite_each_other(tmp_path):
-    with Store(tmp_path / "new").alone():
+    with Store(tmp_path / "new").locked():
         assert (tmp_path / "new").is_dir()
-        with pytest.raises(RunError, match="another evaluation is running there"), Store(tmp_path / "new").alone():
+        with pytest.raises(RunError, match="another evaluation is running there"), Store(tmp_path / "new").locked():
             pass
     assert not (tmp_path / "new").exists()  # nothing was written
 

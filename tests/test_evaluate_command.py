@@ -86,6 +86,16 @@ def test_a_run_is_evaluated_and_the_report_says_it(run):
     assert "last weights on digits" in page
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [([], ["Clean", "PGD-20"]), (["--attack", "pgd2"], ["Clean", "PGD-2"]), (["--attack", "clean"], ["Clean"])],
+)
+def test_clean_accuracy_is_shown_beside_any_attack(run, words, shown):
+    text = invoke(run, *words, "--images", 20)
+    table = text[text.index("attack ") :].splitlines()[1:]
+    assert [line.split()[0] for line in table if "%" in line and "class" not in line] == shown
+
+
 @pytest.mark.parametrize("columns", [40, 80])
 def test_a_narrow_terminal_cuts_no_number(run, columns):
     text = invoke(run, "--attack", "clean,pgd2,pgd2x2", "--images", 40, columns=columns)

@@ -109,7 +109,7 @@ def test_updates_of_the_recipes_networks_are_compiled(name, half):
     torch.manual_seed(0)
     said = []
     network = build(name).to(CUDA).to(memory_format=torch.channels_last)
-    forwards = FastForwards(network, dtype=torch.bfloat16 if half else None, compile=True, say=said.append)
+    forwards = FastForwards(network, dtype=torch.bfloat16 if half else None, compile=True, on_message=said.append)
     x = torch.randint(256, (128, 3, 32, 32), device=CUDA) / 255
     forwards.prepare(x.contiguous(memory_format=torch.channels_last))
     assert forwards.paired is not None
@@ -268,7 +268,7 @@ def test_a_baselines_captured_step_is_the_plain_one(name, compile):
         own = copy.deepcopy(net)
         mine = config.with_settings(["precision=float32", f"engine={'graphs' if whole else 'eager'}"])
         parts = config.method.build(), own, MovingAverage(own, 0.9), StepMetrics(CUDA), mine, Place(CUDA)
-        both.append(Stepper(*parts, say=said.append))
+        both.append(Stepper(*parts, on_message=said.append))
     for step in range(12):
         x, y, start = (t.double() if t.is_floating_point() else t for t in on_gpu(9 if step % 4 == 3 else 24, step % 5))
         outs = [stepper.take([Batch(x, y, start)], lambda i: LR) for stepper in both]
@@ -322,7 +322,7 @@ def test_a_loop_of_ones_own_has_the_plain_gradients(name, compile):
         for _ in nets
     ]
     said = []
-    fast = bt.Captured(trains[1], nets[1], compile=compile, size_multiple=1, say=said.append)
+    fast = bt.Captured(trains[1], nets[1], compile=compile, size_multiple=1, on_message=said.append)
     loops = [torch.optim.AdamW(net.parameters(), lr=1e-3) for net in nets]
     for step in range(8):
         x, y, start = (t.double() if t.is_floating_point() else t for t in on_gpu(9 if step % 4 == 3 else 24, step % 5))
@@ -401,7 +401,7 @@ def test_a_network_that_reads_back_falls_back_with_a_line():
     torch.manual_seed(0)
     net, said = Reads().to(CUDA), []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    engine = Trained(make("trades", (2, 1, 0)), net, optimizer, say=said.append)
+    engine = Trained(make("trades", (2, 1, 0)), net, optimizer, on_message=said.append)
     (out,) = engine.train_on([on_gpu(16, 0)])
     assert torch.isfinite(out.loss)
     assert len(said) == 1

@@ -213,7 +213,7 @@ def test_in_a_loop_of_ones_own(group):
     net = norm_net().double()
     x, y = examples(net)
     train = make("augmix")
-    fast = bt.Captured(train, net, attack_group=group, say=lambda line: None)
+    fast = bt.Captured(train, net, attack_group=group, on_message=lambda line: None)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     parts = list(visits(10, epochs=2))
     if group == 1:
@@ -230,7 +230,9 @@ def test_in_a_loop_of_ones_own(group):
         list(fast.steps([(x, y)]))
     with pytest.raises(ValueError, match="index is missing"):
         fast.step(x, y)
-    plain = bt.Captured(BulletTrain(bt.TRADES(), budget=StepBudget(3, 1)), net, attack_group=2, say=lambda line: None)
+    plain = bt.Captured(
+        BulletTrain(bt.TRADES(), budget=StepBudget(3, 1)), net, attack_group=2, on_message=lambda line: None
+    )
     with pytest.raises(ValueError, match="a mini-batch is x and y here; one with 3 parts was given"):
         list(plain.steps([(x, y, x)]))
 
@@ -243,7 +245,7 @@ def test_scores_of_other_examples_are_the_ones_that_move(monkeypatch):
     x, y = examples(net)
     train = make("mart")
     net, x = net.float(), x.float()
-    fast, index = bt.Captured(train, net, say=print), torch.arange(N)
+    fast, index = bt.Captured(train, net, on_message=print), torch.arange(N)
     for _ in range(2):
         fast.step(x, y, index=index)
     old = train.history.score

@@ -86,7 +86,7 @@ def test_one_batch_and_a_bucket_of_one_is_the_plain_step(name, counts, pair):
         assert torch.equal(out.steps, expected.steps)
         assert torch.allclose(out.x_prime, expected.x_prime, atol=1e-12, rtol=0)
         assert out.loss.item() == pytest.approx(expected.loss.item(), abs=1e-12)
-        again = len(y) if name == "mart" and train.selects else 0  # its logits are not kept for the loss
+        again = len(y) if name == "mart" and train.needs_selection else 0  # its logits are not kept for the loss
         assert out.work.total == expected.work.total + again
         assert (out.svar is None) == (expected.svar is None)
         assert torch.allclose(out.z_prime, expected.z_prime, atol=1e-12)

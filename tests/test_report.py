@@ -79,6 +79,19 @@ def test_a_browser_shows_it(browser, pages, kind, width, dark):
     assert robust == ("rgb(110, 163, 245)" if dark else "rgb(47, 111, 208)"), "figures follow light and dark"
 
 
+@pytest.mark.parametrize("width", [1200, 1000, 800, 600, 390])
+def test_headline_cards_fill_their_rows_whatever_their_number(browser, pages, width):
+    assert browser.open(pages["run"], width=width) == []
+    for count in (6, 5, 4, 3, 2):
+        browser.evaluate(
+            "{ const cards = document.querySelector('.cards');"
+            f" while (cards.children.length < {count}) cards.append(cards.lastElementChild.cloneNode(true));"
+            f" while (cards.children.length > {count}) cards.lastElementChild.remove() }}"
+        )
+        assert browser.evaluate(ORPHANS) == [], count
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+
+
 # ------------------------------------------------------------------------------------------ what it says
 
 

@@ -258,11 +258,11 @@ def test_a_folder_in_use_is_refused(tmp_path, unfinished):
     folder = RunFolder(unfinished)
     folder.log({"kind": "step", "step": 10_000})  # of the process that holds it, since its last checkpoint
     records = folder.records()
-    with folder.alone(), pytest.raises(RunError, match="is in use"):
+    with folder.locked(), pytest.raises(RunError, match="is in use"):
         runs.train(small(), unfinished, CPU, resume=True)
     assert folder.records() == records
     (unfinished / "checkpoint.pt").unlink()  # nor before there is a checkpoint
-    with folder.alone(), pytest.raises(RunError, match="is in use"):
+    with folder.locked(), pytest.raises(RunError, match="is in use"):
         runs.train(small(), unfinished, CPU, resume=True)
     assert folder.records() == records
 
@@ -271,7 +271,7 @@ def test_of_two_that_begin_at_once_one_is_refused(tmp_path, monkeypatch):
     folder, load = RunFolder(tmp_path / "run"), runs.load_data
 
     def meanwhile(config, data_dir):
-        with folder.alone():
+        with folder.locked():
             folder.create(config, {})
             folder.log({"kind": "step", "step": 1})
         return load(config, data_dir)
@@ -280,7 +280,7 @@ def test_of_two_that_begin_at_once_one_is_refused(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="another process has trained in"):
         runs.train(small(), folder.path, CPU)
     assert folder.records() == [{"kind": "step", "step": 1}]
-    with folder.alone(), pytest.raises(RunError, match="is in use"), RunFolder(folder.path).alone():
+    with folder.locked(), pytest.raises(RunError, match="is in use"), RunFolder(folder.path).locked():
         pass
 
 

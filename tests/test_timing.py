@@ -15,7 +15,7 @@ def test_runs_that_shared_a_device_are_timed_afterwards(tmp_path):
     for record in before.values():
         record.jobs = 3
         record.write(tmp_path / "records")
-        assert record.alone is None
+        assert record.timed_seconds is None
     text = invoke(*words, "--timing", columns=300)
     assert "2 finished runs: 2 to be timed" in text
     assert text.count("s an epoch") == 2
@@ -25,7 +25,7 @@ def test_runs_that_shared_a_device_are_timed_afterwards(tmp_path):
         found, training = record.timing, record.config["training"]
         steps = training["replays"] * 150 / training["batch_size"]
         assert found["epoch_seconds"] == pytest.approx(found["step_ms"] / 1000 * steps)
-        assert record.alone == found["epoch_seconds"] * record.epochs
+        assert record.timed_seconds == found["epoch_seconds"] * record.epochs
         assert found["environment"]["device"]
         assert found["spread_ms"] >= 0
     again = invoke(*words, "--tables", columns=300)  # what is taken up from a run's folder leaves the timing

@@ -13,6 +13,9 @@ from bullettrain.mining import Category, signed_gradient_norm
 from bullettrain.precision import accumulation_dtype
 from bullettrain.validation import MendableError, check_count, check_fraction, check_positive
 
+DEFAULT_SCALE = 2.25
+"""Step size of boundary examples as a multiple of ε/N_B."""
+
 
 class Allocated(NamedTuple):
     """The result of an allocation that decides on more than steps."""
@@ -63,6 +66,10 @@ class StepBudget:
         step_size: step size of boundary examples. None: 0.007 at ε = 0.031, else 2.25·ε/N_B.
         scale: step size of boundary examples as scale·ε/N_B instead (1.7 in the MNIST study). Step sizes of robust
             examples and outliers are always 1.7·ε/N.
+
+    At ε = 0.031 the step size is the paper's for ten steps, whatever N_B is: three steps move a pixel by 0.021 at most,
+    apart from the random start. `BulletTrain` warns if N_B steps are shorter than ε; ``scale=2.25`` makes them as long
+    as at any other ε.
     """
 
     boundary: int
@@ -115,7 +122,24 @@ class StepBudget:
             return self.step_size
         if self.scale is None and eps == 0.031:
             return 0.007  # the paper's setting, as the TRADES and MART authors have it
-        return _spread(2.25 if self.scale is None else self.scale, eps, self.boundary)
+        return _spread(DEFAULT_SCALE if self.scale is None else self.scale, eps, self.boundary)
+
+    def shortfall(self, eps: float, moves: int = 1, option: str = "") -> str | None:
+        """Return a warning if all steps of a boundary example together are shorter than ``eps``, else None.
+
+        Args:
+            eps: radius of the ball.
+            moves: moves of one step; more than one with YOPO.
+            option: what comes before the name of a setting, "--set method." in the command.
+        """
+        total, size = self.boundary * moves, self.boundary_step(eps)
+        if not total or total * size > 0.999 * eps:
+            return None
+        scale, enough = DEFAULT_SCALE / moves, DEFAULT_SCALE * eps / total
+        return (
+            f"the attack moves an example by {total} × {size:g} = {total * size:g} at most, less than eps {eps:g}; for "
+            f"steps of 2.25·eps/{total} give {option}scale={scale:g} or {option}step_size={enough:g}"
+        )
 
 
 @dataclass(frozen=True)
@@ -328,7 +352,7 @@ class ShuffledBudget:
     @property
     def selects(self) -> bool:
         """Whether the budget uses categories or scores."""
-        return selects(self.budget)
+        return needs_selection(self.budget)
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Allocated:
         """Return the result of the budget in random order: steps with their sizes, radii and weights."""
@@ -345,7 +369,7 @@ class ShuffledBudget:
         return self.budget.step_sizes(category, steps, eps)
 
 
-def selects(budget: Allocation) -> bool:
+def needs_selection(budget: Allocation) -> bool:
     """Return whether a step with this budget has to select: not if it is uniform or declares ``selects = False``."""
     return bool(getattr(budget, "selects", budget.uniform_steps is None))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 @contextmanager
-def alone(path: Path, refusal: Exception) -> Iterator[None]:
+def locked(path: Path, refusal: Exception) -> Iterator[None]:
     """Lock a file or folder. Raises ``refusal`` if another process has locked it.
 
     The lock ends with the process. On Windows there is no lock.

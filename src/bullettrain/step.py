@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bullettrain import validation
-from bullettrain.allocation import Allocation, selects
+from bullettrain.allocation import Allocation, StepBudget, needs_selection
 from bullettrain.attacks.state import bare
 from bullettrain.brief import brief
 from bullettrain.cost import Work
 from bullettrain.engine.attack import run_attack
-from bullettrain.engine.distributed import Workers, find_group
+from bullettrain.engine.distributed import JointBatches, find_group
 from bullettrain.engine.forwards import Forwards
 from bullettrain.engine.phases import EAGER, Assignment, Batch, Learned, Phases, Runner, join, rows_of, slices
 from bullettrain.history import History
@@ -41,31 +41,34 @@ def algorithm(
     """Algorithm 2 of the paper for k mini-batches that are selected and attacked with the same weights.
 
     k = 1 is the paper. Yields the output of each mini-batch; the caller updates the weights before it asks for the
-    next. Comments name the lines of the paper's listing. `tests/reference.py` has the algorithm once more, one example
-    at a time.
+    next. Phases are functions of tensors, which ``run`` calls directly or as CUDA graphs; reading from the device and
+    talking to other processes happens between them. Comments name the lines of the paper's listing.
+    `tests/reference.py` has the algorithm once more, one example at a time.
     """
     group, sizes = join(train.objective, batches, run)  # line 3: x, y
-    workers = Workers(train.process_group(), sizes, group.x.device)  # processes that share each mini-batch
-    svar, logits = run(phases.select, group, sizes) if train.selects else (None, None)  # line 4: SVar of h(x)
-    joint = workers.gather(svar), *workers.shares  # the quantile is over the examples of all processes
-    assigned, attack = run(phases.allocate, group, svar, logits, *joint)  # line 5: f(SVar, F_R), and steps
-    steps = train.read_steps(logits, group.y, assigned)  # the only read from the device
+    joint = JointBatches(train.process_group(), sizes, group.x.device)  # the mini-batches of all processes together
+    svar, logits = run(phases.select, group, sizes) if train.needs_selection else (None, None)  # line 4: SVar of h(x)
+    scores = joint.gather(svar), joint.sizes, joint.local_ranges  # the quantile is over all processes
+    group_assigned, attack = run(phases.allocate, group, svar, logits, *scores)  # line 5: f(SVar, F_R), and steps
+    steps = train.read_steps(logits, group.y, group_assigned)  # the only read from the device
     if train.objective.needs_target and any(steps):
         attack = attack._replace(target=run(phases.target, group.x, train.target_logits(logits)))
-    taken, total = run_attack(phases, run, attack, assigned.steps, steps, len(sizes))  # line 6: x' = G(x)
-    assigned = assigned._replace(steps=taken)
+    taken, attack_steps = run_attack(phases, run, attack, group_assigned.steps, steps, len(sizes))  # line 6: x' = G(x)
+    group_assigned = group_assigned._replace(steps=taken)
     z = logits if phases.reuses_logits(len(sizes)) else None
     for i, rows in enumerate(slices(sizes)):
-        batch, own, x_prime = rows_of(group, rows), rows_of(assigned, rows), attack.x_prime_of(rows)
+        batch, assigned, x_prime = rows_of(group, rows), rows_of(group_assigned, rows), attack.x_prime_of(rows)
         train.check_attack(batch.x, x_prime, None if attack.eps is None else attack.eps[rows])
-        touched, weight = phases.touched(steps[rows]), workers.loss_weight(i)
-        learned = run(phases.learn, batch, x_prime, own, z, touched, weight, phases.accumulation)  # lines 7, 9: z', ∇L
-        workers.sum_(learned.counts)
-        remembered = train.remembered(workers, i, batch.indices, learned, own.steps)
-        run(phases.update, learned, batch.y, own, remembered, weight)  # line 8: F_R
+        num_touched = phases.num_touched(steps[rows])  # rows that are forwarded corrupted
+        weight = joint.loss_weight(i)  # of this process
+        # lines 7 and 9: z' = h(x'), and the gradient of the loss
+        learned = run(phases.learn, batch, x_prime, assigned, z, num_touched, weight, phases.accumulation)
+        joint.sum_(learned.counts)  # of correct predictions on x'
+        remembered = train.remembered(joint, i, batch.indices, learned, assigned.steps)  # for the history
+        run(phases.update, learned, batch.y, assigned, remembered, weight)  # line 8: F_R
         train.steps_taken += 1
-        work = train.work(steps[rows], touched, total * sizes[i] / len(steps), phases, len(sizes))
-        yield StepOutput(learned.loss, own.category, own.steps, own.svar, work, x_prime, learned.z, learned.z_prime)
+        work = train.work(steps[rows], num_touched, attack_steps * sizes[i] / len(steps), phases, len(sizes))
+        yield StepOutput.of(assigned, learned, x_prime, work)
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,12 @@ class StepOutput:
     """(m, K) clean training-mode logits; None for PGD-AT, whose loss has none."""
     z_prime: Tensor
     """(m, K) corrupted training-mode logits; AugMix: (2, m, K)."""
+
+    @classmethod
+    def of(cls, assigned: Assignment, learned: Learned, x_prime: Tensor, work: Work) -> StepOutput:
+        """Collect the output of a mini-batch."""
+        decided = assigned.category, assigned.steps, assigned.svar
+        return cls(learned.loss, *decided, work, x_prime, learned.z, learned.z_prime)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -152,6 +161,8 @@ class BulletTrain:
         self.score = score
         self.separation = separation
         self.check_settings()
+        if isinstance(budget, StepBudget) and (short := budget.shortfall(objective.unit, objective.moves_per_step)):
+            warnings.warn(short, stacklevel=2)
         self.group, self.joint = group, joint
         self.check_every = validation.check_count(check_every, "check_every")
         self.steps_taken = 0
@@ -204,14 +215,14 @@ class BulletTrain:
     # ---------------------------------------------------------------------------- called by Algorithm 2
 
     @property
-    def selects(self) -> bool:
-        """Whether the step has to select. A uniform budget does not."""
-        return selects(self.budget)
+    def needs_selection(self) -> bool:
+        """Whether the step has to separate the examples. With a uniform budget it does not."""
+        return needs_selection(self.budget)
 
     @property
-    def selects_by_last(self) -> bool:
+    def selects_by_history(self) -> bool:
         """Whether examples are selected by their logits of the last epoch."""
-        return self.objective.selection == "last" and self.selects
+        return self.objective.selection == "last" and self.needs_selection
 
     def process_group(self) -> dist.ProcessGroup | None:
         """Return the processes that share a mini-batch; None: only this one."""
@@ -250,14 +261,14 @@ class BulletTrain:
             self.objective.check_perturbed(x, x_prime, eps)
 
     def remembered(
-        self, workers: Workers, batch: int, index: Tensor | None, learned: Learned, steps: Tensor
+        self, joint: JointBatches, batch: int, index: Tensor | None, learned: Learned, steps: Tensor
     ) -> tuple[Tensor | None, ...]:
         """Return index, score, margin and steps of the examples of all processes; empty without a history."""
         if index is None or not self.history.examples:
             return ()
         if self.checking and learned.score is not None:
             validation.check_no_nan(learned.score)
-        return tuple(workers.gather_batch(values, batch) for values in (index, learned.score, learned.margin, steps))
+        return tuple(joint.gather_batch(values, batch) for values in (index, learned.score, learned.margin, steps))
 
     def work(
         self, steps: Sequence[int], touched: int | None, attack_steps: float, phases: Phases, batches: int
@@ -272,11 +283,11 @@ class BulletTrain:
             batches: k, mini-batches of the group.
         """
         m, touched = len(steps), sum(n > 0 for n in steps) if touched is None else touched
-        work = self.objective.cost.work(examples=m, steps=attack_steps, touched=touched, selects=self.selects)
+        work = self.objective.cost.work(examples=m, steps=attack_steps, touched=touched, selects=self.needs_selection)
         selection = work.selection
-        if self.selects and isinstance(self.separation, SeparationWithModel):
+        if self.needs_selection and isinstance(self.separation, SeparationWithModel):
             selection += m * self.separation.passes_per_example
-        if self.selects and phases.selects_by_loss_logits and not phases.reuses_logits(batches):
+        if self.needs_selection and phases.selects_by_loss_logits and not phases.reuses_logits(batches):
             selection += m  # forwarded again for the update
         return Work(m, selection, work.attack, work.update)
 
@@ -370,7 +381,7 @@ class BulletTrain:
             self.history.load_state_dict(state["history"])
         elif self.history.examples:
             self.history.clear()
-            if self.selects_by_last:
+            if self.selects_by_history:
                 lost = "the state has no last scores: until they are trained on again all are on the boundary"
                 warnings.warn(lost, stacklevel=2)
 

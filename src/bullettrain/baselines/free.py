@@ -63,7 +63,7 @@ class Free(PGDAT):
         self._size = attack.size
         attack.x_prime.copy_(self.norm.clip(attack.clean + self._rows(attack.clean), self.bounds))
 
-    def learns_from(self, x: Tensor, x_prime: Tensor) -> Tensor:
+    def corrupted_input(self, x: Tensor, x_prime: Tensor) -> Tensor:
         """Return x' with a hook that moves δ in the backward of the loss."""
         carried, size = self._rows(x), self._size
         moved, (low, high) = x.detach() + carried, self.bounds

@@ -145,7 +145,7 @@ class Evaluate(Model, _Device, _Data):
 
     Examples:
 
-      bullettrain evaluate runs/digits --attack clean,pgd20,pgd100x10 --curves
+      bullettrain evaluate runs/digits --attack pgd20,pgd100x10 --curves
       bullettrain evaluate runs/digits --attack autoattack --weights averaged
       bullettrain evaluate my.pt --network wrn-34-10 --data cifar10
       bullettrain evaluate my.package:network --data cifar10 --attack pgd:steps=50
@@ -153,8 +153,8 @@ class Evaluate(Model, _Device, _Data):
     """
 
     attack: Annotated[list[str] | None, typer.Option("--attack", metavar="ATTACK")] = None
-    """Attacks, separated by commas: clean, pgd20, pgd100x10, pgd1000x5, pgd:KEY=VALUE,…, autoattack, apgd,
-    corruptions. Default: clean,pgd20."""
+    """Attacks, separated by commas: pgd20, pgd100x10, pgd1000x5, pgd:KEY=VALUE,…, autoattack, apgd, corruptions, or
+    clean for none. Clean accuracy is always shown as well. Default: pgd20."""
     data: str | None = None
     """Test set: cifar10, cifar100, mnist, digits, folder:PATH or npz:PATH. Default: that of the run."""
     eps: Number = None

@@ -45,7 +45,7 @@ def evaluate(options: Evaluate) -> None:
     source = find_source(options.model, options.weights)
     config = source.config
     defaults = _defaults(config, options.eps, options.norm)
-    attacks = parse_attacks(options.attack or ["clean", "pgd20"], defaults)
+    attacks = parse_attacks(options.attack or ["pgd20"], defaults)
     if (options.corruptions or options.mce_baseline) and "corruptions" not in {attack.name for attack in attacks}:
         raise ConfigError("--corruptions and --mce-baseline go with --attack corruptions")
     check_known("--precision is", options.precision, ("float32", "tf32", "bf16", "both"))
@@ -83,7 +83,7 @@ def evaluate(options: Evaluate) -> None:
     console.print(f"{source}: {options.images or len(test)} images of {data} on {device}", soft_wrap=True)
     with StopRequest() as stop:
         try:
-            with store.alone(), EvaluationProgress(console, stop) as progress:
+            with store.locked(), EvaluationProgress(console, stop) as progress:
                 entry, asked = evaluation.evaluate(
                     loaded, test, data, plan, device=device, store=store, progress=progress
                 )

@@ -274,9 +274,9 @@ def estimate_training(task: Task, records: Mapping[str, Record], device: str) ->
 
     Records of ``device`` come first. Returns None if no record of the run, with any seed, has its time.
     """
-    runs = [run for run in records.values() if run.alone and run.stem == task.name.rpartition("-s")[0]]
+    runs = [run for run in records.values() if run.timed_seconds and run.stem == task.name.rpartition("-s")[0]]
     run = min(runs, key=lambda run: run.timed_in.get("device") != device, default=None)
-    if run is None or run.alone is None:
+    if run is None or run.timed_seconds is None:
         return None
     epochs = task.config.training.epochs - task.epochs_done()
-    return epochs * run.alone / run.epochs, str(run.timed_in.get("device"))
+    return epochs * run.timed_seconds / run.epochs, str(run.timed_in.get("device"))

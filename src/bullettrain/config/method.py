@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -158,17 +159,11 @@ class MethodConfig:
             raise ConfigError(f"{self.allocation} takes no method.allocation_value: --set allocation_value=null")
         return ShuffledBudget(allocation, self.eps) if self.shuffled else allocation
 
-    def falls_short(self) -> str | None:
-        """Return a note if all steps together are shorter than eps, else None."""
-        budget = self.budget()
-        step, moves = budget.boundary_step(self.eps), budget.boundary * max(self.first_layer, 1)
-        other = self.objective == "augmix" or self.allocation != "categories"
-        if other or not moves or moves * step > 0.999 * self.eps:
+    def shortfall(self) -> str | None:
+        """Return a warning if all steps together are shorter than eps, else None."""
+        if self.objective == "augmix" or self.allocation != "categories":
             return None
-        return (
-            f"{moves} steps of {step:g} move an example by {moves * step:g} at most, less than eps {self.eps:g}: "
-            "--set scale=1.7 makes each 1.7·eps over their number"
-        )
+        return self.budget().shortfall(self.eps, max(self.first_layer, 1), "--set method.")
 
     @property
     def kind(self) -> str:
@@ -224,15 +219,18 @@ class MethodConfig:
     def build(self, examples: int = 1) -> bt.BulletTrain:
         """Build the training step. ``examples`` is the size of the training set, for methods that use the history."""
         oracle = bt.OracleSeparation(eps=self.eps, norm=self.norm) if self.separation == "oracle" else None
-        return bt.BulletTrain(
-            self.build_objective(),
-            budget=self.allocator(),
-            gamma=self.gamma,
-            momentum=self.momentum,
-            score=SCORES[self.score],
-            separation=oracle or bt.separate,
-            examples=examples if self.remembers or self.leave_out else 0,
-        )
+        objective, allocator = self.build_objective(), self.allocator()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # shortfall() says it with the command's options
+            return bt.BulletTrain(
+                objective,
+                budget=allocator,
+                gamma=self.gamma,
+                momentum=self.momentum,
+                score=SCORES[self.score],
+                separation=oracle or bt.separate,
+                examples=examples if self.remembers or self.leave_out else 0,
+            )
 
 
 def _value(method: MethodConfig, usual: float) -> float:

@@ -103,8 +103,8 @@ def _with(config: Config, budget: StepBudget, **settings: Any) -> Config:
     steps = {key: getattr(budget, key) for key in ("boundary", "robust", "outlier", "step_size", "scale")}
     plain = {"start": None, "start_radius": 1.0, "project": True, "first_layer": 0, "align": 0.0, "carry": False}
     changed = config.baseline().replace_section("method", **{**plain, **steps, **settings})
-    alone = any(settings.get(key) for key in ("first_layer", "align", "carry")) or settings.get("objective") == "nuat"
-    if alone:  # they attack one batch at a time
+    ungrouped = any(settings.get(key) for key in ("first_layer", "align", "carry"))
+    if ungrouped or settings.get("objective") == "nuat":  # they attack one batch at a time
         changed = changed.replace_section("training", attack_group=1)
     return changed
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from bullettrain.allocation import selects
+from bullettrain.allocation import needs_selection
 from bullettrain.attacks.norms import NORMS, USUAL_EPS
 from bullettrain.config.format1 import FORMER
 from bullettrain.config.method import MethodConfig
@@ -201,7 +201,7 @@ class Config:
         Args:
             images: number of training images, if known.
         """
-        doubts, size = [self.method.falls_short()], self.training.batch_size
+        doubts, size = [self.method.shortfall()], self.training.batch_size
         if images is not None and images < size:
             mend = f"give a smaller --batch-size, e.g. {max(1, images // 10)}"
             doubts.append(f"{images} training images do not fill a batch of {size}, so an epoch is one step; {mend}")
@@ -276,7 +276,7 @@ class Config:
     def identity(self) -> str:
         """Return a hash of the settings that change the weights or the evaluation, without the seed."""
         defaults = flatten(Config().to_dict())
-        ignored = NOT_LEARNT if selects(self.method.allocator()) else NOT_LEARNT | SELECTION_ONLY
+        ignored = NOT_LEARNT if needs_selection(self.method.allocator()) else NOT_LEARNT | SELECTION_ONLY
         changed = {
             FORMER.get(key, key): value  # keeps the names of existing runs
             for key, value in flatten(self.to_dict()).items()

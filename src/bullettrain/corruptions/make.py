@@ -22,7 +22,7 @@ from bullettrain.corruptions.filters import SIDE
 from bullettrain.corruptions.table import CORRUPTIONS, SEVERITIES, corrupt
 from bullettrain.data.base import DataError, ImageSet, unwritable
 from bullettrain.data.readers import Array
-from bullettrain.lock import alone, end_with_parent
+from bullettrain.lock import end_with_parent, locked
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a corruption, its images made so far, and its images in all, at the end for all of them."""
@@ -73,7 +73,7 @@ def make(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (
-            alone(folder, DataError(f"{folder} is in use: another process is making corruptions there.")),
+            locked(folder, DataError(f"{folder} is in use: another process is making corruptions there.")),
             ExitStack() as stack,
         ):
             _put_labels(folder, data.labels.numpy())

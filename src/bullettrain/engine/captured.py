@@ -59,7 +59,7 @@ class Captured:
         pair: run the clean and the corrupted examples of an update in one forward, if the network allows it.
         cudnn_benchmark_after: seconds that a size runs before cuDNN benchmarks its convolutions; 0: at once.
         capture: False disables capturing.
-        say: called with a one-line message when a feature is not available; None: a warning is issued.
+        on_message: called with a one-line message when a feature is not available; None: a warning is issued.
         record: called inside a captured phase with the results of each mini-batch.
     """
 
@@ -75,7 +75,7 @@ class Captured:
         pair: bool = True,
         cudnn_benchmark_after: float = CUDNN_BENCHMARK_AFTER,
         capture: bool = True,
-        say: Callable[[str], None] | None = None,
+        on_message: Callable[[str], None] | None = None,
         record: Callable[..., None] | None = None,
     ) -> None:
         if not hasattr(train, "robust_fraction"):
@@ -91,7 +91,8 @@ class Captured:
         self.train, self.model, self.dtype, self.compile = train, model, dtype, compile
         self.attack_group, self.size_multiple = attack_group, size_multiple
         self.pair, self.cudnn_benchmark_after, self.record, self.capture = pair, cudnn_benchmark_after, record, capture
-        self.say = say or (lambda text: warnings.warn(text, stacklevel=7))  # points at the line that takes the step
+        # The warning points at the line that takes the step.
+        self.on_message = on_message or (lambda text: warnings.warn(text, stacklevel=7))
         self.reason: str | None = None
         """Why steps are not captured; None if they are. Known after the first step."""
         self.runner: Runner = EAGER
@@ -244,9 +245,9 @@ class Captured:
         reason = self._why_not_captured(x)
         grouped, whole = self.attack_group > 1, self.train.objective.whole_step
         if reason is not None and reason != self.reason and self.capture:
-            self.say(f"CUDA graphs are off{'' if grouped else ', steps run one by one'}: {reason}")
+            self.on_message(f"CUDA graphs are off{'' if grouped else ', steps run one by one'}: {reason}")
         if grouped and whole and self._made_for is None:
-            self.say("mini-batches are attacked one by one: this objective corrupts and updates in one piece")
+            self.on_message("mini-batches are attacked one by one: this objective corrupts and updates in one piece")
         self.reason = reason
         fast = reason is None
         self.gradients.remake(hold=fast)
@@ -258,8 +259,8 @@ class Captured:
                 dtype=self.dtype,
                 compile=self.compile,
                 pair=self._pairs(),
-                freezes=objective.needs_network or (train.selects and objective.selection == "eval"),
-                say=self.say,
+                freezes=objective.needs_network or (train.needs_selection and objective.selection == "eval"),
+                on_message=self.on_message,
             )
             forwards.prepare(x)
         else:
@@ -301,7 +302,7 @@ class Captured:
     def _given_up(self, line: str) -> None:
         """Note that the runner continues eagerly, because a capture failed or a replay differed."""
         self.reason = line.partition(": ")[2]
-        self.say(line)
+        self.on_message(line)
 
     def _state(self) -> list[Tensor]:
         """Return all tensors that phases change."""

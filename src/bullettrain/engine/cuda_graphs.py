@@ -32,7 +32,7 @@ class CudaGraphRunner:
 
     Args:
         state: returns every tensor that phases change besides their arguments.
-        say: called with a one-line message when capturing is given up.
+        on_message: called with a one-line message when capturing is given up.
         cudnn_benchmark_after: seconds that a graph runs before cuDNN benchmarks its convolutions and it is captured
             again; 0: before the first capture. A value above 0 is for convolutions in low precision.
         slack: allowed difference of replays, in units of :data:`TOLERANCE`.
@@ -41,12 +41,12 @@ class CudaGraphRunner:
     def __init__(
         self,
         state: Callable[[], Sequence[Tensor]],
-        say: Callable[[str], None] = print,
+        on_message: Callable[[str], None] = print,
         *,
         cudnn_benchmark_after: float = 0.0,
         slack: float = 1.0,
     ) -> None:
-        self.state, self.say, self.slack = state, say, slack
+        self.state, self.on_message, self.slack = state, on_message, slack
         self.cudnn_benchmark_after = cudnn_benchmark_after
         self.graphs: dict[Hashable, Any] = {}
         self.seconds = 0.0
@@ -202,7 +202,7 @@ class CudaGraphRunner:
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason
-        self.say(f"CUDA graphs are off, steps run one by one: {reason}")
+        self.on_message(f"CUDA graphs are off, steps run one by one: {reason}")
 
     # ----------------------------------------------------------------------------------------- CUDA
 

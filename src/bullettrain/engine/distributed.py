@@ -21,8 +21,8 @@ def find_group(group: dist.ProcessGroup | None, joint: bool) -> dist.ProcessGrou
     return group if dist.get_world_size(group) > 1 else None
 
 
-class Workers:
-    """The processes that share the mini-batches of a step.
+class JointBatches:
+    """The mini-batches of a step, each together with the examples that other processes have of it.
 
     Args:
         group: result of :func:`find_group`; None: only this process.
@@ -32,56 +32,55 @@ class Workers:
 
     def __init__(self, group: dist.ProcessGroup | None, sizes: Sequence[int], device: torch.device) -> None:
         self.group, self.rank = group, 0 if group is None else dist.get_rank(group)
-        self.sizes = [list(sizes)]
+        self.sizes_by_rank = [list(sizes)]
         """Number of examples of each mini-batch, by process."""
         if group is not None:
             mine = torch.tensor(sizes, device=device)
             parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
             with collective():
                 dist.all_gather(parts, mine, group=group)
-            self.sizes = [part.tolist() for part in parts]
+            self.sizes_by_rank = [part.tolist() for part in parts]
 
     @property
-    def joint_sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> tuple[int, ...]:
         """Number of examples of each mini-batch over all processes."""
-        return tuple(sum(several) for several in zip(*self.sizes, strict=True))
+        return tuple(sum(several) for several in zip(*self.sizes_by_rank, strict=True))
+
+    @property
+    def local_sizes(self) -> list[int]:
+        """Number of examples that this process has of each mini-batch."""
+        return self.sizes_by_rank[self.rank]
 
     def loss_weight(self, batch: int) -> float:
         """Return the weight that makes the mean of the processes' losses the loss of the joint batch."""
-        return self.sizes[self.rank][batch] * len(self.sizes) / self.joint_sizes[batch]
+        return self.local_sizes[batch] * len(self.sizes_by_rank) / self.sizes[batch]
 
     @property
-    def own_places(self) -> tuple[tuple[int, int], ...]:
+    def local_ranges(self) -> tuple[tuple[int, int], ...]:
         """Where this process's examples begin and end in the joint mini-batches, which are in rank order."""
         where, at = [], 0
-        for i, total in enumerate(self.joint_sizes):
-            before = at + sum(self.sizes[rank][i] for rank in range(self.rank))
-            where.append((before, before + self.sizes[self.rank][i]))
+        for i, total in enumerate(self.sizes):
+            before = at + sum(self.sizes_by_rank[rank][i] for rank in range(self.rank))
+            where.append((before, before + self.local_sizes[i]))
             at += total
         return tuple(where)
-
-    @property
-    def shares(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-        """:attr:`joint_sizes` and :attr:`own_places`."""
-        return self.joint_sizes, self.own_places
 
     def gather(self, values: Tensor | None) -> Tensor | None:
         """Return ``values`` (R,) of consecutive mini-batches, gathered to those of the joint mini-batches."""
         if self.group is None or values is None:
             return values
-        own = self.sizes[self.rank]
-        padded = values.new_zeros(max(sum(sizes) for sizes in self.sizes))
+        padded = values.new_zeros(max(sum(sizes) for sizes in self.sizes_by_rank))
         padded[: len(values)] = values
-        parts = [torch.empty_like(padded) for _ in self.sizes]
+        parts = [torch.empty_like(padded) for _ in self.sizes_by_rank]
         with collective():
             dist.all_gather(parts, padded, group=self.group)
-        split = [torch.split(part[: sum(n)], n) for part, n in zip(parts, self.sizes, strict=True)]
-        return torch.cat([split[rank][i] for i in range(len(own)) for rank in range(len(split))])
+        split = [torch.split(part[: sum(n)], n) for part, n in zip(parts, self.sizes_by_rank, strict=True)]
+        return torch.cat([split[rank][i] for i in range(len(self.local_sizes)) for rank in range(len(split))])
 
     def gather_batch(self, values: Tensor | None, batch: int) -> Tensor | None:
         """Return ``values`` (m,) of one mini-batch, gathered to those of the joint mini-batch."""
         one = copy.copy(self)
-        one.sizes = [[sizes[batch]] for sizes in self.sizes]
+        one.sizes_by_rank = [[sizes[batch]] for sizes in self.sizes_by_rank]
         return one.gather(values)
 
     def sum_(self, values: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ class FastForwards(Forwards):
         pair: run the clean and the corrupted batch in one forward, each with its own batch-norm statistics, if the
             network allows it.
         freezes: whether a frozen copy is needed.
-        say: called with a one-line message if something cannot be compiled.
+        on_message: called with a one-line message if something cannot be compiled.
     """
 
     keeps_graphs = False
@@ -138,10 +138,10 @@ class FastForwards(Forwards):
         compile: bool = False,
         pair: bool = True,
         freezes: bool = True,
-        say: Callable[[str], None] = print,
+        on_message: Callable[[str], None] = print,
     ) -> None:
         super().__init__(network, dtype)
-        self.compile, self.wants_pair, self.say = compile, pair, say
+        self.compile, self.wants_pair, self.on_message = compile, pair, on_message
         self.learner: nn.Module = _compiled(network) if compile else network
         self.copy: FrozenCopy | None = None
         self.paired: PairedForward | None = None
@@ -182,7 +182,7 @@ class FastForwards(Forwards):
         if error > 1:
             paired.run = paired.inner
             what = f"differ by {error:.2g} times what rounding explains" if math.isfinite(error) else "are lost"
-            self.say(
+            self.on_message(
                 "updates are not compiled, and take several times as long: compiled by torch "
                 f"{torch.__version__}, gradients of this network {what}"
             )

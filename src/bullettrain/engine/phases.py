@@ -149,9 +149,11 @@ class Phases:
 
     def reuses_logits(self, batches: int) -> bool:
         """Whether the loss uses the logits that selected, with their graph."""
-        return self.train.selects and self.selects_by_loss_logits and self.forwards.keeps_graphs and batches == 1
+        return (
+            self.train.needs_selection and self.selects_by_loss_logits and self.forwards.keeps_graphs and batches == 1
+        )
 
-    def touched(self, steps: Sequence[int]) -> int | None:
+    def num_touched(self, steps: Sequence[int]) -> int | None:
         """Return how many rows of a mini-batch are forwarded corrupted; None: all of them.
 
         That is the number of examples with steps, rounded up where filling rows change nothing.
@@ -177,7 +179,7 @@ class Phases:
             sizes: sizes of the mini-batches.
         """
         train, forwards, (x, y, _, index) = self.train, self.forwards, group
-        if train.selects_by_last:
+        if train.selects_by_history:
             forwards.freeze()
             assert index is not None
             return train.history.of(index).score, None
@@ -200,7 +202,7 @@ class Phases:
         logits: Tensor | None,
         joint: Tensor | None,
         joint_sizes: Sequence[int],
-        own: Sequence[tuple[int, int]],
+        local_ranges: Sequence[tuple[int, int]],
     ) -> tuple[Assignment, AttackState]:
         """Separate the examples, allocate their steps, and prepare the attack, without its target.
 
@@ -210,7 +212,7 @@ class Phases:
             logits: (R, K) clean logits of the scores.
             joint: scores of the same mini-batches over all processes.
             joint_sizes: sizes of these joint mini-batches.
-            own: where this process's examples begin and end among ``joint``.
+            local_ranges: where this process's examples begin and end among ``joint``.
         """
         train, objective, (x, y, start, index), m = self.train, self.objective, group, len(group.y)
         if svar is None:
@@ -218,7 +220,7 @@ class Phases:
             category = torch.full_like(y, int(Category.BOUNDARY))
         else:
             assert joint is not None
-            category = self._separate(joint, x, y, logits, joint_sizes, own)
+            category = self._separate(joint, x, y, logits, joint_sizes, local_ranges)
         past = weight = None
         if index is not None and train.history.examples:
             past, weight = train.history.of(index), train.history.weight_of(index)
@@ -244,7 +246,7 @@ class Phases:
         y: Tensor,
         logits: Tensor | None,
         sizes: Sequence[int],
-        own: Sequence[tuple[int, int]],
+        local_ranges: Sequence[tuple[int, int]],
     ) -> Tensor:
         """Return categories (R,), with a quantile for each mini-batch; all at once where the separation allows it."""
         train = self.train
@@ -259,14 +261,14 @@ class Phases:
             assert logits is not None
             with self.forwards.attacked("eval") as net:
                 bound = separation.bind(net, x, y, logits.detach())
-                return separated(torch.cat([joint[a:b] for a, b in own]), bound)
+                return separated(torch.cat([joint[a:b] for a, b in local_ranges]), bound)
         together = getattr(separation, "over_batches", separation is separate)
-        separation = unseen_on_boundary(separation) if train.selects_by_last else separation
+        separation = unseen_on_boundary(separation) if train.selects_by_history else separation
         if len(sizes) > 1 and together and len(set(sizes)) == 1:
             category = separated(joint.view(len(sizes), -1), separation)
         else:
             category = torch.cat([separated(part, separation) for part in torch.split(joint, list(sizes))])
-        return category if len(joint) == len(y) else torch.cat([category[a:b] for a, b in own])
+        return category if len(joint) == len(y) else torch.cat([category[a:b] for a, b in local_ranges])
 
     def target(self, x: Tensor, logits: Tensor | None) -> Tensor:
         """Return the clean predictions (R, K) that the attack moves away from.
@@ -317,7 +319,7 @@ class Phases:
         """
         objective, (x, y, start, _), steps = self.objective, batch, assigned.steps
         views = x_prime.ndim - x.ndim
-        x_prime = objective.learns_from(x, x_prime)
+        x_prime = objective.corrupted_input(x, x_prime)
         clean = (x if objective.z_of == "x" else start) if objective.has_clean_term and z is None else None
         touched = None if num_touched is None else (steps == 0).long().argsort(stable=True)[:num_touched]
         valid = None if touched is None or not self.forwards.pads else steps.index_select(0, touched) > 0
@@ -333,8 +335,8 @@ class Phases:
         else:
             if moved is not None and valid is not None:  # z' of a filling row is z
                 assert touched is not None
-                own = z.index_select(0, touched).repeat(objective.num_views, 1)
-                moved = torch.where(_repeated(valid, objective.num_views)[:, None], moved, own.to(moved.dtype))  # type: ignore[index]
+                clean_logits = z.index_select(0, touched).repeat(objective.num_views, 1).to(moved.dtype)
+                moved = torch.where(_repeated(valid, objective.num_views)[:, None], moved, clean_logits)  # type: ignore[index]
             z_prime = objective.fill_in(z, moved, touched)
         # A batch without corrupted rows is rare, and would be compiled for itself.
         loss_of = objective.loss if num_touched == 0 else self.loss_of
@@ -351,7 +353,7 @@ class Phases:
         if self.backward is not None:
             self.backward(loss, accumulation)
             loss = loss.detach()
-        z = None if z is None or not objective.sees_clean else z.detach()
+        z = None if z is None or not objective.has_clean_logits else z.detach()
         score = margin = None
         if self.train.history.examples:
             score = None if z is None else self._score(z, y)

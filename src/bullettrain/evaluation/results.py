@@ -19,7 +19,7 @@ from bullettrain.brief import first_line
 from bullettrain.corruptions.table import AVERAGED
 from bullettrain.evaluation.accuracy import Survival
 from bullettrain.evaluation.specs import KINDS, Attack, as_dict, threat_in_words
-from bullettrain.lock import alone
+from bullettrain.lock import locked
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.schema import SchemaError, conform
 
@@ -239,11 +239,11 @@ class Store:
         self.forgot = True
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock the folder. Raises RunError if another evaluation is running there."""
         RunFolder(self.folder).make()
         try:
-            with alone(self.folder, RunError(f"{self.folder} is in use: another evaluation is running there")):
+            with locked(self.folder, RunError(f"{self.folder} is in use: another evaluation is running there")):
                 yield
         finally:
             with contextlib.suppress(OSError):

@@ -55,6 +55,8 @@ class Objective(ABC):
     """Whether all examples need the same number of steps, at least one."""
     max_steps: int | None = None
     """Largest number of steps; AugMix has one step, which makes both views."""
+    moves_per_step = 1
+    """How often one step of the corruption moves x'; YOPO's step does so several times."""
     penalty_passes = 0
     """Passes per example of :meth:`penalty`."""
     attack_mode: Mode = "eval"
@@ -90,7 +92,7 @@ class Objective(ABC):
         )
 
     @property
-    def sees_clean(self) -> bool:
+    def has_clean_logits(self) -> bool:
         """Whether a step computes training-mode logits of the clean examples."""
         return self.has_clean_term and self.z_of == "x"
 
@@ -167,7 +169,7 @@ class Objective(ABC):
         """Return a 0-d term of the loss that needs the network itself; None: there is none."""
         return None
 
-    def learns_from(self, x: Tensor, x_prime: Tensor) -> Tensor:
+    def corrupted_input(self, x: Tensor, x_prime: Tensor) -> Tensor:
         """Return the input of the corrupted forward: x', possibly with a hook on its backward."""
         return x_prime
 
@@ -270,6 +272,11 @@ class AdversarialObjective(Objective):
     def step_passes(self) -> float:
         """Passes per example of one ascent step; YOPO's is cheaper."""
         return self.attack.ascent.passes
+
+    @property
+    def moves_per_step(self) -> int:  # type: ignore[override]
+        """Moves of one ascent step."""
+        return getattr(self.attack.ascent, "updates", 1)
 
     @property
     def start(self) -> RandomStart:

@@ -54,16 +54,16 @@ def accuracy(run: Run) -> Plate | None:
     """Plot accuracy on clean and on attacked images: training batches, validation set, probe."""
     table, epochs = run.progress, run.epochs
     at = f" ({run.threat})" if run.threat else ""
-    how = "corrupted" if run.makes_views else "attacked"
+    how, end = "corrupted" if run.makes_views else "attacked", "{:.0f} %"
     fewer = "" if run.plain else f", some {'as they are' if run.makes_views else 'with fewer steps'}"
     groups = {
         f"Lines: training batches, as they were {how}{at}{fewer}": [
-            Curve(*thin(table["epoch"], table["clean_accuracy"]), "soft", f"training, {run.seen_as} {{:.0f}} %"),
-            Curve(*thin(table["epoch"], table["robust_accuracy"]), "accent", f"training, {how} {{:.0f}} %"),
+            Curve(*thin(table["epoch"], table["clean_accuracy"]), "soft", end, name=f"training, {run.seen_as}"),
+            Curve(*thin(table["epoch"], table["robust_accuracy"]), "accent", end, name=f"training, {how}"),
         ],
         "dots: validation set" + (f", under PGD-10{at}" if at else ""): [
-            Curve(epochs["epoch"], epochs["validation_clean"], "soft", "validation, clean {:.0f} %", "o"),
-            Curve(epochs["epoch"], epochs["validation_robust"], "accent", f"validation, {how} {{:.0f}} %", "o"),
+            Curve(epochs["epoch"], epochs["validation_clean"], "soft", end, "o", "validation, clean"),
+            Curve(epochs["epoch"], epochs["validation_robust"], "accent", end, "o", f"validation, {how}"),
         ],
         f"dashed: PGD-10{at} on a few training examples, where a fall to zero means collapse": [
             Curve(epochs["epoch"], epochs["probe_robust"], "accent", style="--")

@@ -94,13 +94,14 @@ def printed() -> Any:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line with the name of its colour, a label at its end ({} is its last value), and its style."""
+    """A line: its colour, a label at its end ({} is its last value), its style, and its name in a legend."""
 
     x: Floats
     y: Floats
     colour: str
     label: str = ""
     style: str = "-"
+    name: str = ""
 
 
 def panels(*heights: float, columns: int = 1, width: float = 1.0, height: float = 1.0) -> tuple[Figure, list[Axes]]:
@@ -120,7 +121,7 @@ def panels(*heights: float, columns: int = 1, width: float = 1.0, height: float 
 
 
 def draw_lines(axes: Axes, curves: Sequence[Curve], *, percent: bool = False, gap: float = 0.1) -> None:
-    """Draw lines with labels at their ends.
+    """Draw lines with labels at their ends, and a legend of those that have a name.
 
     Args:
         axes: axes to draw into.
@@ -128,6 +129,7 @@ def draw_lines(axes: Axes, curves: Sequence[Curve], *, percent: bool = False, ga
         percent: whether values are shares, to be shown in percent.
         gap: minimum distance between labels, relative to the height of the axes.
     """
+    named: dict[str, Any] = {}
     for curve in curves:
         known, look = np.isfinite(curve.y), dict[str, Any](color=COLOURS[curve.colour])
         if curve.style == "o" or known.sum() == 1:
@@ -136,6 +138,10 @@ def draw_lines(axes: Axes, curves: Sequence[Curve], *, percent: bool = False, ga
             axes.plot(curve.x[known], curve.y[known], linestyle=(0, (4, 2)), linewidth=1.1, alpha=0.8, **look)
         else:
             axes.plot(curve.x, curve.y, "-", linewidth=1.6, **look)
+        if curve.name and known.any():
+            named[curve.name] = axes.lines[-1]
+    if named:
+        legend_above(axes, named)
     axes.set_xlim(left=0)
     if percent:
         percent_axis(axes)

@@ -104,7 +104,7 @@ class Record:
         return dict(self.timing.get("environment", self.environment))
 
     @property
-    def alone(self) -> float | None:
+    def timed_seconds(self) -> float | None:
         """Training time on an otherwise idle device, or None if unknown."""
         if self.timing:
             return float(self.timing["epoch_seconds"]) * self.epochs
@@ -127,7 +127,7 @@ class Record:
         if metric in SHARES:
             return 100 * self.shares[metric] if self.mined else None
         if metric == "minutes":
-            return None if self.alone is None else self.alone / 60
+            return None if self.timed_seconds is None else self.timed_seconds / 60
         return self.measures[metric] if metric in self.measures else self._of_curve(metric)
 
     def _of_curve(self, metric: str) -> float | None:

@@ -204,7 +204,7 @@ def _allowance(check: Check) -> float:
 
 def _cost(run: Record, metric: str) -> float | None:
     # Passes of the whole run, since methods may train for fewer epochs or see examples more often.
-    return {"wall": run.alone, "work": run.work * run.examples, "theoretical": run.sequential}[metric]
+    return {"wall": run.timed_seconds, "work": run.work * run.examples, "theoretical": run.sequential}[metric]
 
 
 def _circumstances(run: Record) -> list[Any]:

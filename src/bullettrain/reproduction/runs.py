@@ -105,7 +105,7 @@ def _evaluate(task: Task, config: Config, kept: Record | None, progress: Evaluat
             compiled=config.training.compile and cuda,
         )
         try:
-            with store.alone(), progress:
+            with store.locked(), progress:
                 entry, results = evaluate(model, test, data, plan, device=device, store=store, progress=progress)
         except ConfigError as error:  # e.g. the network returns NaN
             raise RunError(str(error)) from None

@@ -20,7 +20,7 @@ from bullettrain.config import Config, ConfigError
 from bullettrain.config.format1 import translate
 from bullettrain.errors import read_settings_text
 from bullettrain.extras import extra
-from bullettrain.lock import alone
+from bullettrain.lock import locked
 from bullettrain.run_folder.weights import Metadata, RunError, Weights, pack_weights
 from bullettrain.schema import conform
 
@@ -107,13 +107,13 @@ class RunFolder:
         return translate(values)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock the folder, which is created if it does not exist. Raises RunError if another process trains in it."""
         metrics = self.path / METRICS  # the only file that is never replaced
         self.make()
         with self._writing("the run's folder"):
             metrics.touch()
-        with alone(metrics, RunError(f"{self.path} is in use: another process is training there")):
+        with locked(metrics, RunError(f"{self.path} is in use: another process is training there")):
             yield
 
     # -------------------------------------------------------------------------------------------- metrics

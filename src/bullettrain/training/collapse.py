@@ -35,8 +35,8 @@ class WrongStreak:
 
     def __init__(self, engine: BulletTrain) -> None:
         # With selection="last" the categories are an epoch old.
-        by_category = engine.selects and not engine.selects_by_last
-        self.key = "outlier" if by_category else "clean" if engine.objective.sees_clean else "robust_hits"
+        by_category = engine.needs_selection and not engine.selects_by_history
+        self.key = "outlier" if by_category else "clean" if engine.objective.has_clean_logits else "robust_hits"
         self.attacked = isinstance(engine.objective, AdversarialObjective) and self.key == "robust_hits"
         self.examples = 0.0
 

@@ -1,4 +1,4 @@
-"""Progress of training: a live display on a terminal, a line per epoch elsewhere."""
+"""Progress of training: a live display on a terminal, a table with a row per epoch elsewhere."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from bullettrain.run_folder import SHARES
 from bullettrain.terminal import duration, percent
 
 COLOURS = dict(zip(SHARES, ("magenta", "yellow", "cyan"), strict=True))
+WIDTHS = {"loss": 6, "lr": 7, "ex/s": 6, "F_R": 4, "time left": 10}
+"""Widths of columns that are wider than their heading. A row fits into 100 columns."""
+ROWS_PER_HEADING = 20
 
 
 class Display:
@@ -25,13 +28,13 @@ class Display:
         console: None shows nothing.
         config: of the run.
         steps_per_epoch: for the length of the bar.
-        selects: whether to show the shares of the categories.
+        with_categories: whether to show the shares of the categories.
     """
 
-    def __init__(self, console: Console | None, config: Config, steps_per_epoch: int, *, selects: bool) -> None:
-        self.console, self.selects = console, selects
+    def __init__(self, console: Console | None, config: Config, steps_per_epoch: int, *, with_categories: bool) -> None:
+        self.console, self.with_categories = console, with_categories
         self.epochs, self.total = config.training.epochs, config.training.epochs * steps_per_epoch
-        self.corruption = "on AugMix views" if config.method.objective == "augmix" else "under PGD"
+        self.augmix, self.rows = config.method.objective == "augmix", 0
         self.shown = console is not None and console.is_terminal
         self.progress = progress_bar(console or Console(quiet=True))
         self.bar = self.progress.add_task("starting", total=self.total)
@@ -55,31 +58,47 @@ class Display:
         self.progress.update(self.bar, completed=position, description=f"epoch {epoch + 1}/{self.epochs}")
 
     def interval(self, record: Mapping[str, Any]) -> None:
-        """Update the live line."""
-        self.detail.plain = ""
-        self.detail.append_text(Text.from_markup("  ".join(self._figures(record, colour=True))))
+        """Update the live lines."""
+        figures = [f"loss {_loss(record)}", f"lr {record['lr']:.2g}", f"{record['examples_per_second']:.0f} ex/s"]
+        self.detail.plain = "  ".join([*figures, *filter(None, [self.validation])])
+        if self.with_categories:
+            shares = (f"[{COLOURS[name]}]{name} {100 * record[name]:.0f}[/]" for name in SHARES)
+            text = f"\n{' '.join(shares)} %  F_R {record['robust_fraction']:.2f}"
+            self.detail.append_text(Text.from_markup(text))
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Show the figures of an epoch, in the live line or as a printed line."""
-        if record.get("validation_robust") is not None:
-            clean, robust = (percent(record[f"validation_{kind}"]) for kind in ("clean", "robust"))
-            self.validation = f"validation {clean}, {self.corruption} {robust}"
+        """Show the figures of an epoch, in the live lines or as a printed row."""
         if self.shown:
+            if record.get("validation_robust") is not None:
+                clean, robust = (percent(record[f"validation_{kind}"]) for kind in ("clean", "robust"))
+                self.validation = f"validation {clean}, {'on AugMix views' if self.augmix else 'under PGD'} {robust}"
             self.interval(record)
         elif self.console is not None:
-            remaining = (record["seconds"] + record["evaluation_seconds"]) * (self.epochs - record["epoch"])
-            parts = [f"epoch {record['epoch']}/{self.epochs}", f"step {record['step']}", *self._figures(record)]
-            self.console.print("  ".join([*parts, f"{duration(remaining)} left"]), soft_wrap=True)
+            row = self._row(record)
+            widths = [max(len(heading), WIDTHS.get(heading, 0)) for heading in row]
+            for cells in [row.keys()] * (self.rows % ROWS_PER_HEADING == 0) + [row.values()]:
+                line = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+                self.console.print(line, soft_wrap=True)
+            self.rows += 1
 
-    def _figures(self, record: Mapping[str, Any], *, colour: bool = False) -> list[str]:
-        loss = "–" if record["loss"] is None else f"{record['loss']:.3f}"
-        parts = [f"loss {loss}", f"lr {record['lr']:.2g}", f"{record['examples_per_second']:.0f} ex/s"]
-        if self.selects:
-            texts = {name: f"{name} {100 * record[name]:.0f}" for name in SHARES}
-            shown = [f"[{COLOURS[name]}]{text}[/]" if colour else text for name, text in texts.items()]
-            parts += [" ".join(shown) + " %", f"F_R {record['robust_fraction']:.2f}"]
-        return [*parts, self.validation] if self.validation else parts
+    def _row(self, record: Mapping[str, Any]) -> dict[str, str]:
+        """Return the cells of an epoch by the headings of their columns."""
+        epoch = f"{record['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
+        row = {"epoch".ljust(len(epoch)): epoch, "loss": _loss(record), "lr": f"{record['lr']:.2g}"}
+        row["ex/s"] = f"{record['examples_per_second']:.0f}"
+        if self.with_categories:
+            row |= {name: f"{100 * record[name]:.0f} %" for name in SHARES}
+            row["F_R"] = f"{record['robust_fraction']:.2f}"
+        if record.get("validation_robust") is not None:
+            row["val clean"] = percent(record["validation_clean"])
+            row["val views" if self.augmix else "val PGD"] = percent(record["validation_robust"])
+        remaining = (record["seconds"] + record["evaluation_seconds"]) * (self.epochs - record["epoch"])
+        return row | {"time left": duration(remaining)}
 
     def evaluating(self, what: str, total: int) -> EvaluationBar:
         """Return a progress bar for an evaluation of ``total`` images."""
         return EvaluationBar(self.progress, what, total, self.stop)
+
+
+def _loss(record: Mapping[str, Any]) -> str:
+    return "–" if record["loss"] is None else f"{record['loss']:.3f}"

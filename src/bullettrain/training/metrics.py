@@ -29,7 +29,7 @@ class Sums(dict[str, float]):
     def __add__(self, other: Mapping[str, float]) -> Sums:
         return Sums({name: value + other[name] for name, value in self.items()})
 
-    def averages(self, *, selects: bool, has_clean: bool) -> dict[str, Any]:
+    def averages(self, *, has_scores: bool, has_clean: bool) -> dict[str, Any]:
         """Return means per example; None for what the run does not measure.
 
         "work" is per example of the dataset, those that an epoch leaves out included; all others are of steps.
@@ -43,7 +43,7 @@ class Sums(dict[str, float]):
         }
         for name in SHARES:
             means[name] = self[name] / n
-            means[f"svar_{name}"] = self[f"svar_{name}"] / self[name] if selects and self[name] else None
+            means[f"svar_{name}"] = self[f"svar_{name}"] / self[name] if has_scores and self[name] else None
         return means
 
 

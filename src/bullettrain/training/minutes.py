@@ -91,7 +91,7 @@ def measure(config: Config, place: Place, data: tuple[ImageSet, ImageSet, ImageS
     logger.info("timing a few steps")
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, RunFolder(Path(folder)), place, data)
-        mined = trainer.selects and config.method.separation == "quantile"
+        mined = trainer.needs_selection and config.method.separation == "quantile"
         timed = Timed(trainer, USUAL_SHARES if mined else None, TIMED_STEPS)
         for _ in range(REPEATS):
             timed.time()

@@ -101,7 +101,7 @@ def train(
         return read_result(folder)
     data = load_data(config, data_dir)
     trainer = Trainer(config, folder, place, data, console=console if place.first else None, keep_going=keep_going)
-    with folder.alone() if place.first else contextlib.nullcontext():
+    with folder.locked() if place.first else contextlib.nullcontext():
         if place.first and (folder.finished or (not folder.exists, folder.has_checkpoint()) != (new, has_checkpoint)):
             raise RunError(f"another process has trained in {out}; check it, and run this command again")
         if has_checkpoint:

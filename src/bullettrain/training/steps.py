@@ -30,7 +30,7 @@ class Stepper:
         metrics: accumulates the metrics of each step.
         config: of the run.
         place: device and processes.
-        say: called with a one-line message when a feature is not available.
+        on_message: called with a one-line message when a feature is not available.
         on_output: called with the output of each step.
     """
 
@@ -43,7 +43,7 @@ class Stepper:
         config: Config,
         place: Place,
         *,
-        say: Callable[[str], None],
+        on_message: Callable[[str], None],
         on_output: Callable[[StepOutput], None] = lambda out: None,
     ) -> None:
         training = config.training
@@ -52,18 +52,18 @@ class Stepper:
         wanted = training.engine == "graphs" or (training.engine == "auto" and place.device.type == "cuda")
         self.captured = wanted and place.device.type == "cuda"
         if wanted and not self.captured:
-            say("CUDA graphs are off, steps run one by one: there is no CUDA device")
+            on_message("CUDA graphs are off, steps run one by one: there is no CUDA device")
         method = config.method
         if place.together and (method.allocation == "gaussian" or method.objective == "nuat"):
             what = "allocation=gaussian" if method.allocation == "gaussian" else "nuat"
-            say(f"{what} is computed in each process by itself, which differs from training in one process")
+            on_message(f"{what} is computed in each process by itself, which differs from training in one process")
         ungrouped = None
         if training.accumulate > 1:
             ungrouped = "gradients are accumulated"
         elif engine.objective.whole_step:
             ungrouped = "its corruption and its update are one piece"
         if training.attack_group > 1 and ungrouped:
-            say(f"mini-batches are attacked one by one: {ungrouped}")
+            on_message(f"mini-batches are attacked one by one: {ungrouped}")
         self.unit = training.accumulate if ungrouped else training.attack_group
         """Mini-batches per call of :meth:`take`; a run stops and saves only between units."""
         self.fast = Captured(
@@ -76,7 +76,7 @@ class Stepper:
             pair=training.paired_forward,
             cudnn_benchmark_after=training.cudnn_benchmark_after,
             capture=self.captured,
-            say=say,
+            on_message=on_message,
             record=metrics.add,
         )
         self.fast.more_state = self._state

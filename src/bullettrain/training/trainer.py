@@ -67,7 +67,7 @@ class Trainer:
         self.engine = config.method.build(examples=len(self.train_set))
         if keep_going:
             self.engine.check_every = 0  # its checks raise
-        self.selects = self.engine.selects
+        self.needs_selection = self.engine.needs_selection
         self.average = MovingAverage(self.network, training.average) if training.average else None
         self.best: Weights | None = None
         self.loader = make_loader(config, self.train_set, place)
@@ -78,13 +78,13 @@ class Trainer:
         self.initial = InitialPerturbation(config, self.engine, self.loader, place, self.batches)
         self.recorder = Recorder(folder if place.first else None)
         parts = self.engine, self.network, self.average, self.metrics
-        self.stepper = Stepper(*parts, config, place, say=self.recorder.note, on_output=self.initial.keep)
+        self.stepper = Stepper(*parts, config, place, on_message=self.recorder.note, on_output=self.initial.keep)
         self.optimizer = self.stepper.optimizer
         group, seed = training.batch_size * self.stepper.unit, derive_seed(training.seed, "leave out")
         self.leave_out = config.method.leaves_out(training.epochs, group, seed)
         for doubt in config.doubts(len(self.train_set)):
             self.recorder.note(doubt)
-        self.display = Display(console, config, self.batches, selects=self.selects)
+        self.display = Display(console, config, self.batches, with_categories=self.needs_selection)
         self.evaluator = Evaluator(config, place.device, self.display.evaluating)
         self.clock = Clock(place.device, self.stepper)
         self.writer = CheckpointWriter(folder, background=place.device.type == "cuda")
@@ -266,7 +266,7 @@ class Trainer:
         offered = sums["examples"] + sums["left_out"]
         return {
             **({} if self.leave_out is None else {"left_out": sums["left_out"] / (offered or 1.0)}),
-            **sums.averages(selects=self.selects, has_clean=self.engine.objective.sees_clean),
+            **sums.averages(has_scores=self.needs_selection, has_clean=self.engine.objective.has_clean_logits),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "robust_fraction": float(self.engine.robust_fraction.value),
         }
