@@ -3,8 +3,8 @@
 python benchmarks/plane.py            # write them
 python benchmarks/plane.py --check    # only say whether they are up to date
 
-Every line of the file is one run. Of two with the same settings and seed the later counts. Runs that differ in nothing
-but the seed are one result: their mean and, from three seeds on, its standard error.
+Every line of the file is one run. Runs that differ in nothing but the seed, or in nothing at all, are one result: their
+mean and, from three seeds on, its standard error, by one standard deviation from run to run for all such results.
 
 The README shows methods with three seeds, which are judged by APGD at the same ε: accuracy over passes. The mark above
 its table names those that the table has. The documentation shows accuracy under AutoAttack over minutes, by the one
@@ -28,7 +28,7 @@ import math
 import re
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +87,18 @@ class Result:
 
     setting: dict[str, str]
     runs: list[dict[str, str]]
+    deviation: dict[str, float] = field(default_factory=dict)
+    """Standard deviation of an accuracy from run to run, pooled over all results with three seeds."""
 
     def mean(self, figure: str) -> float | None:
         """The mean over the runs that have the figure; None where none has."""
-        values = self._values(figure)
+        values = self.values(figure)
         return statistics.fmean(values) if values else None
 
     def error(self, figure: str) -> float | None:
-        """Standard error of the mean over seeds; None for fewer than three, whose spread tells nothing."""
-        values = self._values(figure)
-        return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 2 else None
+        """Standard error of the mean over runs; None for fewer than three."""
+        values = self.values(figure)
+        return self.deviation[figure] / math.sqrt(len(values)) if len(values) > 2 and figure in self.deviation else None
 
     def images(self, attack: str = "autoattack") -> int:
         """Test images that the attack was run on, at least; 0 where it was not run."""
@@ -109,21 +111,29 @@ class Result:
 
     def rank(self) -> tuple[bool, bool, int, int, float, bool]:
         """Larger for the result that a method is shown by."""
-        drawn, averaged = bool(self.images() and self._values("minutes")), self.setting["weights"] == "averaged"
+        drawn, averaged = bool(self.images() and self.values("minutes")), self.setting["weights"] == "averaged"
         recorded = all(run["command"] for run in self.runs)
         return drawn, recorded, self.seeds(), self.images(), float(self.setting["eps"] or 0), averaged
 
-    def _values(self, figure: str) -> list[float]:
+    def values(self, figure: str) -> list[float]:
+        """The figure of each run that has it."""
         if figure == "minutes":
             return [step_minutes(run) for run in self.runs if run["minutes"]]
         return [float(run[figure]) for run in self.runs if run[figure]]
+
+
+def folder(run: dict[str, str]) -> str:
+    """Name of the folder in results/steps; that of a row which was run again ends with the commit."""
+    name = folder_name(run["command"])
+    again = f"{name}-{run['commit']}"
+    return again if (STEPS / again).exists() else name
 
 
 def step_minutes(run: dict[str, str]) -> float:
     """Return the minutes of a run's training steps. Those of the whole command are in lines with a compile time."""
     if not run["minutes_compile"]:
         return float(run["minutes"])
-    records = (STEPS / folder_name(run["command"]) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = (STEPS / folder(run) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return float(json.loads(records[-1])["seconds"]) / 60
 
 
@@ -134,10 +144,18 @@ def read(file: Path = CSV) -> list[Result]:
         if reader.fieldnames != COLUMNS:
             sys.exit(f"{file.name}: its columns have to be {','.join(COLUMNS)}")
         runs = list(reader)
-    found: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
+    found: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for run in runs:
-        found.setdefault(tuple(run[name] for name in SAME_SETTING), {})[run["seed"]] = run
-    return [Result(dict(zip(SAME_SETTING, key, strict=True)), list(some.values())) for key, some in found.items()]
+        found.setdefault(tuple(run[name] for name in SAME_SETTING), []).append(run)
+    results = [Result(dict(zip(SAME_SETTING, key, strict=True)), some) for key, some in found.items()]
+    several = [result for result in results if max(map(result.seeds, ("apgd", "autoattack"))) > 2]
+    for figure in ("clean", "pgd20", "apgd", "autoattack"):
+        values = [result.values(figure) for result in several if len(result.values(figure)) > 2]
+        free = sum(len(some) - 1 for some in values)
+        whole = sum(statistics.variance(some) * (len(some) - 1) for some in values)
+        for result in several:
+            result.deviation[figure] = math.sqrt(whole / free) if free else 0.0
+    return results
 
 
 def shown(results: list[Result]) -> dict[str, Result]:

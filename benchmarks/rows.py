@@ -9,8 +9,8 @@ place of SVar, the name of another allocation, ``shuffled`` for its control, ``s
 ``key=value``. Every row is trained at ε = 8/255 with k = 4 and judged by APGD on 4,000 images with averaged weights;
 with ``--autoattack`` by all four attacks on all images, too. One row at a time has the GPU to itself, so that the
 minutes of its whole command count. ``run`` needs a GPU; a row that is finished is not run again. ``add`` copies the
-survivors into results/steps and writes a line of the file; then run benchmarks/steps_figure.py and plane.py. A row that
-was run again replaces the survivors only with ``--replace``. Both lines stay in the file, and the later one counts.
+survivors into results/steps and writes a line of the file; then run benchmarks/steps_figure.py and plane.py. The folder
+of a row that was run again ends with its commit.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -93,13 +94,17 @@ def line_of(folder: Path) -> dict[str, str]:
     return {column: str(values.get(column, "")) for column in COLUMNS}
 
 
-def add(folder: Path, file: Path = CSV, survivors: Path = STEPS, *, replace: bool = False) -> dict[str, str]:
+def add(folder: Path, file: Path = CSV, survivors: Path = STEPS) -> dict[str, str]:
     """Copy what a run's images survived, and write its line, after those of the same objective."""
     line = line_of(folder)
     there = RunFolder(survivors / folder_name(line["command"]))
-    if there.path.exists() and not replace:
-        sys.exit(f"{there.path} is on record already; --replace has this run count instead")
+    if there.path.exists():
+        there = RunFolder(there.path.with_name(f"{there.path.name}-{line['commit']}"))
+    if there.path.exists():
+        sys.exit(f"{there.path} is on record already")
     there.make()
+    if (folder / SECONDS).exists():
+        shutil.copy(folder / SECONDS, there.path / SECONDS)
     kept = [r for r in RunFolder(folder).records() if r.get("kind") in ("evaluation", "end")]
     there.write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept).encode())
     judged = RunFolder(folder).read_json("evaluation.json")
@@ -123,12 +128,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="rows at a time; several share the GPU")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no row after so many minutes")
     parser.add_argument("--autoattack", action="store_true", help="judge by AutoAttack on all images, too")
-    parser.add_argument("--replace", action="store_true", help="add: the run counts instead of one with its seed")
     parser.add_argument("--out", type=Path, default=Path("runs/rows"), help="folder of the runs")
     options = parser.parse_args()
     if options.do == "add":
         for folder in options.rows:
-            line = add(Path(folder), replace=options.replace)
+            line = add(Path(folder))
             print(f"{line['method']}, seed {line['seed']}: {line['clean']} clean, {line['apgd']} under APGD")
         return
     options.out.mkdir(parents=True, exist_ok=True)

@@ -16,12 +16,13 @@ import statistics
 import sys
 from typing import TYPE_CHECKING, Any
 
-from plane import ROOT, Result, description, read
+import torch
+from plane import ROOT, Result, description, folder, read
 from row_names import CHOSEN_BY as CONTROLS
-from row_names import folder_name, options_of
+from row_names import options_of
+from torch import Tensor
 
-from bullettrain.evaluation.comparison import difference
-from bullettrain.evaluation.results import Store
+from bullettrain.evaluation.results import Store, unpack
 from bullettrain.reporting.plotting import COLOURS, printed
 from bullettrain.run_folder import RunFolder
 
@@ -37,7 +38,7 @@ FIRST = "3/3/3"
 IMAGES = "4000"
 LIMITS = {"apgd": (-6.3, 2.1), "clean": (-1.7, 6.4)}
 """Points that the panels show."""
-HEAD = ["steps", "chosen by", "seeds", "passes", "clean %", "PGD-20 %", "APGD %", "APGD, points", "clean, points"]
+HEAD = ["steps", "chosen by", "runs", "passes", "clean %", "PGD-20 %", "APGD %", "APGD, points", "clean, points"]
 CHOSEN_BY = {"": "all alike", "svar": "SVar", "chance": "chance", "oracle": "oracle"}
 COLOUR_OF = {"": "soft", "svar": "accent", "chance": "boundary", "oracle": "robust"}
 MARK = re.compile(r"(<!-- steps: (.*?) -->\n).*?(<!-- /steps -->)", re.DOTALL)
@@ -53,11 +54,6 @@ def study(objective: str = "PGD-AT") -> dict[str, Result]:
     return {r.setting["steps"] + controls.get(r.setting["score"], ""): r for r in results}
 
 
-def folder(run: dict[str, str]) -> str:
-    """Where a run's survivors are."""
-    return folder_name(run["command"])
-
-
 @functools.cache
 def judged(name: str, attack: str) -> dict[str, Any]:
     """Which images survive in a folder: of APGD as evaluated afterwards, of the rest as the run itself said."""
@@ -70,27 +66,40 @@ def judged(name: str, attack: str) -> dict[str, Any]:
     return next(r for r in records if r.get("weights") == "averaged" and r.get("attack") == attack)
 
 
+def outcomes(result: Result, attack: str) -> Tensor:
+    """In percent, (runs, images): 100 where an image survives."""
+    figures = [judged(folder(run), attack) for run in result.runs]
+    assert len({(figure["fingerprint"], str(figure.get("among"))) for figure in figures}) == 1
+    return 100 * torch.stack([unpack(figure["survived"], figure["examples"]).double() for figure in figures])
+
+
 def accuracies(result: Result, attack: str) -> list[float]:
-    """In percent, by seed."""
+    """In percent, by run."""
     return [100 * judged(folder(run), attack)["accuracy"] for run in result.runs]
 
 
-def spread(attack: str) -> float:
-    """Standard deviation from seed to seed, one for all settings: two or three seeds alone tell too little."""
-    results = [result for objective in OBJECTIVES for result in study(objective).values()]
-    seeds = [accuracies(result, attack) for result in results if len(result.runs) > 1]
-    return math.sqrt(sum(statistics.variance(s) * (len(s) - 1) for s in seeds) / sum(len(s) - 1 for s in seeds))
+@functools.cache
+def spread(attack: str) -> tuple[float, float]:
+    """Variance from run to run, of the accuracy and of one image, one for all settings: three runs tell little."""
+    several = [result for name in OBJECTIVES for result in study(name).values() if len(result.runs) > 1]
+    free = sum(len(result.runs) - 1 for result in several)
+    whole = sum(statistics.variance(accuracies(result, attack)) * (len(result.runs) - 1) for result in several)
+    images = sum(float(outcomes(result, attack).var(dim=0).mean()) * (len(result.runs) - 1) for result in several)
+    return whole / free, images / free
 
 
 def compared(found: dict[str, Result], one: str, other: str, attack: str) -> tuple[float, float]:
-    """Points by which one is above the other, and the standard error: of seeds, or over images where one has one."""
-    sides = [found[one], found[other]]
-    images = difference(*([judged(folder(run), attack) for run in side.runs] for side in sides))
-    assert images.paired
-    error = 100 * images.error
-    if all(len(side.runs) > 1 for side in sides):
-        error = spread(attack) * math.sqrt(sum(1 / len(side.runs) for side in sides))
-    return 100 * images.value, error
+    """Points by which one is above the other, and the standard error over runs and images.
+
+    Both settings meet the same images. What they have to do with one setting rather than the other is the variance of
+    the mean differences over images, less what runs alone bring about.
+    """
+    sides = [outcomes(found[name], attack) for name in (one, other)]
+    differences = sides[0].mean(dim=0) - sides[1].mean(dim=0)
+    runs = sum(1 / len(side) for side in sides)
+    of_accuracy, of_image = spread(attack)
+    by_image = max(0.0, float(differences.var()) - of_image * runs) / len(differences)
+    return float(differences.mean()), math.sqrt(of_accuracy * runs + by_image)
 
 
 def rounded(value: float, sign: str = "") -> str:
@@ -136,8 +145,8 @@ def drawn() -> Figure:
     axes[-2].set_xlabel("points under APGD, L∞ 8/255")
     axes[-1].set_xlabel("points of clean accuracy")
     figure.suptitle(
-        "$N_B$ / $N_R$ / $N_O$ steps against three for all; bars: two standard errors\n"
-        "filled: two or three seeds, error of the seeds; hollow: one seed, paired error over images",
+        "$N_B$ / $N_R$ / $N_O$ steps against three for all\n"
+        "bars: two standard errors over runs and images; filled: three runs or more, hollow: one",
         fontsize=10.5,
     )
     return figure

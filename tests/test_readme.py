@@ -56,7 +56,7 @@ def test_runs_that_differ_in_the_seed_are_one_result(plane, tmp_path):
     three = [
         run(method="A", allocation="uniform", steps="3/3/3", eps=8 / 255, weights="last", seed=seed, clean=82, pgd20=51,
             apgd=accuracy + 1, apgd_images=4000, autoattack=accuracy, autoattack_images=10000, minutes=2, passes=9)
-        for seed, accuracy in ((0, 40), (0, 48), (1, 49), (2, 50))
+        for seed, accuracy in ((0, 48), (1, 49), (2, 50))
     ]  # fmt: skip
     other = run(method="A", eps=0.031, weights="averaged", seed=0, clean=90, autoattack=60, autoattack_images=1000)
     sweep = run(method="B", eps=0.031, weights="last", seed=0, clean=80, pgd20=50, apgd=47, apgd_images=1000)
@@ -64,7 +64,7 @@ def test_runs_that_differ_in_the_seed_are_one_result(plane, tmp_path):
     file.write_text("\n".join([",".join(plane.COLUMNS), other, *three, sweep]) + "\n")
     results = plane.read(file)
     table = plane.table(results, ["A"]).splitlines()[2:]
-    assert table == ["| A | 9.0 | 82.00 ± 0.00 | 51.00 ± 0.00 | 50.00 ± 0.58 |"]  # of two runs with seed 0, the later
+    assert table == ["| A | 9.0 | 82.00 ± 0.00 | 51.00 ± 0.00 | 50.00 ± 0.58 |"]
     for picture, figures in (("plane", ("A", 2, 49, 0.58)), ("seeds", ("A", 9, 50, 0.58))):
         points = plane.points(results, picture)
         assert [tuple(p[name] for name in ("name", "cost", "accuracy", "error")) for p in points] == [figures]
