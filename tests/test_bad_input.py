@@ -333,7 +333,7 @@ def test_negative_steps_of_a_scheme_are_refused():
             return steps.double()
 
     for objective in (bt.PGDAT(), bt.AugMix(views=lambda x: (x, x))):
-        refused(BulletTrain(objective, budget=Negative()), norm_net(), X, Y, "cannot be negative")
+        refused(BulletTrain(objective, budget=Negative()), norm_net(), X, Y, "it has to be at least 0")
 
 
 def test_step_sizes_are_a_tensor_of_numbers():

@@ -108,7 +108,7 @@ def test_images_of_other_sizes_need_an_image_size(tmp_path):
     resized = Image.fromarray(other).resize((7, 6), Image.Resampling.BILINEAR)
     assert np.array_equal(data.images[3].numpy(), np.asarray(resized).transpose(2, 0, 1))
     assert load(f"folder:{tmp_path}", split="train", image_size=8).images.shape[1:] == (3, 8, 8)
-    with pytest.raises(DataError, match="1 to 8192 pixels each way"):
+    with pytest.raises(DataError, match="at least 1 and at most 8192"):
         load(f"folder:{tmp_path}", split="train", image_size=0)
 
 

@@ -26,7 +26,7 @@ from bullettrain.models import Normalize, build
 from bullettrain.models.external import build_external, is_external
 from bullettrain.run_folder import Metadata, NetworkMetadata, RunError, RunFolder, read_weights
 from bullettrain.run_folder.weights import hash_tensors
-from bullettrain.validation import check_logits_shape
+from bullettrain.validation import check_logits_shape, check_number
 
 FORMS = (
     "a run's folder, a checkpoint (.safetensors), a state_dict (.pt) with --network, "
@@ -223,9 +223,7 @@ def with_shape(model: LoadedModel) -> LoadedModel:
     """
     shape = model.about.network
     assert shape is not None
-    low, high = limits_of(DataConfig, "image_size")
-    if not low <= shape.image_size <= high:
-        raise ConfigError(f"--image-size is {shape.image_size}; it has to be at least {low} and at most {high}")
+    check_number(shape.image_size, "--image-size", error=ConfigError, **limits_of(DataConfig, "image_size"))
     black = torch.zeros(2, shape.channels, shape.image_size, shape.image_size)
     classes = try_network(model.network, black, "such images (--channels and --image-size change that)").shape[1]
     names = model.about.classes or tuple(map(str, range(classes)))

@@ -12,7 +12,7 @@ from bullettrain.attacks.norms import AUTO, Bounds, Limit, check_eps, find_norm
 from bullettrain.brief import brief, one_line
 from bullettrain.mining import Category, Separation, is_correct
 from bullettrain.objectives import Objective
-from bullettrain.validation import check_bounds, check_count, check_positive
+from bullettrain.validation import check_bounds, check_count, check_number
 
 
 class OracleSeparation:
@@ -41,9 +41,8 @@ class OracleSeparation:
     ) -> None:
         self.norm = None if norm is None else find_norm(norm)
         self.eps = None if eps is None else check_eps(eps, self.norm or find_norm("linf"))
-        self.steps = check_count(steps, "steps")
-        check_positive(steps, "steps")
-        self.step_size = None if step_size is None else check_positive(step_size, "step_size")
+        self.steps = check_count(steps, "steps", least=1)
+        self.step_size = None if step_size is None else check_number(step_size, "step_size", above=0)
         self.bounds, self.generator = None if bounds is None else check_bounds(bounds), generator
         self.passes_per_example = 2 * steps + 1
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import numbers
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -16,6 +18,15 @@ from bullettrain.errors import guesses
 
 ROUNDING = 1e-4
 """Tolerance at the bounds of the input range, for the rounding of interpolation and half precision."""
+
+
+LIMITS = {
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+"""The limits of a number: their words, and their comparisons, of which NaN satisfies none."""
 
 
 class DivergedError(ValueError):
@@ -47,32 +58,47 @@ def instead(name: str, names: Iterable[str], listed: str = "") -> str:
     return f"; {there}; did you mean {near}?" if near else f"; {there}"
 
 
-def check_fraction(value: float, name: str, *, low_open: bool = False, high_open: bool = False) -> float:
-    """Return ``value`` as a float in [0, 1]; ``low_open`` and ``high_open`` exclude 0 and 1."""
-    _check_number(value, name)
-    low, high = "(" if low_open else "[", ")" if high_open else "]"
-    above, below = value > 0 if low_open else value >= 0, value < 1 if high_open else value <= 1
-    if not (above and below):  # NaN is neither
-        raise ValueError(f"{name} is {value}; it has to lie in {low}0, 1{high}")
-    return float(value)
+def check_number(
+    value: Any, name: str, *, whole: bool = False, error: type[ValueError] = ValueError, **limits: float
+) -> float:
+    """Return ``value``, a finite number within ``limits``.
+
+    Args:
+        value: what was given.
+        name: its name for the message.
+        whole: whether it has to be an integer. A float is refused, even 3.0.
+        error: raised for a number outside the limits.
+        **limits: any of ``least``, ``above``, ``most`` and ``below``.
+
+    Raises:
+        TypeError: the value is no number, or not whole.
+    """
+    if isinstance(value, bool) or not (hasattr(value, "__index__") if whole else isinstance(value, numbers.Real)):
+        raise TypeError(f"{name} is {shown(value)}; it has to be a {'whole number (an int)' if whole else 'number'}")
+    number = value.__index__() if whole else value
+    if not -math.inf < number < math.inf or not all(LIMITS[key][1](number, limit) for key, limit in limits.items()):
+        words = " and ".join(f"{LIMITS[key][0]} {limit:g}" for key, limit in limits.items())
+        raise error(f"{name} is {value}; it has to be {words}")
+    return number if whole else float(number)
 
 
-def check_positive(value: float, name: str) -> float:
-    """Return ``value`` as a finite float above 0."""
-    _check_number(value, name)
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} is {value}; it has to be a number above 0")
-    return float(value)
+def check_count(value: int, name: str, least: int = 0, **limits: Any) -> int:
+    """Return ``value`` as an int of at least ``least``."""
+    return int(check_number(value, name, whole=True, least=least, **limits))
 
 
-def check_count(value: int, name: str) -> int:
-    """Return ``value`` as a non-negative int. A float is refused, even 3.0."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is {shown(value)}; it has to be a whole number (an int)")
-    value = value.__index__()
-    if value < 0:
-        raise ValueError(f"{name} is {value}; it cannot be negative")
-    return value
+def limits(**limits: float) -> dict[str, Any]:
+    """Return the metadata of a dataclass field for `check_limits`: a number, or a tuple of numbers, in ``limits``."""
+    return {"limits": limits}
+
+
+def check_limits(values: Any, prefix: str = "", error: type[ValueError] = ValueError) -> None:
+    """Check the fields of a dataclass that have `limits`. None and booleans are left alone where the type has them."""
+    for field in dataclasses.fields(values):
+        value, kind, declared = getattr(values, field.name), str(field.type), field.metadata.get("limits")
+        if declared and not (value is None and "None" in kind) and not (isinstance(value, bool) and "bool" in kind):
+            for part in value if isinstance(value, tuple) else (value,):
+                check_number(part, prefix + field.name, whole="int" in kind, error=error, **declared)
 
 
 def check_returned(value: Any, what: str, shape: tuple[int, ...], kind: Literal["floating-point", "integer"]) -> Tensor:
@@ -340,11 +366,6 @@ def buffers_restored_on_error(model: nn.Module) -> Iterator[None]:
             # .data: as batch norm's own updates, this is no change that a graph made before has to mind.
             buffer.data.copy_(value)
         raise
-
-
-def _check_number(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {shown(value)}; it has to be a number")
 
 
 def described(value: object) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.brief import brief
-from bullettrain.validation import check_bounds, check_positive, check_range
+from bullettrain.validation import check_bounds, check_number, check_range
 
 Limit = float | Tensor
 """A number, or a tensor that broadcasts to one example: (C, 1, 1) for images, (D,) for tabular data."""
@@ -264,7 +264,7 @@ class Ball:
 def check_eps(eps: Limit, norm: Norm) -> Limit:
     """Return a radius above 0; tensors are allowed in L∞."""
     if not isinstance(eps, Tensor):
-        return check_positive(eps, "eps")
+        return check_number(eps, "eps", above=0)
     inner = norm.norm if isinstance(norm, Normalized) else norm
     if not isinstance(inner, Linf):
         raise ValueError("eps is a tensor, which is for L∞; give a number")

@@ -17,7 +17,7 @@ from bullettrain.attacks.norms import AUTO, Ball, Bounds, Limit, Norm, per_examp
 from bullettrain.attacks.schedule import ragged
 from bullettrain.attacks.state import Mode, bare, frozen, underflows
 from bullettrain.precision import at_least_float32
-from bullettrain.validation import check_batch, check_count, check_logits_shape, check_module, check_positive
+from bullettrain.validation import check_batch, check_count, check_logits_shape, check_module, check_number
 
 RandomStart = Literal["uniform", "normal", "clipped", "bernoulli", "zero"]
 """Starting point of an attack: uniform in the ball; x + 0.001·N(0,1); uniform, clipped to valid pixels; a random corner
@@ -79,7 +79,7 @@ def pgd(
     check_module(model)
     check_batch(x, y)
     if not torch.is_tensor(step_size):
-        check_positive(step_size, "step_size")
+        check_number(step_size, "step_size", above=0)
     ball = dataclasses.replace(Ball.of(norm, eps, bounds), projects=project).on(x)
     if check:
         ball.check_inputs(x)
@@ -276,4 +276,4 @@ class Attack:
     ascent: AscentStep = WHOLE_NETWORK
 
     def __post_init__(self) -> None:
-        check_positive(self.radius, "radius")
+        check_number(self.radius, "radius", above=0)

@@ -18,7 +18,7 @@ from bullettrain.objectives import PGDAT
 from bullettrain.objectives.base import Selection
 from bullettrain.precision import at_least_float32
 from bullettrain.step import BulletTrain
-from bullettrain.validation import check_positive
+from bullettrain.validation import check_number
 
 
 class GradAlign(PGDAT):
@@ -48,7 +48,7 @@ class GradAlign(PGDAT):
         selection: Selection | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.weight = check_positive(weight, "weight")
+        self.weight = check_number(weight, "weight", above=0)
         self._first = _FirstGradient()
         super().__init__(
             eps=eps,

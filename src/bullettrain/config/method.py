@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import bullettrain as bt
 from bullettrain.allocation import Allocation, ShuffledBudget, StepBudget
@@ -42,8 +42,8 @@ class MethodConfig:
     """Training objective, with its loss and attack."""
     eps: float = 0.031
     """Radius of the perturbations to train against, for pixels in [0, 1]; a fraction such as 8/255 is allowed."""
-    norm: str = "linf"
-    """Norm of the perturbations: linf or l2."""
+    norm: Literal["linf", "l2"] = "linf"
+    """Norm of the perturbations."""
     beta: float | None = None
     """Weight of the robust term of the loss; null for the default of the objective."""
     label_smoothing: float = limited(0.0, 0, 0.99)
@@ -115,7 +115,7 @@ class MethodConfig:
     @property
     def threat(self) -> Threat | None:
         """The threat model, or None for AugMix, which has no attack."""
-        return None if self.objective == "augmix" else Threat(cast(Literal["linf", "l2"], self.norm), self.eps)
+        return None if self.objective == "augmix" else Threat(self.norm, self.eps)
 
     def budget(self) -> StepBudget:
         """Return the steps of each category."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bullettrain.allocation import selects
-from bullettrain.attacks.norms import NORMS, USUAL_EPS
+from bullettrain.attacks.norms import USUAL_EPS
 from bullettrain.config.format1 import FORMER
 from bullettrain.config.method import MethodConfig
-from bullettrain.config.settings import TINY, ConfigError, as_setting, check_limits, find, limited, parse
+from bullettrain.config.settings import TINY, ConfigError, as_setting, find, limited, parse
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
 from bullettrain.schema import SchemaError, conform
-from bullettrain.validation import MendableError
+from bullettrain.validation import MendableError, check_limits
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DataConfig:
     """Zero padding in pixels before a random crop; 0 for no cropping."""
     flip: bool = False
     """Whether to flip images horizontally at random."""
-    views: bool | float = limited(False, 0, 1)
+    views: bool | float | None = limited(False, 0, 1)
     """Replace all images (true), or this share of them, by one AugMix view of themselves."""
     train_size: int = limited(0, 0, 1e9)
     """Number of training images to use, in proportion to the classes; 0 for all."""
@@ -174,13 +174,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in sections():
-            check_limits(name, getattr(self, name))
-        if self.method.norm not in NORMS:
-            raise ConfigError(f"method.norm is {self.method.norm!r}; there are {', '.join(NORMS)}")
-        if self.method.norm == "linf" and self.method.eps > 1:
-            raise ConfigError(
-                f"method.eps is {self.method.eps:g}, but pixels are in [0, 1]; did you mean {self.method.eps:g}/255?"
-            )
+            check_limits(getattr(self, name), f"{name}.", ConfigError)
         if self.optimizer.nesterov and not self.optimizer.momentum:
             raise ConfigError("optimizer.nesterov is set without momentum; set optimizer.momentum, e.g. to 0.9")
         if self.method.carry and self.training.accumulate > 1:
@@ -257,7 +251,7 @@ class Config:
         """Require a new eps with a new norm, and reset evaluation.step_size with a new eps."""
         method = changes.get("method", {})
         norm, eps = method.get("norm", self.method.norm), method.get("eps", self.method.eps)
-        if norm != self.method.norm and norm in NORMS and "eps" not in method:
+        if norm != self.method.norm and "eps" not in method:
             both = f"set both, e.g. --set eps={USUAL_EPS[norm]}"
             raise ConfigError(f"method.norm is {norm}, and eps {eps:g} is of {self.method.norm}; {both}")
         if eps != self.method.eps:

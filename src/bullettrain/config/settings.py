@@ -13,7 +13,7 @@ from typing import Any, Literal
 from bullettrain.config.format1 import RENAMED
 from bullettrain.errors import UserError
 from bullettrain.schema import UNIONS
-from bullettrain.validation import instead
+from bullettrain.validation import instead, limits
 
 TINY = 1e-30
 """Lower limit of settings that have to be above 0."""
@@ -26,26 +26,13 @@ class ConfigError(UserError):
 
 def limited(default: Any, least: float, most: float) -> Any:
     """Return a dataclass field for a number from ``least`` to ``most``, or for a tuple of such numbers."""
-    return dataclasses.field(default=default, metadata={"limits": (least, most)})
+    return dataclasses.field(default=default, metadata=limits(least=least, most=most))
 
 
-def limits_of(section: type, setting: str) -> tuple[float, float]:
+def limits_of(section: type, setting: str) -> dict[str, float]:
     """Return the limits of a setting of a section."""
     (limits,) = (field.metadata["limits"] for field in dataclasses.fields(section) if field.name == setting)
     return limits  # type: ignore[no-any-return]
-
-
-def check_limits(name: str, section: Any) -> None:
-    """Raise ConfigError if a setting of the section ``name`` is outside its limits."""
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
-        if value is None or "limits" not in field.metadata:
-            continue
-        least, most = field.metadata["limits"]
-        for part in value if isinstance(value, tuple) else (value,):
-            if not least <= part <= most:  # NaN is neither
-                wrong = f"{name}.{field.name} is {part}"
-                raise ConfigError(f"{wrong}; it has to be at least {least:g} and at most {most:g}")
 
 
 def find(path: str, sections: Mapping[str, type]) -> tuple[str, str, Any]:

@@ -85,11 +85,9 @@ class Captured:
             raise ValueError("the model is wrapped for several devices; give the network itself")
         if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
             raise ValueError("the model is compiled already; give the network itself, and compile=True")
-        for name, value in (("attack_group", attack_group), ("size_multiple", size_multiple)):
-            if check_count(value, name) == 0:
-                raise ValueError(f"{name} is 0; give 1 or more")
         self.train, self.model, self.dtype, self.compile = train, model, dtype, compile
-        self.attack_group, self.size_multiple = attack_group, size_multiple
+        self.attack_group = check_count(attack_group, "attack_group", least=1)
+        self.size_multiple = check_count(size_multiple, "size_multiple", least=1)
         self.pair, self.cudnn_benchmark_after, self.record, self.capture = pair, cudnn_benchmark_after, record, capture
         self.say = say or (lambda text: warnings.warn(text, stacklevel=7))  # points at the line that takes the step
         self.reason: str | None = None

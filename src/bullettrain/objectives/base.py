@@ -19,7 +19,7 @@ from bullettrain.attacks.pgd import AscentFunctions, AttackState, Compile, ascen
 from bullettrain.attacks.state import Mode, check_mode
 from bullettrain.brief import one_line
 from bullettrain.cost import Cost
-from bullettrain.validation import check_fraction, check_positive, check_range
+from bullettrain.validation import check_number, check_range
 
 Adversarial = TypeVar("Adversarial", bound="AdversarialObjective")
 
@@ -249,11 +249,11 @@ class AdversarialObjective(Objective):
         if beta is not None and self.usual_beta is None:
             raise TypeError(f"{type(self).__name__} has no beta; leave it out")
         if self.usual_beta is not None:
-            self.beta = check_positive(self.usual_beta if beta is None else beta, "beta")
+            self.beta = check_number(self.usual_beta if beta is None else beta, "beta", above=0)
         self.attack_mode = check_mode(attack_mode, "attack_mode")
         self.generator = generator
         self.attack = attack
-        self.label_smoothing = check_fraction(label_smoothing, "label_smoothing", high_open=True)
+        self.label_smoothing = check_number(label_smoothing, "label_smoothing", least=0, below=1)
 
     def attacked_by(self: Adversarial, attack: Attack) -> Adversarial:
         """Return the same objective with another attack."""
