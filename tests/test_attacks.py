@@ -201,14 +201,14 @@ def test_float16_gradients_do_not_vanish():
         ({"norm": "l7"}, "linf, l2"),
         ({"loss": "hinge"}, "ce, kl, margin"),
         ({"loss": "kl"}, "target="),
-        ({"random_start": "gauss"}, "'uniform', 'normal'"),
+        ({"random_start": "gauss"}, "there are uniform, normal"),
         ({"start": torch.zeros(3)}, "start has the shape"),
         ({"bounds": (1, 0)}, "low < high"),
         ({"eps": torch.full((5, 1, 1), 0.1)}, r"eps has the shape \(5, 1, 1\); it has to broadcast to one example"),
         ({"eps": torch.full((3, 1, 1), 0.1), "norm": "l2"}, "eps is a tensor, which is for L∞"),
         ({"eps": torch.zeros(3, 1, 1)}, "not above 0"),
         ({"bounds": torch.rand(2, 3)}, r"bounds are float32 of shape \(2, 3\); give two numbers"),
-        ({"mode": "test"}, "'eval' or 'train'"),
+        ({"mode": "test"}, "mode is 'test'; there are eval, train"),
     ],
 )
 def test_bad_arguments_are_refused_and_change_nothing(change, message):

@@ -9,13 +9,14 @@ import numbers
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bullettrain.errors import guesses
 
+T = TypeVar("T")
 ROUNDING = 1e-4
 """Tolerance at the bounds of the input range, for the rounding of interpolation and half precision."""
 
@@ -56,6 +57,23 @@ def instead(name: str, names: Iterable[str], listed: str = "") -> str:
     near = " or ".join(map(repr, guesses(name, names)))
     there = listed or f"there are {', '.join(names)}"
     return f"; {there}; did you mean {near}?" if near else f"; {there}"
+
+
+def check_known(
+    value: T, names: Iterable[Any], said: str, *, error: type[ValueError] = ValueError, listed: str = ""
+) -> T:
+    """Return ``value``, one of ``names``.
+
+    Args:
+        value: what was given.
+        names: known names, in lower case.
+        said: start of the error message: "there is no norm".
+        error: raised for another value.
+        listed: where the known names are listed, if there are too many for the message.
+    """
+    if value in (names := list(names)):
+        return value
+    raise error(f"{said} {value!r}{instead(str(value), names, listed)}")
 
 
 def check_number(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.brief import brief
-from bullettrain.validation import check_bounds, check_number, check_range
+from bullettrain.validation import check_bounds, check_known, check_number, check_range
 
 Limit = float | Tensor
 """A number, or a tensor that broadcasts to one example: (C, 1, 1) for images, (D,) for tabular data."""
@@ -110,9 +110,7 @@ def find_norm(norm: str | Norm) -> Norm:
     """Return the norm with this name, case-insensitive; a norm is returned as it is."""
     if isinstance(norm, Norm):
         return norm
-    if not isinstance(norm, str) or norm.lower() not in NORMS:
-        raise ValueError(f"there is no norm {norm!r}; there are {', '.join(NORMS)}")
-    return NORMS[norm.lower()]
+    return NORMS[check_known(norm.lower() if isinstance(norm, str) else norm, NORMS, "there is no norm")]
 
 
 class Normalized(Norm):

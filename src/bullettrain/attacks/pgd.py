@@ -17,7 +17,7 @@ from bullettrain.attacks.norms import AUTO, Ball, Bounds, Limit, Norm, per_examp
 from bullettrain.attacks.schedule import ragged
 from bullettrain.attacks.state import Mode, bare, frozen, underflows
 from bullettrain.precision import at_least_float32
-from bullettrain.validation import check_batch, check_count, check_logits_shape, check_module, check_number
+from bullettrain.validation import check_batch, check_count, check_known, check_logits_shape, check_module, check_number
 
 RandomStart = Literal["uniform", "normal", "clipped", "bernoulli", "zero"]
 """Starting point of an attack: uniform in the ball; x + 0.001·N(0,1); uniform, clipped to valid pixels; a random corner
@@ -247,10 +247,9 @@ def random_noise(
         return radius * ball.eps * ball.norm.direction(signs)
     if kind == "normal":
         return 0.001 * torch.empty_like(x).normal_(generator=generator)
-    if kind == "zero":
-        return torch.zeros_like(x)
-    kinds = ", ".join(map(repr, get_args(RandomStart)))
-    raise ValueError(f"there is no random start {kind!r}; there are {kinds} and None")
+    kinds = get_args(RandomStart)
+    check_known(kind, kinds, "there is no random start", listed=f"there are {', '.join(kinds)} and None")
+    return torch.zeros_like(x)
 
 
 def starting_point(kind: RandomStart, x: Tensor, noise: Tensor, ball: Ball) -> Tensor:

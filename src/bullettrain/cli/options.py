@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,6 @@ from bullettrain.config.settings import ConfigError
 from bullettrain.loading import LoadedModel, load_model
 from bullettrain.processes import find_place
 from bullettrain.run_folder import try_folder
-from bullettrain.validation import instead
-
-
-def check_known(message: str, value: str, names: Iterable[str]) -> None:
-    """Raise ConfigError with ``message``, and a suggestion, if ``value`` is not one of ``names``."""
-    names = list(names)
-    if value not in names:
-        raise ConfigError(f"{message} {value!r}{instead(value, names)}")
 
 
 def check_apart(**options: object) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from bullettrain.config.format1 import RENAMED
 from bullettrain.errors import UserError
 from bullettrain.schema import UNIONS
-from bullettrain.validation import instead, limits
+from bullettrain.validation import check_known, instead, limits
 
 TINY = 1e-30
 """Lower limit of settings that have to be above 0."""
@@ -39,8 +39,8 @@ def find(path: str, sections: Mapping[str, type]) -> tuple[str, str, Any]:
     """Return section, key and type of a setting. ``path`` needs no section if only one section has the key."""
     hints = {name: typing.get_type_hints(kind) for name, kind in sections.items()}
     section, dot, key = path.rpartition(".")
-    if dot and section not in hints:
-        raise ConfigError(f"there is no section {section!r}{instead(section, hints)}")
+    if dot:
+        check_known(section, hints, "there is no section", error=ConfigError)
     if path in hints:
         raise ConfigError(f"{path!r} is a section; name a setting of it, e.g. {path}.{next(iter(hints[path]))}")
     homes = [home for home, keys in hints.items() if key in keys and section in ("", home)]
@@ -92,9 +92,7 @@ def parse(text: str, hint: Any, name: str) -> Any:
         parts = [part for part in text.strip("[]()").split(",") if part.strip()]
         return tuple(parse(part.strip(), typing.get_args(kind)[0], name) for part in parts)
     if typing.get_origin(kind) is Literal:
-        if text not in typing.get_args(kind):
-            raise ConfigError(f"{name} is {text!r}{instead(text, typing.get_args(kind))}")
-        return text
+        return check_known(text, typing.get_args(kind), f"{name} is", error=ConfigError)
     if kind is bool:
         raise ConfigError(f"{name} is {text!r}; write true or false")
     if kind is int:

@@ -23,6 +23,7 @@ from bullettrain.corruptions.table import CORRUPTIONS, SEVERITIES, corrupt
 from bullettrain.data.base import DataError, ImageSet, unwritable
 from bullettrain.data.readers import Array
 from bullettrain.lock import alone, end_with_parent
+from bullettrain.validation import check_known
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a corruption, its images made so far, and its images in all, at the end for all of them."""
@@ -64,8 +65,8 @@ def make(
     Raises:
         DataError: the images are not 32×32×3, or the folder cannot be written or has other files.
     """
-    if unknown := [name for name in names if name not in CORRUPTIONS]:
-        raise ValueError(f"there is no corruption {unknown[0]!r}; there are {', '.join(CORRUPTIONS)}")
+    for name in names:
+        check_known(name, CORRUPTIONS, "there is no corruption")
     place, data = torch.device(device), data.to("cpu")
     images = data.images.permute(0, 2, 3, 1).contiguous()
     if images.shape[1:] != (SIDE, SIDE, 3):

@@ -22,6 +22,7 @@ from bullettrain.evaluation.specs import KINDS, Attack, as_dict, threat_in_words
 from bullettrain.lock import alone
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.schema import SchemaError, conform
+from bullettrain.validation import check_known
 
 FILE = "evaluation.json"
 Z95 = 1.959963984540054
@@ -177,9 +178,8 @@ def read_evaluations(values: Any) -> Evaluations:
     for entry in content.evaluations:
         for result in entry.results:
             settings = dict(result.attack)
-            if (kind := KINDS.get(str(settings.pop("attack", None)))) is None:
-                raise SchemaError(f"{result.name} is no attack; there are {', '.join(KINDS)}")
-            conform(settings, kind, result.name)
+            kind = check_known(str(settings.pop("attack", None)), KINDS, f"{result.name}: attack is", error=SchemaError)
+            conform(settings, KINDS[kind], result.name)
             if result.corruptions:
                 conform(result.corruptions, CorruptionDetails, result.name)
             if result.per_class and len(result.per_class) != len(entry.classes):

@@ -16,10 +16,10 @@ from bullettrain.attacks import Attack, AttackLoss, Norm, RandomStart, random_no
 from bullettrain.attacks.losses import loss_named
 from bullettrain.attacks.norms import AUTO, NORMS, USUAL_EPS, Ball, Bounds, Limit, find_norm
 from bullettrain.attacks.pgd import AscentFunctions, AttackState, Compile, ascent_step
-from bullettrain.attacks.state import Mode, check_mode
+from bullettrain.attacks.state import Mode
 from bullettrain.brief import one_line
 from bullettrain.cost import Cost
-from bullettrain.validation import check_number, check_range
+from bullettrain.validation import check_known, check_number, check_range
 
 Adversarial = TypeVar("Adversarial", bound="AdversarialObjective")
 
@@ -63,9 +63,7 @@ class Objective(ABC):
     """Whether a step has to be captured as one piece, because the update uses Python state of the corruption."""
 
     def __init__(self, selection: Selection) -> None:
-        if selection not in get_args(Selection):
-            raise ValueError(f"selection is {selection!r}; it has to be 'eval', 'train' or 'last'")
-        self.selection: Selection = selection
+        self.selection: Selection = check_known(selection, get_args(Selection), "selection is")
 
     __repr__ = one_line
 
@@ -250,7 +248,7 @@ class AdversarialObjective(Objective):
             raise TypeError(f"{type(self).__name__} has no beta; leave it out")
         if self.usual_beta is not None:
             self.beta = check_number(self.usual_beta if beta is None else beta, "beta", above=0)
-        self.attack_mode = check_mode(attack_mode, "attack_mode")
+        self.attack_mode = check_known(attack_mode, get_args(Mode), "attack_mode is")
         self.generator = generator
         self.attack = attack
         self.label_smoothing = check_number(label_smoothing, "label_smoothing", least=0, below=1)

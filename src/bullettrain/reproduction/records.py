@@ -24,6 +24,7 @@ from bullettrain.reproduction.rows import Row
 from bullettrain.reproduction.scales import Scale
 from bullettrain.run_folder import SHARES, RunError, RunFolder, RunLog, Table
 from bullettrain.schema import conform
+from bullettrain.validation import check_known
 
 FORMAT = 1
 WEIGHTS = "last"
@@ -256,9 +257,8 @@ def read_csv(file: Path, scale: Scale, rows: Iterable[Row]) -> dict[str, Record]
             raise RunError(f"{file}: its columns have to be {','.join(CSV_COLUMNS)}")
         selected = [line for line in reader if line["scale"] == scale.name]
     for line in selected:
-        if line["row"] not in known:
-            raise RunError(f"{file}: no row {line['row']!r} at scale {scale.name}; there are {', '.join(known)}")
-        config = known[line["row"]].config(scale).replace_section("training", seed=int(line["seed"]))
+        row = known[check_known(line["row"], known, f"{file}: at scale {scale.name} there is no row", error=RunError)]
+        config = row.config(scale).replace_section("training", seed=int(line["seed"]))
         name, epochs, seconds = run_name(config), int(line["epochs"]), float(line["seconds_per_epoch"] or 0)
         shares = {share: float(line[share] or 0) for share in SHARES}
         total = sum(shares.values())
