@@ -21,6 +21,7 @@ from bullettrain.engine.attack import run_attack
 from bullettrain.engine.distributed import Workers, find_group
 from bullettrain.engine.forwards import Forwards
 from bullettrain.engine.phases import EAGER, Assignment, Batch, Learned, Phases, Runner, join, rows_of, slices
+from bullettrain.errors import raised_as
 from bullettrain.history import History
 from bullettrain.mining import (
     Category,
@@ -381,11 +382,9 @@ class BulletTrain:
                 lost = f"the state holds a generator of the {name}, which has none here: noise differs"
                 warnings.warn(lost, stacklevel=3)
                 continue
-            try:
+            moved = f"the {name}'s generator is on {own[name].device}, that of the state was elsewhere"
+            with raised_as(ValueError, moved, RuntimeError):  # that of a GPU has another size
                 own[name].set_state(kept.cpu())
-            except RuntimeError:  # that of a GPU has another size
-                where = own[name].device
-                raise ValueError(f"the {name}'s generator is on {where}, that of the state was elsewhere") from None
 
     def _generators(self) -> dict[str, torch.Generator]:
         """Return the generators of the parts, by part."""

@@ -19,7 +19,7 @@ from bullettrain.cli.options import load, one_process
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError, number
 from bullettrain.data import load as load_data
-from bullettrain.errors import read_settings_text
+from bullettrain.errors import raised_as, read_settings_text
 from bullettrain.evaluation import evaluate as evaluation
 from bullettrain.evaluation.progress import EvaluationProgress, interval, share
 from bullettrain.evaluation.results import FILE, Entry, Result, Store
@@ -94,11 +94,10 @@ def evaluate(options: Evaluate) -> None:
             say_interrupted(console, shlex.join(["bullettrain", *words]), how, stop.signal)
     show(console, entry, asked, config, curves=options.curves)
     console.print(f"written  {folder / FILE}", soft_wrap=True)
-    try:
+    # E.g. a damaged run; the results are saved.
+    with raised_as(RunError, f"report.html could not be written to {folder}: {{error}}", OSError, ValueError):
         for page in write_reports(folder):
             console.print(f"report   {page}", soft_wrap=True)
-    except (OSError, ValueError) as error:  # e.g. a damaged run; the results are saved
-        raise RunError(f"report.html could not be written to {folder}: {error}") from None
 
 
 def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defaults:
@@ -112,11 +111,9 @@ def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defau
 
 
 def _baseline(path: Path | None) -> dict[str, list[float]] | None:
-    try:
+    unread = f"--mce-baseline {path} cannot be read ({{error}}); give JSON of the form {{corruption: [accuracy, …]}}"
+    with raised_as(ConfigError, unread, OSError, ValueError, RecursionError):
         return conform(json.loads(read_settings_text(path)), dict[str, list[float]]) if path else None
-    except (OSError, ValueError, RecursionError) as error:
-        form = "give JSON of the form {corruption: [accuracy, …]}"
-        raise ConfigError(f"--mce-baseline {path} cannot be read ({error}); {form}") from None
 
 
 def _folder_name(model: str) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from bullettrain.cli.commands import Model
 from bullettrain.config.settings import ConfigError
+from bullettrain.errors import raised_as
 from bullettrain.loading import LoadedModel, load_model
 from bullettrain.processes import find_place
 from bullettrain.run_folder import try_folder
@@ -23,11 +24,12 @@ def check_apart(**options: object) -> None:
 
 def check_out(folder: Path) -> None:
     """Create the folder for results. Raises ConfigError if it cannot be written."""
-    try:
+
+    def unwritable(error: OSError) -> str:
+        return f"--out cannot be written ({error.filename or folder}: {error.strerror}); choose another --out"
+
+    with raised_as(ConfigError, unwritable, OSError):
         try_folder(folder)
-    except OSError as error:
-        path = error.filename or folder
-        raise ConfigError(f"--out cannot be written ({path}: {error.strerror}); choose another --out") from None
 
 
 def one_process(device: str | None) -> torch.device:

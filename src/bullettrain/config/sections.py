@@ -17,6 +17,7 @@ from bullettrain.config.format1 import FORMER
 from bullettrain.config.method import MethodConfig
 from bullettrain.config.settings import TINY, ConfigError, as_setting, find, limited, parse
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
+from bullettrain.errors import raised_as
 from bullettrain.schema import SchemaError, conform
 from bullettrain.validation import MendableError, check_limits
 
@@ -179,15 +180,8 @@ class Config:
             raise ConfigError("optimizer.nesterov is set without momentum; set optimizer.momentum, e.g. to 0.9")
         if self.method.carry and self.training.accumulate > 1:
             raise ConfigError("method.carry (Free) moves with every update; training.accumulate has to be 1")
-        try:
+        with raised_as(ConfigError, _of_method, ValueError, TypeError):
             self.method.build()
-        except ConfigError:
-            raise
-        except MendableError as error:
-            mend = " ".join(f"--set {key}={as_setting(value)}" for key, value in error.mend.items())
-            raise ConfigError(f"method: {error.wrong} {mend}") from None
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"method: {error}") from None
 
     def doubts(self, images: int | None = None) -> list[str]:
         """Return notes on settings that are valid, but probably not intended.
@@ -227,10 +221,8 @@ class Config:
         """
         if isinstance(values, Mapping):
             values = {name: value for name, value in values.items() if name not in ("format", "environment")}
-        try:
+        with raised_as(ConfigError, "{error}", SchemaError):
             config: Config = conform(values, cls, text=parse)
-        except SchemaError as error:
-            raise ConfigError(str(error)) from None
         return config
 
     def with_settings(self, settings: Sequence[str]) -> Config:
@@ -273,6 +265,13 @@ class Config:
         }
         text = json.dumps(changed, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()[:8]
+
+
+def _of_method(error: Exception) -> str:
+    """Return the message of an error in building the method, in terms of settings."""
+    if isinstance(error, MendableError):
+        return f"method: {error.wrong} {' '.join(f'--set {k}={as_setting(v)}' for k, v in error.mend.items())}"
+    return str(error) if isinstance(error, ConfigError) else f"method: {error}"
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:

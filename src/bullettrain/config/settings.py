@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from bullettrain.config.format1 import RENAMED
-from bullettrain.errors import UserError
+from bullettrain.errors import UserError, raised_as
 from bullettrain.schema import UNIONS
 from bullettrain.validation import check_known, instead, limits
 
@@ -29,7 +29,7 @@ def limited(default: Any, least: float, most: float) -> Any:
     return dataclasses.field(default=default, metadata=limits(least=least, most=most))
 
 
-def limits_of(section: type, setting: str) -> dict[str, float]:
+def limits_of(section: type, setting: str) -> dict[str, Any]:
     """Return the limits of a setting of a section."""
     (limits,) = (field.metadata["limits"] for field in dataclasses.fields(section) if field.name == setting)
     return limits  # type: ignore[no-any-return]
@@ -56,10 +56,8 @@ def find(path: str, sections: Mapping[str, type]) -> tuple[str, str, Any]:
 
 def number(text: str) -> float:
     """Convert text to a number. Fractions such as 8/255 are allowed."""
-    try:
+    with raised_as(ConfigError, f"{text!r} is no number; write e.g. 0.031 or 8/255", ValueError, ZeroDivisionError):
         return float(Fraction(text.replace(" ", ""))) if "/" in text else float(text)
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"{text!r} is no number; write e.g. 0.031 or 8/255") from None
 
 
 def as_setting(value: Any) -> str:
@@ -100,7 +98,5 @@ def parse(text: str, hint: Any, name: str) -> Any:
             if (value := number(text)).is_integer():
                 return int(text) if text.lstrip("+-").isdigit() else int(value)  # a float rounds large seeds
         raise ConfigError(f"{name} is {text!r}; it has to be a whole number")
-    try:
+    with raised_as(ConfigError, f"{name}: {{error}}", ConfigError):
         return number(text) if kind is float else text
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None

@@ -20,8 +20,9 @@ from torch import Tensor
 from bullettrain.corruptions.files import LABELS, image_file, open_images, read_labels, write_array
 from bullettrain.corruptions.filters import SIDE
 from bullettrain.corruptions.table import CORRUPTIONS, SEVERITIES, corrupt
-from bullettrain.data.base import DataError, ImageSet, unwritable
+from bullettrain.data.base import DataError, ImageSet, writing
 from bullettrain.data.readers import Array
+from bullettrain.errors import raised_as
 from bullettrain.lock import alone, end_with_parent
 from bullettrain.validation import check_known
 
@@ -71,7 +72,8 @@ def make(
     images = data.images.permute(0, 2, 3, 1).contiguous()
     if images.shape[1:] != (SIDE, SIDE, 3):
         raise DataError(f"images are {'×'.join(map(str, images.shape[1:]))}: corruptions need {SIDE}×{SIDE}×3.")
-    try:
+    killed = "a process was killed, perhaps for lack of memory: run it again with fewer --jobs."
+    with writing(folder), raised_as(DataError, killed, BrokenProcessPool):
         folder.mkdir(parents=True, exist_ok=True)
         with (
             alone(folder, DataError(f"{folder} is in use: another process is making corruptions there.")),
@@ -93,10 +95,6 @@ def make(
                 else:
                     pieces = (_made(*task, seed, overlays) for task in _tasks(images, name, batch))
                 _write(folder, name, pieces, len(data), seed, progress)
-    except OSError as error:
-        raise unwritable(error, folder) from error
-    except BrokenProcessPool as error:
-        raise DataError("a process was killed, perhaps for lack of memory: run it again with fewer --jobs.") from error
     return tuple(todo)
 
 
@@ -162,13 +160,11 @@ def _missing(folder: Path, names: Sequence[str], seed: int, n: int) -> list[str]
 
 
 def _seeds(folder: Path) -> dict[str, int]:
-    try:
-        seeds = json.loads((folder / SEEDS).read_text(encoding="utf-8"))
-        return {str(name): int(seed) for name, seed in seeds.items()}
-    except FileNotFoundError:
+    file = folder / SEEDS
+    if not file.exists():
         return {}
-    except (ValueError, AttributeError, TypeError):
-        raise DataError(f"{folder / SEEDS} is damaged: delete it.") from None
+    with raised_as(DataError, f"{file} is damaged: delete it.", ValueError, AttributeError, TypeError):
+        return {str(name): int(seed) for name, seed in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 def _record_seed(folder: Path, name: str, seed: int) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bullettrain.brief import first_line
 from bullettrain.corruptions.table import AVERAGED
+from bullettrain.errors import raised_as
 from bullettrain.evaluation.accuracy import Survival
 from bullettrain.evaluation.specs import KINDS, Attack, as_dict, threat_in_words
 from bullettrain.lock import alone
@@ -202,16 +202,12 @@ class Store:
         self._saved = time.monotonic()
         if folder.is_file():
             raise RunError(f"--out {folder} is a file; give a folder")
-        try:
+        unread = f"{folder / FILE} is no evaluation that this version can read ({{error}})"
+        with raised_as(RunError, f"{unread}; move it away, or choose another --out", ValueError):
             values = RunFolder(folder).read_json(FILE)
             if values is not None:
                 content = read_evaluations(values)
                 self.entries, self.unfinished = content.evaluations, content.unfinished or {}
-        except ValueError as error:
-            raise RunError(
-                f"{folder / FILE} is no evaluation that this version can read ({first_line(error)}); "
-                "move it away, or choose another --out"
-            ) from None
 
     def entry(self, fresh: Entry) -> Entry:
         """Return the stored entry of the same network and images, or add ``fresh``.

@@ -7,7 +7,7 @@ import re
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from bullettrain.attacks.norms import USUAL_EPS
 from bullettrain.config.sections import Config, EvaluationConfig
@@ -105,7 +105,7 @@ def threat_of(config: Config) -> Defaults:
     method, evaluation = config.method, config.evaluation
     if method.objective == "augmix":
         return Defaults()
-    return Defaults(cast(NormName, method.norm), method.eps, evaluation.step_size, evaluation.steps)
+    return Defaults(method.norm, method.eps, evaluation.step_size, evaluation.steps)
 
 
 def few_steps(steps: int, eps: float) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 from bullettrain.config.format1 import translate
 from bullettrain.config.sections import Config
 from bullettrain.corruptions.table import AVERAGED
+from bullettrain.errors import raised_as
 from bullettrain.evaluation.results import Entry, Result, Store
 from bullettrain.reporting.plotting import thin
 from bullettrain.reproduction.rows import Row
@@ -225,17 +226,16 @@ def better(old: Mapping[str, Figure], new: Mapping[str, Figure]) -> dict[str, Fi
 
 def read_record(file: Path) -> Record | None:
     """Read a record. Returns None if the file does not exist."""
-    try:
+    unread = f"{file} is no record that this version can read ({{error}}); move it away"
+    with raised_as(RunError, unread, OSError, ValueError, KeyError, TypeError):
+        if not file.exists():
+            return None
         content = json.loads(file.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}")
         timing = content.pop("pace", {})  # its name in the first records
         record: Record = conform({"timing": timing, **content, "config": translate(content["config"])}, Record)
         return record
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{file} is no record that this version can read ({error}); move it away") from None
 
 
 def read_records(folder: Path) -> dict[str, Record]:

@@ -20,6 +20,7 @@ from bullettrain.data import Augment, ImageSet, Loader, StoredPerturbations, loa
 from bullettrain.data.augment import Draws
 from bullettrain.data.base import derive_seed
 from bullettrain.data.sets import check_alike, sample
+from bullettrain.errors import raised_as
 from bullettrain.history import Past
 from bullettrain.loading import try_network
 from bullettrain.models import build
@@ -87,10 +88,8 @@ def make_network(config: Config, images: ImageSet, place: Place) -> tuple[nn.Mod
             f"images are {height}×{width}; small-cnn takes squares: set data.image_size or another network"
         )
     described = NetworkMetadata(name, len(images.classes), channels, height, mean, std)
-    try:
+    with raised_as(ConfigError, "network: {error}", ValueError):
         network = build(**asdict(described))
-    except ValueError as error:
-        raise ConfigError(f"network: {error}") from None
     if is_external(name):
         with torch.random.fork_rng(devices=[]):
             outputs = try_network(network, to_unit(images.images[:2]), f"the images of {config.data.name}").shape[1]
