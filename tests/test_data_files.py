@@ -206,7 +206,7 @@ X, Y = pixels(4, 5, 5, 3), np.arange(4)
         (r"no array 'y' \(it holds x, z\)", {"x": X, "z": Y}),
         ("no array 'x'", {"y": Y}),
         ("Object arrays cannot be loaded", {"x": X, "y": np.array([1, {}, 2, 3], dtype=object)}),
-        ("4 images in x but 3 labels in y", {"x": X, "y": Y[:3]}),
+        ("3 labels for 4 images", {"x": X, "y": Y[:3]}),
         ("y of float64", {"x": X, "y": Y / 2}),
         (r"y of int64 and shape \(4, 1\)", {"x": X, "y": Y[:, None]}),
         ("the label -1", {"x": X, "y": Y - 1}),
@@ -217,7 +217,7 @@ X, Y = pixels(4, 5, 5, 3), np.arange(4)
         ("no axis of 1 or 3 channels", {"x": pixels(4, 5, 5, 4), "y": Y}),
         ("could be channels first or last", {"x": pixels(4, 3, 5, 3), "y": Y}),
         ("no axis of 1 or 3 channels", {"x": pixels(4, 5), "y": Y}),
-        ("has no images", {"x": X[:0], "y": Y[:0]}),
+        ("has no labels", {"x": X[:0], "y": Y[:0]}),
     ],
 )
 def test_wrong_npz_files_are_named(tmp_path, match, arrays):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.data.base import DataError, ImageSet, check_unpacked, reading
-from bullettrain.data.readers import Array, image_set
+from bullettrain.data.readers import Array, check_labels, image_set
 from bullettrain.extras import extra
 
 MAX_PIXELS = 1 << 26
@@ -152,12 +152,7 @@ def read_npz(path: Path) -> tuple[Array, Array]:
         if y.dtype.kind not in "iu" or y.ndim != 1:
             raise DataError(f"{path} has y of {y.dtype} and shape {y.shape}: give integers of shape (n,).")
         x = _as_bytes(path, _channels_first(path, x))
-    if len(x) != len(y):
-        raise DataError(f"{path} has {len(x)} images in x but {len(y)} labels in y: give one label an image.")
-    if not len(y):
-        raise DataError(f"{path} has no images: a dataset has at least one.")
-    if int(y.min()) < 0:
-        raise DataError(f"{path} has the label {int(y.min())}: number the classes from 0.")
+    check_labels(path, y, images=len(x))
     return x, y.astype(np.int64)
 
 
