@@ -631,7 +631,7 @@ def test_checks_do_not_break_the_graph_of_a_network_that_is_compiled_in_place(wr
     net.compile(backend="eager")
     train = engine("trades", StepBudget(2, 1))
     if wrong:
-        with pytest.raises(ValueError, match="labels range over"):
+        with pytest.raises(ValueError, match="labels range from"):
             train.step(net, x, y + 9)
     else:
         train.step(net, x, y).loss.backward()

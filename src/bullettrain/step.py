@@ -230,11 +230,10 @@ class BulletTrain:
     def read_steps(self, logits: Tensor | None, y: Tensor, assigned: Assignment) -> list[int]:
         """Return the steps of each example on the host; synchronises with the device unless the budget is uniform."""
         if self.checking and logits is not None:
-            validation.check_logits(logits.detach(), self.steps_taken + 1)
-            validation.check_labels(y, logits.shape[1])
+            validation.check_logits(logits.detach(), y, self.steps_taken + 1)
             validation.check_unnormalised(logits.detach())
         if self.checking and assigned.svar is not None:
-            validation.check_selection(assigned.svar, assigned.category, list(Category))
+            validation.check_selection(assigned.svar, assigned.category, len(Category))
             if logits is not None and self.separation is separate:
                 validation.check_score_sign(assigned.svar, logits, y)
         same = self.budget.uniform_steps
@@ -325,8 +324,7 @@ class BulletTrain:
 
         def check(module: nn.Module, args: tuple[Any, ...], logits: Tensor) -> None:
             validation.check_logits_shape(logits, len(args[0]))
-            validation.check_labels(y, logits.shape[1])
-            validation.check_logits(logits, self.steps_taken + 1)
+            validation.check_logits(logits, y, self.steps_taken + 1)
             validation.check_unnormalised(logits)
 
         # Not compiled: it synchronises with the device, which would break the graph of net.compile().

@@ -18,7 +18,7 @@ from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER, CudaGraphRunne
 from bullettrain.engine.distributed import average_gradients, share_buffers
 from bullettrain.engine.forwards import FastForwards, Forwards, in_any_size
 from bullettrain.engine.phases import EAGER, Batch, Phases, Runner
-from bullettrain.validation import check_count, check_labels, check_logits, check_module
+from bullettrain.validation import check_count, check_logits, check_module
 
 if TYPE_CHECKING:
     from bullettrain.step import BulletTrain, StepOutput
@@ -133,10 +133,8 @@ class Captured:
         group = self.attack_group
         given = list(itertools.islice(batches, group + 1))  # one too many is enough to know
         if len(given) > group:
-            raise ValueError(
-                f"more mini-batches were given at once than attack_group={group}; give so many at a time, e.g."
-                f" list(itertools.islice(batches, {group})) of batches = iter(loader)"
-            )
+            few = f"list(itertools.islice(batches, {group})) of batches = iter(loader)"
+            raise ValueError(f"more mini-batches were given at once than attack_group={group}; give e.g. {few}")
         wanted = 3 if self.train.history.examples else 2
         if other := [len(parts) for parts in given if len(parts) != wanted]:
             what = "x, y and index" if wanted == 3 else "x and y"
@@ -185,8 +183,7 @@ class Captured:
                 with nullcontext() if self.reason is None else train.checked_forwards(self._plain, batch.y):
                     out = next(outs)
                 if train.checking:
-                    check_logits(out.z_prime, train.steps_taken)
-                    check_labels(batch.y, out.z_prime.shape[-1])
+                    check_logits(out.z_prime, batch.y, train.steps_taken)
                 self.gradients.show()
                 average_gradients(self.gradients.there(), train.process_group())
                 yield out
@@ -216,9 +213,7 @@ class Captured:
     def _check_surroundings(self, batches: Sequence[Batch]) -> None:
         """Refuse contexts that a captured step does not support."""
         if any(torch.is_tensor(b.x) and torch.is_autocast_enabled(b.x.device.type) for b in batches):
-            raise ValueError(
-                "autocast is enabled around a captured step; disable it, and give dtype=torch.bfloat16 instead"
-            )
+            raise ValueError("autocast is enabled around a captured step; disable it, and give dtype=torch.bfloat16")
         if not torch.is_grad_enabled():
             raise ValueError("gradients are disabled around a step (no_grad or inference_mode), which computes them")
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
 from bullettrain.errors import raised_as
 from bullettrain.models.normalize import normalization
+from bullettrain.validation import check_takes
 
 
 def is_external(name: str) -> bool:
@@ -73,9 +72,8 @@ def _from_function(text: str) -> nn.Module:
         public = [key for key in own if callable(vars(module)[key]) and not key.startswith("_")]
         available = f"; it has {', '.join(public[:8])}" if public else ""
         raise ValueError(f"{text}: {where} has no function {name!r}{available}")
-    called = f"{text} is called without arguments, but: {{error}}"
-    with raised_as(ValueError, called, TypeError), suppress(ValueError):  # a builtin without a signature
-        inspect.signature(function).bind()
+    with raised_as(ValueError, "{error}", TypeError):
+        check_takes(function, f"function {text}", ())
     network: object = function()
     if not isinstance(network, nn.Module):
         raise ValueError(f"{text} returned {type(network).__name__}; it has to return a torch.nn.Module")

@@ -19,7 +19,7 @@ from bullettrain.attacks.pgd import AscentFunctions, AttackState, Compile, ascen
 from bullettrain.attacks.state import Mode
 from bullettrain.brief import one_line
 from bullettrain.cost import Cost
-from bullettrain.validation import check_known, check_number, check_range
+from bullettrain.validation import check_known, check_number, check_range, check_start
 
 Adversarial = TypeVar("Adversarial", bound="AdversarialObjective")
 
@@ -104,9 +104,8 @@ class Objective(ABC):
             raise ValueError(f"{name} needs a budget with the same number of steps for all examples, at least one")
         most = max(getattr(budget, name, 0) for name in ("boundary", "robust", "outlier", "most"))
         if self.max_steps is not None and most > self.max_steps:
-            raise ValueError(
-                f"{type(self).__name__} was given {most} steps; a step is both views, so 1 or 0, as in StepBudget(1, 0)"
-            )
+            name, give = type(self).__name__, "1 or 0, as in StepBudget(1, 0)"
+            raise ValueError(f"{name} was given {most} steps; a step is both views, so {give}")
 
     def initial_perturbation(self, x: Tensor) -> Tensor | None:
         """Draw the starting points of the corruption of ``x`` (m, …), as the argument ``start`` of a step."""
@@ -294,9 +293,7 @@ class AdversarialObjective(Objective):
     def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
         """Return the starting points."""
         assert start is not None
-        if start.shape != x.shape:
-            raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
-        return start.detach()
+        return check_start(start, x)
 
     def corrupt(
         self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None
