@@ -192,7 +192,7 @@ def test_npz_folder_has_its_own_test_set(tmp_path):
     assert np.array_equal(train.images.numpy(), x[:4])
     assert test.labels.tolist() == [3, 4]
     np.savez(tmp_path / "test.npz", x=x[4:, :, :3], y=[3, 4])
-    complains(r"has training images of shape \(1, 4, 4\) but test images of \(1, 3, 4\)", f"npz:{tmp_path}", tmp_path)
+    complains(r"has training images of \(1, 4, 4\) but test images of \(1, 3, 4\)", f"npz:{tmp_path}", tmp_path)
     (tmp_path / "test.npz").unlink()
     complains("test.npz is missing", f"npz:{tmp_path}", tmp_path)
 

@@ -241,9 +241,9 @@ def test_normalisation_is_inside_the_network_and_outside_its_names(name: str) ->
         ((0.5,) * 3, (0.5,) * 2, "std has 2"),
         ((0.5,) * 3, None, "give both or neither"),
         (None, (0.5,) * 3, "give both or neither"),
-        ((0.5,) * 3, (0.5, 0.0, 0.5), "above zero"),
-        ((0.5,) * 3, (0.5, float("nan"), 0.5), "above zero"),
-        ((0.5, float("nan"), 0.5), (0.5,) * 3, "not finite"),
+        ((0.5,) * 3, (0.5, 0.0, 0.5), "std is .*; it has to be above 0"),
+        ((0.5,) * 3, (0.5, float("nan"), 0.5), "std is .*; it has to be above 0"),
+        ((0.5, float("nan"), 0.5), (0.5,) * 3, "mean is nan; it has to be finite"),
     ],
 )
 @pytest.mark.parametrize("name", ["small-cnn", "preact-resnet-18", "wrn-10-1"])

@@ -76,11 +76,9 @@ class StepBudget:
     def __post_init__(self) -> None:
         check_limits(self)
         if self.ordered and not self.boundary >= self.robust >= self.outlier:
-            raise MendableError(
-                f"boundary={self.boundary}, robust={self.robust}, outlier={self.outlier} are out of order; the "
-                "method wants boundary ≥ robust ≥ outlier. For a study, say",
-                ordered=False,
-            )
+            steps = f"boundary={self.boundary}, robust={self.robust}, outlier={self.outlier}"
+            wanted = "the method wants boundary ≥ robust ≥ outlier"
+            raise MendableError(f"{steps} are out of order; {wanted}. For a study, say", ordered=False)
         if self.step_size is not None and self.scale is not None:
             raise ValueError("step_size and scale are both given; give one of them")
 

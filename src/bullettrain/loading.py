@@ -297,10 +297,9 @@ def permitted(name: str, source: Path, *, network: str | None = None, trust: boo
     if network is not None:
         return network
     if is_external(name) and not trust:
-        raise RunError(
-            f"{source} names the function {name!r}, which is not part of bullettrain and was not imported; to import "
-            f"and call it, add {shlex.join(['--network', name])} or --trust (in Python: network=… or trust=True)"
-        )
+        wrong = f"{source} names the function {name!r}, which is not part of bullettrain and was not imported"
+        allow = f"{shlex.join(['--network', name])} or --trust (in Python: network=… or trust=True)"
+        raise RunError(f"{wrong}; to import and call it, add {allow}")
     return name
 
 

@@ -52,18 +52,13 @@ class OracleSeparation:
         """Return a copy with the objective's ball and bounds where none were given."""
         if self.bounds is not None and not _same(self.bounds, objective.bounds):
             given, valid = (brief(bounds) for bounds in (self.bounds, objective.bounds))
-            raise ValueError(
-                f"the oracle's bounds are {given}, but the objective's are {valid}; leave the oracle's out, or give "
-                "both the same"
-            )
+            raise ValueError(f"the oracle's bounds are {given}, but the objective's are {valid}; give the oracle none")
         suited, norm = copy.copy(self), getattr(objective, "norm", None)
         suited.norm, suited.bounds = self.norm or norm, objective.bounds
         if self.eps is None:
             if norm is None or suited.norm is not norm:
                 why = "has no ball" if norm is None else "has one in another norm"
-                raise ValueError(
-                    f"give the oracle eps: it would be the objective's, but {type(objective).__name__} {why}"
-                )
+                raise ValueError(f"give the oracle eps: usually the objective's, but {type(objective).__name__} {why}")
             suited.eps = objective.eps
         return suited
 

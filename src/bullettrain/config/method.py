@@ -195,9 +195,7 @@ class MethodConfig:
     def _check_jsd(self) -> None:
         if not self.jsd and self.budget().uniform_steps is None:
             same = f"--set robust={self.boundary} --set outlier={self.boundary}"
-            raise ConfigError(
-                f"method.jsd is false, which is one view of every example: nothing is mined, so add {same}"
-            )
+            raise ConfigError(f"method.jsd is false, one view of every example: nothing is mined, so add {same}")
         if not self.jsd and self.selection is not None:
             raise ConfigError("method.selection is set, but without the JSD nothing is selected: --set selection=null")
 

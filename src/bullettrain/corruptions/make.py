@@ -153,9 +153,7 @@ def _missing(folder: Path, names: Sequence[str], seed: int, n: int) -> list[str]
             continue
         open_images(path, SEVERITIES * n)
         if CORRUPTIONS[name].random and seeds.get(name, seed) != seed:
-            raise DataError(
-                f"{path} was made with seed {seeds[name]}, not {seed}: delete it, or choose another folder."
-            )
+            raise DataError(f"{path} has seed {seeds[name]}, not {seed}: delete it, or choose another folder.")
     return todo
 
 

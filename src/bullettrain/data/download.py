@@ -51,16 +51,15 @@ def prepare(name: str, root: str | Path | None = None, *, progress: Progress | N
     base = find_root(root)
     incomplete = [a for a in source(name).archives if not all(check(base, f).ok for f in a.files)]
     failed: dict[Archive, str] = {}
+    again = f"run `{prepare_command(name, base)}` again"
     with writing(base, " with --data-dir or BULLETTRAIN_DATA"):
         for archive in incomplete:
             path = base / archive.path
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
                 if md5_of(path) != archive.md5:
-                    raise DataError(
-                        f"{path} is truncated or not the original file (its md5 is not {archive.md5}):"
-                        f" delete it and run `{prepare_command(name, base)}` again."
-                    )
+                    wrong = f"truncated or not the original file (its md5 is not {archive.md5})"
+                    raise DataError(f"{path} is {wrong}: delete it and {again}.")
                 _unpack(path, base, archive)
             elif failed:  # wait only once for a server that does not answer
                 failed[archive] = "not tried"
@@ -69,10 +68,8 @@ def prepare(name: str, root: str | Path | None = None, *, progress: Progress | N
     if failed:
         files = ", ".join(f"{Path(a.path).name} (from {a.urls[0]})" for a in failed)
         folder = (base / incomplete[0].path).parent  # all archives of a dataset go into one folder
-        raise DataError(
-            f"{name} could not be downloaded ({next(iter(failed.values()))}):"
-            f" put {files} into {folder} and run `{prepare_command(name, base)}` again."
-        )
+        reason = next(iter(failed.values()))
+        raise DataError(f"{name} could not be downloaded ({reason}): put {files} into {folder} and {again}.")
     return verify(name, base)
 
 

@@ -56,10 +56,8 @@ def read_folder(path: Path, *, like: Path | None = None, image_size: tuple[int, 
         if mode == "L" and image.mode not in _GREY:
             raise DataError(f"{file} is in colour but {example} is grey: make all images grey or all colour.")
         if image_size is None and (image.height, image.width) != (height, width):
-            raise DataError(
-                f"{file} is {image.height}x{image.width} but {example} is {height}x{width}:"
-                " give an image size to resize them all, e.g. --set data.image_size=32 (evaluate: --image-size 32)."
-            )
+            give = "give an image size to resize all, e.g. --set data.image_size=32 (evaluate: --image-size 32)"
+            raise DataError(f"{file} is {image.height}x{image.width} but {example} is {height}x{width}: {give}.")
         row[:] = _pixels(image, mode, height, width)
     return image_set(images.transpose(0, 3, 1, 2), np.array([label for _, label in entries]), classes)
 

@@ -84,9 +84,7 @@ def check_alike(train: ImageSet, test: ImageSet, name: str) -> None:
     """Raise DataError if training and test images differ in size or channels."""
     shapes = tuple(train.images.shape[1:]), tuple(test.images.shape[1:])
     if shapes[0] != shapes[1]:
-        raise DataError(
-            f"{name} has training images of shape {shapes[0]} but test images of {shapes[1]}: give both the same."
-        )
+        raise DataError(f"{name} has training images of {shapes[0]} but test images of {shapes[1]}: give one shape.")
 
 
 def stratified(labels: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -97,9 +97,7 @@ class RunFolder:
         if not isinstance(values, Mapping):
             raise RunError(f"{path} cannot be read: it holds no settings")
         if (number := values.get("format", 1)) not in range(1, FORMAT + 1):
-            raise RunError(
-                f"{self.path} has format {number}, and this version reads up to {FORMAT}: update bullettrain"
-            )
+            raise RunError(f"{self.path} has format {number}; this version reads up to {FORMAT}: update bullettrain")
         return translate(values)
 
     @contextlib.contextmanager
@@ -178,10 +176,8 @@ class RunFolder:
         """
         exists = (self.path / CHECKPOINT).is_file()
         if not exists and (self.path / "state.pt").is_file():
-            raise RunError(
-                f"{self.path} was trained by an older version, in another format: it can be evaluated, not resumed; "
-                f"train it anew with another --out"
-            )
+            old = f"{self.path} was trained by an older version, in another format"
+            raise RunError(f"{old}: it can be evaluated, not resumed; train it anew with another --out")
         return exists
 
     def load(self) -> Checkpoint:
