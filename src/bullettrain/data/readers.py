@@ -134,7 +134,7 @@ def read_digits() -> ImageSet:
 
 
 def check_labels(path: Path, labels: Array, classes: int | None = None, images: int | None = None) -> None:
-    """Raise DataError if there are no labels, other than ``images``, or if one is outside 0..classes-1."""
+    """Raise DataError if there are no labels, or not one for each of ``images``, or one is outside 0..classes-1."""
     if images not in (None, len(labels)):
         raise DataError(f"{path} has {len(labels)} labels for {images} images: give one label an image, or replace it.")
     if not len(labels):
