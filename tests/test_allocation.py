@@ -237,7 +237,7 @@ def test_radii_shrink_where_the_last_attack_went_far(margins, low):
 
 
 def test_allocations_refuse_what_they_cannot_do():
-    with pytest.raises(ValueError, match="give 1 or more"):
+    with pytest.raises(ValueError, match="it has to be at least 1"):
         bt.EarlyStopBudget(3, further=0)
     with pytest.raises(ValueError, match="cannot be dealt out"):
         bt.ShuffledBudget(bt.EarlyStopBudget(3), 0.1)

@@ -67,7 +67,7 @@ def test_a_shuffled_control_deals_out_what_the_budget_gives():
         (("second-step", "shuffled=true"), "cannot be dealt out beforehand"),
         (("history", "scale=1.7"), "scale needs allocation=categories: --set scale=null"),
         (("history", "robust=5"), "least is 5, more than most"),
-        (("second-step", "allocation_value=2"), r"share is 2.0; it has to lie in \[0, 1\]"),
+        (("second-step", "allocation_value=2"), r"share is 2.0; it has to be at least 0 and at most 1"),
         (("radius", "objective=augmix", "boundary=1", "robust=0"), "allocation is radius, but augmix takes none"),
         (("history", "align=0.2"), "allocation is history, but grad-align takes none: --set allocation=categories"),
         (("gaussian", "allocation_value=0"), "method.allocation_value is 0"),

@@ -237,7 +237,7 @@ def test_views_keep_shape_range_and_precision():
     [
         (lambda: ViewMaker(severity=0), "severity is 0"),
         (lambda: ViewMaker(severity=math.nan), "severity is nan"),
-        (lambda: ViewMaker(width=0), "at least one chain"),
+        (lambda: ViewMaker(width=0), "width is 0; it has to be at least 1"),
         (lambda: ViewMaker(depth=0), "-1 for 1 to 3"),
         (lambda: ViewMaker()(torch.rand(2, 9), ViewMaker().draw(2)), r"images, \(n, C, H, W\)"),
         (lambda: ViewMaker()(torch.rand(2, 3, 4, 4), ViewMaker().draw(3)), "2 images need"),

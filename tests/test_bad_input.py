@@ -67,8 +67,8 @@ def refused(train, model, x, y, message, error=(ValueError, TypeError)):
         (X, nn.functional.one_hot(Y).int(), r"look one-hot; give class indices, e.g. y\.argmax\(1\)"),
         (X, Y[:-1], r"labels have the shape \(15,\); 16 examples need \(16,\)"),
         (X, Y[:, None], r"labels have the shape \(16, 1\) and are a column; give y\[:, 0\]"),
-        (X, spoil(Y, 4), r"labels range over \[0, 4\], but the network has 4 classes"),
-        (X, spoil(Y, -1), r"labels range over \[-1, 3\]"),
+        (X, spoil(Y, 4), "labels range from 0 to 4; the network has 4 classes, 0 to 3"),
+        (X, spoil(Y, -1), "labels range from -1 to 3"),
         (X[:0], Y[:0], "the batch is empty"),
         (X[0, 0, 0], Y[:6], "give a batch"),
         (X.tolist(), Y, "have to be tensors"),
@@ -96,7 +96,10 @@ def test_bad_batches(objective, budget, x, y, message):
         (lambda z: None, r"returned NoneType; it has to return logits, a tensor \(m, K\)$"),
         (lambda z: z * float("nan"), "NaN logits at step 1"),
         (lambda z: z.exp() * float("inf"), "infinite logits at step 1"),
-        (lambda z: z.softmax(dim=1), "returned probabilities: each row adds up to 1; .* leave out its last softmax"),
+        (
+            lambda z: z.softmax(dim=1),
+            "returned probabilities: rows add up to 1; leave out its last softmax",
+        ),
         (lambda z: z.bfloat16().softmax(dim=1), "returned probabilities"),
     ],
 )
@@ -149,17 +152,17 @@ def test_nan_that_appears_in_mid_training_names_its_step():
         (lambda: bt.AugMix(views="x"), "views are 'x'; give a ViewMaker, or a function"),
         (lambda: bt.AugMix(views=ViewMaker), "views are <class"),
         (lambda: bt.AugMix(bounds=None), "give your own views"),
-        (lambda: bt.TRADES(selection="test"), "'eval', 'train' or 'last'"),
+        (lambda: bt.TRADES(selection="test"), "there are eval, train, last"),
         (lambda: bt.TRADES(bounds=(1, 1)), "low < high"),
         (lambda: bt.TRADES(norm="l3"), "linf, l2"),
         (lambda: bt.TRADES(norm=2), "no norm 2; there are linf, l2"),
         (lambda: bt.MART(norm="l2"), "give eps as well: .* in L2 0.5 is usual"),
         (lambda: bt.OracleSeparation(eps=0.1, norm=float("inf")), "no norm inf; there are linf, l2"),
-        (lambda: bt.PGDAT(attack_mode="test"), "'eval' or 'train'"),
+        (lambda: bt.PGDAT(attack_mode="test"), "attack_mode is 'test'; there are eval, train"),
         (lambda: BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), gamma=0), "gamma is 0"),
         (lambda: BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), momentum=1), "momentum is 1"),
         (lambda: BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), check_every=-1), "check_every"),
-        (lambda: BulletTrain(bt.TRADES, budget=StepBudget(2, 1)), r"TRADES\(\)"),
+        (lambda: BulletTrain(bt.TRADES, budget=StepBudget(2, 1)), "give an instance, e.g. TRADES"),
         (lambda: BulletTrain(bt.TRADES(), budget=10), "StepBudget"),
         (
             lambda: BulletTrain(bt.TRADES(), budget=StepBudget(2, 1)).load_state_dict({"model": {}}),
@@ -213,7 +216,7 @@ def test_networks_that_wait_for_other_workers_are_refused(check_every):
     refused(train, nn.SyncBatchNorm.convert_sync_batchnorm(norm_net()), X, Y, "SyncBatchNorm")
     sharded = norm_net()
     sharded[0].__class__ = type("FSDPConv2d", (FSDPModule, nn.Conv2d), {})  # what fully_shard does
-    refused(train, sharded, X, Y, "fully sharded .* DistributedDataParallel instead")
+    refused(train, sharded, X, Y, "FSDPModule, .* DistributedDataParallel")
 
 
 @pytest.mark.parametrize(
@@ -241,15 +244,13 @@ def test_a_separation_into_classes_that_are_none_is_named(wrong):
 
 
 def test_parts_that_are_none_are_named_at_once():
-    with pytest.raises(TypeError, match="the budget is <class"):
+    with pytest.raises(TypeError, match="the budget is StepBudget; give an instance"):
         BulletTrain(bt.TRADES(), budget=StepBudget)
-    with pytest.raises(TypeError, match="the budget has no uniform_steps; "):
+    with pytest.raises(TypeError, match="which has no uniform_steps; "):
         BulletTrain(bt.TRADES(), budget=type("Own", (), {"allocate": lambda *_: None})())
     with pytest.raises(TypeError, match="the score is 'svar'; give a function"):
         BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), score="svar")
-    with pytest.raises(
-        TypeError, match=r"the separation is OracleSeparation; give an instance, .*OracleSeparation\(\)"
-    ):
+    with pytest.raises(TypeError, match=r"the separation is OracleSeparation; give an instance, .*OracleSeparation"):
         BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), separation=bt.OracleSeparation)
     with pytest.raises(TypeError, match="the separation is None"):
         BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), separation=None)
@@ -333,7 +334,7 @@ def test_negative_steps_of_a_scheme_are_refused():
             return steps.double()
 
     for objective in (bt.PGDAT(), bt.AugMix(views=lambda x: (x, x))):
-        refused(BulletTrain(objective, budget=Negative()), norm_net(), X, Y, "cannot be negative")
+        refused(BulletTrain(objective, budget=Negative()), norm_net(), X, Y, "it has to be at least 0")
 
 
 def test_step_sizes_are_a_tensor_of_numbers():

@@ -224,7 +224,7 @@ def test_a_network_without_a_first_layer():
     x, y = batch()
     with pytest.raises(ValueError, match="found no convolution or linear layer"):
         pgd(Bare(), x, y, eps=EPS, steps=1, step_size=0.1, ascent=FirstLayer(2))
-    with pytest.raises(ValueError, match="n ≥ 1"):
+    with pytest.raises(ValueError, match="updates is 0; it has to be at least 1"):
         FirstLayer(0)
 
 

@@ -219,7 +219,7 @@ def test_a_replayed_loader_gives_each_batch_so_often_from_any_start(n, size, rep
 
 
 def test_a_batch_comes_at_least_once():
-    with pytest.raises(DataError, match="at least once"):
+    with pytest.raises(DataError, match="replays is 0; it has to be at least 1"):
         Loader(images(4), batch_size=2, seed=0, replays=0)
 
 

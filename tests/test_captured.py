@@ -138,7 +138,7 @@ def test_groups_are_attacked_at_once_and_updated_one_by_one(request, gpu):
     with pytest.raises(ValueError, match="more mini-batches were given at once than attack_group=1"):
         Captured(makers()["trades"](), start, on_message=print).steps(batches)
     endless = itertools.cycle(batches)
-    with pytest.raises(ValueError, match=r"give so many at a time, e.g. list\(itertools.islice\(batches, 2\)\)"):
+    with pytest.raises(ValueError, match=r"give e.g. list\(itertools.islice\(batches, 2\)\)"):
         Captured(makers()["trades"](), start, attack_group=2, on_message=print).steps(endless)
     one_by_one = Captured(makers()["trades"](), start, attack_group=2, on_message=lambda text: None).steps(
         iter(batches[:2])
@@ -583,5 +583,5 @@ def test_what_a_plain_step_refuses_is_refused_here_too():
     x, y = torch.rand(6, 3, 8, 8), torch.arange(6) % 4
     with pytest.raises(ValueError, match="probabilities"):
         Captured(train, nn.Sequential(net, nn.Softmax(dim=1)), capture=False).step(x, y)
-    with pytest.raises(ValueError, match=r"labels range over \[1, 4\]"):
+    with pytest.raises(ValueError, match="labels range from 1 to 4"):
         Captured(train, net, capture=False).step(x, y + 1)

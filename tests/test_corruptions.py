@@ -151,7 +151,7 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="no corruption 'rain'; there are gaussian_noise"):
         corrupt(images, "rain", 1)
     for severity in (0, 6, 1.5):
-        with pytest.raises(ValueError, match="severity is"):
+        with pytest.raises((ValueError, TypeError), match="severity is"):
             corrupt(images, "fog", severity)
     for wrong in (images.float(), images.permute(0, 3, 1, 2), images[0]):
         with pytest.raises(ValueError, match=r"give uint8 \(n, 32, 32, 3\)"):
@@ -271,9 +271,7 @@ def test_frost_is_a_piece_of_an_overlay_in_rgb(real_data):
 def test_lacking_overlays_are_named(tmp_path):
     from PIL import Image
 
-    with pytest.raises(
-        DataError, match=r"its overlays are not in .*put frost1\.png, .* and frost5\.jpg there"
-    ) as found:
+    with pytest.raises(DataError, match=r"its overlays are not in .*put frost1\.png, .*, frost5\.jpg there") as found:
         read_overlays(tmp_path)
     assert "imagecorruptions" in str(found.value)
     for name in FILES[:-1]:

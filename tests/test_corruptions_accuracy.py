@@ -181,7 +181,7 @@ def test_wrong_files_are_named(tmp_path):
 
 def test_wrong_labels_are_named(tmp_path):
     folder = write(tmp_path, ["fog"])
-    refused(folder, r"labels\.npy has the label 3, outside 0 to 2", classes=3)
+    refused(folder, r"labels\.npy has the label 3: number the classes from 0 to 2", classes=3)
     for labels, match in (
         (np.arange(100.0), "holds float64"),
         (np.zeros((100, 1), int), r"shape \(100, 1\)"),

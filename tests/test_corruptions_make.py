@@ -99,7 +99,7 @@ def test_what_is_broken_off_leaves_nothing_and_goes_on(tmp_path, monkeypatch):
 def test_another_seed_other_images_and_foreign_files_are_refused(tmp_path):
     data = small_set()
     make(data, tmp_path, ["fog", "contrast"])
-    with pytest.raises(DataError, match=r"fog\.npy was made with seed 0, not 1: delete it"):
+    with pytest.raises(DataError, match=r"fog\.npy has seed 0, not 1: delete it"):
         make(data, tmp_path, ["fog"], seed=1)
     assert make(data, tmp_path, ["contrast"], seed=1) == ()  # chance has no part in it
     other = ImageSet(data.images, (data.labels + 1) % 10, data.classes)

@@ -71,7 +71,7 @@ def test_draws_cover_every_offset_and_both_sides():
 
 
 def test_a_negative_crop_is_refused():
-    with pytest.raises(DataError, match="crop=-1"):
+    with pytest.raises(DataError, match="crop is -1"):
         Augment(crop=-1)
 
 
@@ -221,7 +221,7 @@ def test_a_share_of_the_images_are_views_and_the_others_are_themselves():
         assert 0.2 < float((~left).float().mean()) < 0.4
         chosen += left.split(200)
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(chosen, 2)), "drawn for each batch anew"
-    with pytest.raises(DataError, match=r"view_share=1\.5"):
+    with pytest.raises(DataError, match=r"view_share is 1\.5"):
         Loader(images(4), batch_size=2, seed=0, views=ViewMaker(), view_share=1.5)
 
 
@@ -261,8 +261,8 @@ def test_an_empty_set_has_no_batches():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"rank": 2, "world": 2}, "rank=2 of world=2"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"rank": 2, "world": 2}, "rank is 2; it has to be at least 0 and below 2"),
         ({"batch_size": 30, "drop_last": True}, "20 images make no full batch of 30"),
     ],
 )
@@ -274,7 +274,7 @@ def test_wrong_settings_are_refused(options, match):
 def test_a_start_after_the_epoch_is_refused_at_once():
     loader = Loader(images(20), batch_size=4, seed=0)
     assert list(loader.epoch(0, start=5)) == []
-    with pytest.raises(DataError, match="start=6"):
+    with pytest.raises(DataError, match="start is 6"):
         loader.epoch(0, start=6)
 
 

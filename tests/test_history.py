@@ -330,10 +330,10 @@ def test_settings_that_change_later_are_refused_as_well(budget):
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        (None, r"index is missing; give the dataset indices of the batch, \(20,\) int64"),
+        (None, r"index is missing; give \(20,\) int64, the dataset indices of the batch"),
         (torch.arange(19), r"index is int64 of shape \(19,\)"),
         (torch.arange(20.0), r"index is float32"),
-        (torch.arange(20) + 1, "index goes from 1 to 20, but there are examples 0 to 19"),
+        (torch.arange(20) + 1, "index goes from 1 to 20; there are examples 0 to 19"),
     ],
 )
 def test_examples_that_are_not_there_are_refused(index, message):
@@ -361,7 +361,7 @@ def test_examples_that_are_not_there_are_refused(index, message):
             ),
             "the separation looks at what logits are now",
         ),
-        (lambda: bt.TRADES(selection="latest"), "'eval', 'train' or 'last'"),
+        (lambda: bt.TRADES(selection="latest"), "there are eval, train, last"),
     ],
 )
 def test_what_does_not_go_together_is_refused(build, message):

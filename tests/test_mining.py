@@ -160,7 +160,7 @@ def test_robust_fraction_averages_views_and_resumes():
     ("gamma", "momentum"), [(0.0, 0.9), (1.1, 0.9), (-1, 0.9), (math.nan, 0.9), (0.8, 1.0), (0.8, -0.1)]
 )
 def test_robust_fraction_refuses(gamma, momentum):
-    with pytest.raises(ValueError, match="it has to lie in"):
+    with pytest.raises(ValueError, match="it has to be"):
         bt.RobustFraction(gamma, momentum)
 
 

@@ -126,7 +126,7 @@ class Leaky(Linf):
 @pytest.mark.parametrize("objective", [bt.PGDAT, bt.TRADES, bt.MART])
 def test_a_perturbation_outside_its_ball_is_an_error_on_checked_steps(objective, both):
     inside, pixels, _, y = both
-    with pytest.raises(RuntimeError, match=r"moved an example by [\d.]+ times eps, out of its ball"):
+    with pytest.raises(RuntimeError, match=r"an attack went [\d.]+ times eps, out of its ball"):
         train_on(objective(eps=0.05, norm=Leaky()), inside, pixels, y)
 
 

@@ -67,7 +67,7 @@ def test_a_network_whose_module_is_gone_or_has_moved(tmp_path, mine):
     [
         ("my_networks:number", "returned int; it has to return a torch.nn.Module"),
         ("my_networks:other", "has no function 'other'; it has make, number, sized"),
-        ("my_networks:sized", "is called without arguments, but: missing a required argument: 'num_classes'"),
+        ("my_networks:sized", r"my_networks:sized takes \(num_classes.*\); it is called with \(\)"),
         ("no_such_module:make", "there is no module 'no_such_module'"),
         ("a b:c", "is no network; give package.module:function or timm:NAME"),
     ],

@@ -480,7 +480,7 @@ def test_a_finished_run_becomes_lines_of_the_table(paper_scale, monkeypatch):
 def test_a_table_of_other_rows_is_refused(paper_scale, old, new):
     paper_scale.write_text(paper_scale.read_text().replace(old, new))
     with pytest.raises(
-        RunError, match=r"no row 'nothing' at scale paper; there are bt-nr2|columns have to be scale,row"
+        RunError, match=r"at scale paper there is no row 'nothing'; there are bt-nr2|columns have to be scale,row"
     ):
         read_csv(paper_scale, PAPER, STUDIES[LARGE].rows(PAPER))
 

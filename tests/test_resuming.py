@@ -454,7 +454,7 @@ def test_a_run_of_another_format_is_not_resumed(tmp_path):
             runs.train(folder.config(), folder.path, CPU, resume=resume)
     text = (tmp_path / "old" / "config.yaml").read_text()
     (tmp_path / "old" / "config.yaml").write_text(f"format: 3\n{text}")
-    with pytest.raises(RunError, match="has format 3, and this version reads up to 2: update bullettrain"):
+    with pytest.raises(RunError, match="has format 3; this version reads up to 2: update bullettrain"):
         folder.config()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from bullettrain.history import Past
 from bullettrain.mining import Category, signed_gradient_norm
 from bullettrain.precision import accumulation_dtype
-from bullettrain.validation import MendableError, check_count, check_fraction, check_positive
+from bullettrain.validation import MendableError, check_limits, check_number, limits
 
 DEFAULT_SCALE = 2.25
 """Step size of boundary examples as a multiple of ε/N_B."""
@@ -72,28 +72,22 @@ class StepBudget:
     as at any other ε.
     """
 
-    boundary: int
-    robust: int
-    outlier: int = 0
+    boundary: int = field(metadata=limits(least=0))
+    robust: int = field(metadata=limits(least=0))
+    outlier: int = field(default=0, metadata=limits(least=0))
     _: KW_ONLY
     ordered: bool = True
-    step_size: float | None = None
-    scale: float | None = None
+    step_size: float | None = field(default=None, metadata=limits(above=0))
+    scale: float | None = field(default=None, metadata=limits(above=0))
 
     def __post_init__(self) -> None:
-        for name in ("boundary", "robust", "outlier"):
-            check_count(getattr(self, name), name)
+        check_limits(self)
         if self.ordered and not self.boundary >= self.robust >= self.outlier:
-            raise MendableError(
-                f"boundary={self.boundary}, robust={self.robust}, outlier={self.outlier} are out of order; the "
-                "method wants boundary ≥ robust ≥ outlier. For a study, say",
-                ordered=False,
-            )
+            steps = f"boundary={self.boundary}, robust={self.robust}, outlier={self.outlier}"
+            wanted = "the method wants boundary ≥ robust ≥ outlier"
+            raise MendableError(f"{steps} are out of order; {wanted}. For a study, say", ordered=False)
         if self.step_size is not None and self.scale is not None:
             raise ValueError("step_size and scale are both given; give one of them")
-        for name in ("step_size", "scale"):
-            if getattr(self, name) is not None:
-                check_positive(getattr(self, name), name)
 
     @classmethod
     def uniform(cls, steps: int, *, step_size: float | None = None, scale: float | None = None) -> StepBudget:
@@ -146,10 +140,13 @@ class StepBudget:
 class _Graded:
     """Base of allocations with any number of steps for each example, of size 1.7·ε over their number."""
 
-    most: int
+    most: int = field(metadata=limits(least=0))
 
     def __post_init__(self) -> None:
-        check_count(self.most, "most")
+        check_limits(self)
+        for name in ("least", "outlier"):
+            if getattr(self, name, 0) > self.most:
+                raise ValueError(f"{name} is {getattr(self, name)}, more than most={self.most}")
 
     @property
     def uniform_steps(self) -> int | None:
@@ -159,6 +156,12 @@ class _Graded:
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
         """Return 1.7·ε over the number of steps."""
         return 1.7 * eps / steps.clamp_min(1).to(accumulation_dtype(steps.device))
+
+    def _known(self, past: Past | None) -> Past:
+        if past is not None:
+            return past
+        name = type(self).__name__
+        raise ValueError(f"{name} needs to know the examples; give BulletTrain examples=, and steps index=")
 
 
 @dataclass(frozen=True)
@@ -175,16 +178,9 @@ class GaussianBudget(_Graded):
         outlier: N_O.
     """
 
-    width: float = 0.5
-    least: int = 1
-    outlier: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self.width, "width")
-        for name in ("least", "outlier"):
-            if check_count(getattr(self, name), name) > self.most:
-                raise ValueError(f"{name} is {getattr(self, name)}, more than most={self.most}")
+    width: float = field(default=0.5, metadata=limits(above=0))
+    least: int = field(default=1, metadata=limits(least=0))
+    outlier: int = field(default=0, metadata=limits(least=0))
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
         """Return round(most · exp(−(score / (width · largest))² / 2)), at least ``least``."""
@@ -206,18 +202,12 @@ class HistoryBudget(_Graded):
         least: steps at a last margin of 1.
     """
 
-    least: int = 1
+    least: int = field(default=1, metadata=limits(least=0))
     selects = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if check_count(self.least, "least") > self.most:
-            raise ValueError(f"least is {self.least}, more than most={self.most}")
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
         """Return steps that are linear in the last margin, rounded up."""
-        if past is None:
-            raise ValueError("HistoryBudget needs to know the examples; give BulletTrain examples=, and steps index=")
+        past = self._known(past)
         spread = (self.most - self.least) * (1 - past.margin.clamp(0, 1))
         steps = (self.least + spread - 1e-6).ceil().long().clamp(self.least, self.most)
         return torch.where(past.visits > 0, steps, self.most)
@@ -248,12 +238,7 @@ class EarlyStopBudget(_Shortened):
         further: τ ≥ 1, steps from the first misclassified point on.
     """
 
-    further: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if check_count(self.further, "further") == 0:
-            raise ValueError("further is 0; the step in which a success is seen is taken already, so give 1 or more")
+    further: int = field(default=1, metadata=limits(least=1))
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
         """Return the step sizes of a uniform budget."""
@@ -277,12 +262,8 @@ class SecondStepBudget(_Shortened):
         share: share of the examples that are chosen.
     """
 
-    most: int = 2
-    share: float = 0.25
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fraction(self.share, "share")
+    most: int = field(default=2, metadata=limits(least=0))
+    share: float = field(default=0.25, metadata=limits(least=0, most=1))
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
         """Return 1.25·ε for all."""
@@ -306,13 +287,8 @@ class RadiusBudget(_Graded):
         low: radius at a last margin of −1, relative to ``eps``.
     """
 
-    eps: float = 0.031
-    low: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self.eps, "eps")
-        check_fraction(self.low, "low", low_open=True)
+    eps: float = field(default=0.031, metadata=limits(above=0))
+    low: float = field(default=0.5, metadata=limits(above=0, most=1))
 
     @property
     def uniform_steps(self) -> int:
@@ -321,8 +297,7 @@ class RadiusBudget(_Graded):
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Allocated:
         """Return radii, and step sizes with them, that are linear in the last margin below 0."""
-        if past is None:
-            raise ValueError("RadiusBudget needs to know the examples; give BulletTrain examples=, and steps index=")
+        past = self._known(past)
         part = 1 + (1 - self.low) * past.margin.clamp(-1, 0)
         part = torch.where(past.visits > 0, part, 1.0)
         size = StepBudget.uniform(self.most).boundary_step(self.eps)
@@ -342,7 +317,7 @@ class ShuffledBudget:
     def __init__(self, budget: Allocation, eps: float) -> None:
         if hasattr(budget, "revise"):
             raise ValueError("the budget revises steps during the attack, which cannot be dealt out beforehand")
-        self.budget, self.eps = budget, check_positive(eps, "eps")
+        self.budget, self.eps = budget, check_number(eps, "eps", above=0)
 
     @property
     def uniform_steps(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bullettrain.run_folder import WEIGHTS, RunError, RunFolder, preferred, weights_in
-from bullettrain.validation import instead
+from bullettrain.validation import check_known
 
 SAFETENSORS, SAVED = "safetensors", "a file of torch.save"
 GIVE = "a run's folder or one of its .safetensors files"
@@ -53,8 +53,7 @@ def choose_weights(path: Path, weights: str | None) -> str:
         check_run(path)
     evaluated = {str(r.get("weights")) for r in RunFolder(path).records() if r.get("kind") == "evaluation"}
     chosen = weights or preferred({*available, *evaluated})  # also if the file has been deleted
-    if chosen not in WEIGHTS:
-        raise RunError(f"there are no weights {chosen!r}{instead(chosen, WEIGHTS)}")
+    check_known(chosen, WEIGHTS, "there are no weights", error=RunError)
     if chosen not in available:
         hint = f"; 'bullettrain train {path} --resume' writes them again" if chosen in evaluated else ""
         raise RunError(f"{path} has no {chosen!r} weights; it has {', '.join(available) or 'none yet'}{hint}")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from bullettrain.brief import first_line
 
 SAME = (
     ("float32", "fp32", "f32", "single"),
@@ -29,12 +34,28 @@ class UserError(ValueError):
     """A mistake of the user. The message is one line that says what to change; the command exits with status 2."""
 
 
+@contextmanager
+def raised_as(kind: type[Exception], message: str | Callable[[Any], str], *errors: type[Exception]) -> Iterator[None]:
+    """Raise expected errors of the block as errors of another kind, without the traceback of the first.
+
+    Args:
+        kind: error to raise.
+        message: its message, in which "{error}" stands for the first line of the first error; or a function of that
+            error, for a message that takes work.
+        *errors: expected errors.
+    """
+    try:
+        yield
+    except errors as error:
+        text = message if isinstance(message, str) else message(error)
+        raise kind(text.replace("{error}", first_line(error))) from None
+
+
 def user_path(text: str | Path) -> Path:
     """Return the path with ``~`` and ``~user`` expanded."""
-    try:
+    unknown = f"{text}: there is no user called {str(text).partition(os.sep)[0][1:]!r} here"
+    with raised_as(UserError, unknown, RuntimeError):
         return Path(text).expanduser()
-    except RuntimeError:
-        raise UserError(f"{text}: there is no user called {Path(text).parts[0][1:]!r} here") from None
 
 
 def read_settings_text(path: Path) -> str:

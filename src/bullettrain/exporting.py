@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 import bullettrain
-from bullettrain.brief import first_line
 from bullettrain.config import Config
 from bullettrain.config.method import MethodConfig
 from bullettrain.config.recipes import RECIPES
 from bullettrain.config.settings import as_setting
-from bullettrain.errors import UserError
+from bullettrain.errors import UserError, raised_as
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.specs import radius, threat_in_words
 from bullettrain.extras import extra
@@ -69,10 +68,8 @@ def _program(model: LoadedModel, form: str) -> bytes:
     }
     example = torch.zeros(2, shape.channels, shape.image_size, shape.image_size)
     network = model.network.cpu().eval().requires_grad_(False)
-    try:
+    with raised_as(ExportError, "torch.export cannot trace this network: {error}", Exception):  # of many types
         program = torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    except Exception as error:  # torch.export raises errors of many types
-        raise ExportError(f"torch.export cannot trace this network: {first_line(error)}") from None
     if form == "torch-export":
         torch.export.save(program, file := io.BytesIO(), extra_files=facts)
         return file.getvalue()

@@ -11,7 +11,7 @@ from torch.utils.data import Sampler
 
 from bullettrain.mining import Category, Separation
 from bullettrain.precision import at_least_float32
-from bullettrain.validation import check_count, check_fraction, described
+from bullettrain.validation import check_count, check_number, described
 
 
 class Past(NamedTuple):
@@ -192,7 +192,8 @@ class LeaveOut:
         multiple: int = 1,
         seed: int = 0,
     ) -> None:
-        self.share, self.until = check_fraction(share, "share", high_open=True), check_fraction(until, "until")
+        self.share = check_number(share, "share", least=0, below=1)
+        self.until = check_number(until, "until", least=0, most=1)
         self.epochs, self.multiple = check_count(epochs, "epochs"), max(1, check_count(multiple, "multiple"))
         if by not in get_args(LeftOutBy):
             raise ValueError(f"by is {by!r}; it has to be 'margin' or 'chance'")

@@ -21,12 +21,12 @@ from bullettrain.brief import first_line
 from bullettrain.checkpoint_paths import SAFETENSORS, check_kind, choose_weights, rather
 from bullettrain.config.sections import Config, DataConfig
 from bullettrain.config.settings import ConfigError, limits_of, number
-from bullettrain.errors import user_path
+from bullettrain.errors import raised_as, user_path
 from bullettrain.models import Normalize, build
 from bullettrain.models.external import build_external, is_external
 from bullettrain.run_folder import Metadata, NetworkMetadata, RunError, RunFolder, read_weights
 from bullettrain.run_folder.weights import hash_tensors
-from bullettrain.validation import check_logits_shape
+from bullettrain.validation import check_logits_shape, check_number
 
 FORMS = (
     "a run's folder, a checkpoint (.safetensors), a state_dict (.pt) with --network, "
@@ -176,10 +176,8 @@ def load_model(
     about = Metadata()
     if source.file is None:
         _unused(f"{model} is a network, not weights for one", network=network)
-        try:
+        with raised_as(RunError, "{error}", ValueError):
             made = build_external(str(model), pretrained=True, mean=mean, std=std)
-        except ValueError as error:
-            raise RunError(str(error)) from None
     else:
         tensors, about = read_state(source.file)
         if about.network is not None:
@@ -223,9 +221,7 @@ def with_shape(model: LoadedModel) -> LoadedModel:
     """
     shape = model.about.network
     assert shape is not None
-    low, high = limits_of(DataConfig, "image_size")
-    if not low <= shape.image_size <= high:
-        raise ConfigError(f"--image-size is {shape.image_size}; it has to be at least {low} and at most {high}")
+    check_number(shape.image_size, "--image-size", error=ConfigError, **limits_of(DataConfig, "image_size"))
     black = torch.zeros(2, shape.channels, shape.image_size, shape.image_size)
     classes = try_network(model.network, black, "such images (--channels and --image-size change that)").shape[1]
     names = model.about.classes or tuple(map(str, range(classes)))
@@ -251,10 +247,8 @@ def try_network(network: nn.Module, x: Tensor, what: str) -> Tensor:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         size = "×".join(str(side) for side in x.shape[1:])
         raise ConfigError(f"the network does not take {what}, {size}: {first_line(error)}") from None
-    try:
+    with raised_as(ConfigError, "{error}", ValueError, TypeError):
         check_logits_shape(logits, len(x))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from None
     return logits
 
 
@@ -269,13 +263,14 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], Metadata]:
     """
     if check_kind(path, FORMS) == SAFETENSORS:
         return read_weights(path)
-    try:
-        with path.open("rb") as opened:  # given a path, torch looks at its suffix
-            content = torch.load(opened, map_location="cpu", weights_only=True)
-    except Exception as error:  # an unpickler can raise anything
-        # Torch's message advises to load the file unsafely.
-        why = "it holds more than tensors" if "weights_only" in str(error) else f"it is damaged, {first_line(error)}"
-        raise RunError(f"{path} cannot be read as weights: {why}; save its state_dict() with torch.save") from None
+
+    def unread(error: Exception) -> str:  # torch's message advises to load the file unsafely
+        why = "it holds more than tensors" if "weights_only" in str(error) else "it is damaged, {error}"
+        return f"{path} cannot be read as weights: {why}; save its state_dict() with torch.save"
+
+    # An unpickler can raise anything; given a path, torch looks at its suffix.
+    with raised_as(RunError, unread, Exception), path.open("rb") as opened:
+        content = torch.load(opened, map_location="cpu", weights_only=True)
     for key in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -302,33 +297,30 @@ def permitted(name: str, source: Path, *, network: str | None = None, trust: boo
     if network is not None:
         return network
     if is_external(name) and not trust:
-        raise RunError(
-            f"{source} names the function {name!r}, which is not part of bullettrain and was not imported; to import "
-            f"and call it, add {shlex.join(['--network', name])} or --trust (in Python: network=… or trust=True)"
-        )
+        wrong = f"{source} names the function {name!r}, which is not part of bullettrain and was not imported"
+        allow = f"{shlex.join(['--network', name])} or --trust (in Python: network=… or trust=True)"
+        raise RunError(f"{wrong}; to import and call it, add {allow}")
     return name
 
 
 def fill(network: nn.Module, tensors: Mapping[str, Tensor], file: Path, name: str) -> None:
     """Load the tensors of ``file`` into the network ``name``. Raises RunError if they do not fit."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # loading into meta tensors is a no-op, which is meant
-            network.load_state_dict(tensors)
-    except RuntimeError as error:
+
+    def misfit(error: RuntimeError) -> str:
         wrong = textwrap.shorten(str(error).partition(":")[2], 300, placeholder=" …")
-        raise RunError(f"{file} does not fit {name}: {wrong}") from None
+        return f"{file} does not fit {name}: {wrong}"
+
+    with raised_as(RunError, misfit, RuntimeError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # loading into meta tensors is a no-op, which is meant
+        network.load_state_dict(tensors)
 
 
 def _filled(shape: NetworkMetadata, tensors: dict[str, Tensor], file: Path) -> nn.Module:
     """Build a network and load the weights of ``file``, with or without those of its normalisation."""
     # First on the meta device: sizes that the file claims but its tensors do not have would take memory.
     for device in ["cpu"] if is_external(shape.name) else ["meta", "cpu"]:
-        try:
-            with torch.device(device):
-                made = build(**asdict(shape))
-        except ValueError as error:
-            raise RunError(f"{file} cannot be loaded: {error}") from None
+        with raised_as(RunError, f"{file} cannot be loaded: {{error}}", ValueError), torch.device(device):
+            made = build(**asdict(shape))
         target = made
         if isinstance(made, nn.Sequential) and isinstance(made[0], Normalize):
             target = made if tensors.keys() == made.state_dict().keys() else made[1]

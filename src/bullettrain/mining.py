@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bullettrain.precision import accumulation_dtype, at_least_float32
-from bullettrain.validation import check_fraction
+from bullettrain.validation import check_number
 
 if TYPE_CHECKING:
     from bullettrain.objectives import Objective
@@ -150,8 +150,8 @@ class RobustFraction:
     """
 
     def __init__(self, gamma: float = 0.8, momentum: float = 0.9) -> None:
-        self.gamma = check_fraction(gamma, "gamma", low_open=True)
-        self.momentum = check_fraction(momentum, "momentum", high_open=True)
+        self.gamma = check_number(gamma, "gamma", above=0, most=1)
+        self.momentum = check_number(momentum, "momentum", least=0, below=1)
         self._value = torch.zeros((), dtype=torch.float64)
 
     @property
@@ -200,9 +200,9 @@ class RobustFraction:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Load the result of :meth:`state_dict`, including γ and p."""
-        gamma = check_fraction(state["gamma"], "gamma", low_open=True)
-        momentum = check_fraction(state["momentum"], "momentum", high_open=True)
-        value = check_fraction(state["value"], "value")
+        gamma = check_number(state["gamma"], "gamma", above=0, most=1)
+        momentum = check_number(state["momentum"], "momentum", least=0, below=1)
+        value = check_number(state["value"], "value", least=0, most=1)
         self.gamma, self.momentum = gamma, momentum
         self._value.fill_(value)  # in place: captured graphs read it
 

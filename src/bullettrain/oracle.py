@@ -12,7 +12,7 @@ from bullettrain.attacks.norms import AUTO, Bounds, Limit, check_eps, find_norm
 from bullettrain.brief import brief, one_line
 from bullettrain.mining import Category, Separation, is_correct
 from bullettrain.objectives import Objective
-from bullettrain.validation import check_bounds, check_count, check_positive
+from bullettrain.validation import check_bounds, check_count, check_number
 
 
 class OracleSeparation:
@@ -41,9 +41,8 @@ class OracleSeparation:
     ) -> None:
         self.norm = None if norm is None else find_norm(norm)
         self.eps = None if eps is None else check_eps(eps, self.norm or find_norm("linf"))
-        self.steps = check_count(steps, "steps")
-        check_positive(steps, "steps")
-        self.step_size = None if step_size is None else check_positive(step_size, "step_size")
+        self.steps = check_count(steps, "steps", least=1)
+        self.step_size = None if step_size is None else check_number(step_size, "step_size", above=0)
         self.bounds, self.generator = None if bounds is None else check_bounds(bounds), generator
         self.passes_per_example = 2 * steps + 1
 
@@ -53,18 +52,13 @@ class OracleSeparation:
         """Return a copy with the objective's ball and bounds where none were given."""
         if self.bounds is not None and not _same(self.bounds, objective.bounds):
             given, valid = (brief(bounds) for bounds in (self.bounds, objective.bounds))
-            raise ValueError(
-                f"the oracle's bounds are {given}, but the objective's are {valid}; leave the oracle's out, or give "
-                "both the same"
-            )
+            raise ValueError(f"the oracle's bounds are {given}, but the objective's are {valid}; give the oracle none")
         suited, norm = copy.copy(self), getattr(objective, "norm", None)
         suited.norm, suited.bounds = self.norm or norm, objective.bounds
         if self.eps is None:
             if norm is None or suited.norm is not norm:
                 why = "has no ball" if norm is None else "has one in another norm"
-                raise ValueError(
-                    f"give the oracle eps: it would be the objective's, but {type(objective).__name__} {why}"
-                )
+                raise ValueError(f"give the oracle eps: usually the objective's, but {type(objective).__name__} {why}")
             suited.eps = objective.eps
         return suited
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bullettrain.config.settings import ConfigError
+from bullettrain.errors import raised_as
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,12 @@ def find_place(device: str | None) -> Place:
     """
     world = _process_number("WORLD_SIZE", "1")
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    unknown = f"there is no device {name!r}; write cpu, cuda or cuda:1"
+    with raised_as(ConfigError, unknown, RuntimeError, NotImplementedError, AssertionError):
         chosen = torch.device(name)
         if chosen.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device cuda was asked for, but this machine has no CUDA device; use --device cpu")
         float(torch.ones(1, device=chosen))
-    except (RuntimeError, NotImplementedError, AssertionError):
-        raise ConfigError(f"there is no device {name!r}; write cpu, cuda or cuda:1") from None
     if chosen.type == "cuda" and chosen.index is not None:
         torch.cuda.set_device(chosen)  # graphs are captured on the current device
     if world == 1:

@@ -21,6 +21,7 @@ from bullettrain.engine.attack import run_attack
 from bullettrain.engine.distributed import JointBatches, find_group
 from bullettrain.engine.forwards import Forwards
 from bullettrain.engine.phases import EAGER, Assignment, Batch, Learned, Phases, Runner, join, rows_of, slices
+from bullettrain.errors import raised_as
 from bullettrain.history import History
 from bullettrain.mining import (
     Category,
@@ -240,11 +241,10 @@ class BulletTrain:
     def read_steps(self, logits: Tensor | None, y: Tensor, assigned: Assignment) -> list[int]:
         """Return the steps of each example on the host; synchronises with the device unless the budget is uniform."""
         if self.checking and logits is not None:
-            validation.check_logits(logits.detach(), self.steps_taken + 1)
-            validation.check_labels(y, logits.shape[1])
+            validation.check_logits(logits.detach(), y, self.steps_taken + 1)
             validation.check_unnormalised(logits.detach())
         if self.checking and assigned.svar is not None:
-            validation.check_selection(assigned.svar, assigned.category, list(Category))
+            validation.check_selection(assigned.svar, assigned.category, len(Category))
             if logits is not None and self.separation is separate:
                 validation.check_score_sign(assigned.svar, logits, y)
         same = self.budget.uniform_steps
@@ -335,8 +335,7 @@ class BulletTrain:
 
         def check(module: nn.Module, args: tuple[Any, ...], logits: Tensor) -> None:
             validation.check_logits_shape(logits, len(args[0]))
-            validation.check_labels(y, logits.shape[1])
-            validation.check_logits(logits, self.steps_taken + 1)
+            validation.check_logits(logits, y, self.steps_taken + 1)
             validation.check_unnormalised(logits)
 
         # Not compiled: it synchronises with the device, which would break the graph of net.compile().
@@ -392,11 +391,9 @@ class BulletTrain:
                 lost = f"the state holds a generator of the {name}, which has none here: noise differs"
                 warnings.warn(lost, stacklevel=3)
                 continue
-            try:
+            moved = f"the {name}'s generator is on {own[name].device}, that of the state was elsewhere"
+            with raised_as(ValueError, moved, RuntimeError):  # that of a GPU has another size
                 own[name].set_state(kept.cpu())
-            except RuntimeError:  # that of a GPU has another size
-                where = own[name].device
-                raise ValueError(f"the {name}'s generator is on {where}, that of the state was elsewhere") from None
 
     def _generators(self) -> dict[str, torch.Generator]:
         """Return the generators of the parts, by part."""

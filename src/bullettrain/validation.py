@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import numbers
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bullettrain.errors import guesses
+from bullettrain.errors import guesses, raised_as
 
+T = TypeVar("T")
 ROUNDING = 1e-4
 """Tolerance at the bounds of the input range, for the rounding of interpolation and half precision."""
+
+
+LIMITS = {
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+"""The limits of a number: their words, and their comparisons, of which NaN satisfies none."""
+
+
+PARTS = {
+    "objective": (("corrupt", "loss"), "an instance, e.g. TRADES()"),
+    "budget": (("allocate", "uniform_steps", "step_sizes"), "StepBudget(boundary, robust) or another Allocation"),
+}
+"""What the parts of a training step have, and which to give instead of something else."""
+WAITING = {
+    "SyncBatchNorm": "BatchNorm",
+    "FSDPModule": "DistributedDataParallel",
+    "FullyShardedDataParallel": "DistributedDataParallel",
+}
+"""Layers that wait for forwards of other processes, and what to use instead."""
 
 
 class DivergedError(ValueError):
@@ -47,32 +72,64 @@ def instead(name: str, names: Iterable[str], listed: str = "") -> str:
     return f"; {there}; did you mean {near}?" if near else f"; {there}"
 
 
-def check_fraction(value: float, name: str, *, low_open: bool = False, high_open: bool = False) -> float:
-    """Return ``value`` as a float in [0, 1]; ``low_open`` and ``high_open`` exclude 0 and 1."""
-    _check_number(value, name)
-    low, high = "(" if low_open else "[", ")" if high_open else "]"
-    above, below = value > 0 if low_open else value >= 0, value < 1 if high_open else value <= 1
-    if not (above and below):  # NaN is neither
-        raise ValueError(f"{name} is {value}; it has to lie in {low}0, 1{high}")
-    return float(value)
+def check_known(
+    value: T, names: Iterable[Any], said: str, *, error: type[ValueError] = ValueError, listed: str = ""
+) -> T:
+    """Return ``value``, one of ``names``.
+
+    Args:
+        value: what was given.
+        names: known names, in lower case.
+        said: start of the error message: "there is no norm".
+        error: raised for another value.
+        listed: where the known names are listed, if there are too many for the message.
+    """
+    if value in (names := list(names)):
+        return value
+    raise error(f"{said} {value!r}{instead(str(value), names, listed)}")
 
 
-def check_positive(value: float, name: str) -> float:
-    """Return ``value`` as a finite float above 0."""
-    _check_number(value, name)
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} is {value}; it has to be a number above 0")
-    return float(value)
+def check_number(
+    value: Any, name: str, *, whole: bool = False, error: type[ValueError] = ValueError, **limits: float
+) -> float:
+    """Return ``value``, a finite number within ``limits``.
+
+    Args:
+        value: what was given.
+        name: its name for the message.
+        whole: whether it has to be an integer. A float is refused, even 3.0.
+        error: raised for a number outside the limits.
+        **limits: any of ``least``, ``above``, ``most`` and ``below``.
+
+    Raises:
+        TypeError: the value is no number, or not whole.
+    """
+    if isinstance(value, bool) or not (hasattr(value, "__index__") if whole else isinstance(value, numbers.Real)):
+        raise TypeError(f"{name} is {shown(value)}; it has to be a {'whole number (an int)' if whole else 'number'}")
+    number = value.__index__() if whole else value
+    if not -math.inf < number < math.inf or not all(LIMITS[key][1](number, limit) for key, limit in limits.items()):
+        words = " and ".join(f"{LIMITS[key][0]} {limit:g}" for key, limit in limits.items())
+        raise error(f"{name} is {value}; it has to be {words or 'finite'}")
+    return number if whole else float(number)
 
 
-def check_count(value: int, name: str) -> int:
-    """Return ``value`` as a non-negative int. A float is refused, even 3.0."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is {shown(value)}; it has to be a whole number (an int)")
-    value = value.__index__()
-    if value < 0:
-        raise ValueError(f"{name} is {value}; it cannot be negative")
-    return value
+def check_count(value: int, name: str, least: int = 0, **limits: Any) -> int:
+    """Return ``value`` as an int of at least ``least``."""
+    return int(check_number(value, name, whole=True, least=least, **limits))
+
+
+def limits(**limits: float) -> dict[str, Any]:
+    """Return the metadata of a dataclass field for `check_limits`: a number, or a tuple of numbers, in ``limits``."""
+    return {"limits": limits}
+
+
+def check_limits(values: Any, prefix: str = "", error: type[ValueError] = ValueError) -> None:
+    """Check the fields of a dataclass that have `limits`. None and booleans are left alone where the type has them."""
+    for field in dataclasses.fields(values):
+        value, kind, declared = getattr(values, field.name), str(field.type), field.metadata.get("limits")
+        if declared and not (value is None and "None" in kind) and not (isinstance(value, bool) and "bool" in kind):
+            for part in value if isinstance(value, tuple) else (value,):
+                check_number(part, prefix + field.name, whole="int" in kind, error=error, **declared)
 
 
 def check_returned(value: Any, what: str, shape: tuple[int, ...], kind: Literal["floating-point", "integer"]) -> Tensor:
@@ -94,20 +151,23 @@ def check_returned(value: Any, what: str, shape: tuple[int, ...], kind: Literal[
     raise TypeError(f"{what} returned {described(value)}; it has to return: {wanted}")
 
 
+def check_integers(values: Tensor, count: int, what: str, known: str) -> None:
+    """Check that integers lie in [0, count); ``what`` and ``known`` name both; synchronises with the device."""
+    low, high = (int(v) for v in torch.aminmax(values))
+    if low < 0 or high >= count:
+        raise ValueError(f"{what} from {low} to {high}; {known} 0 to {count - 1}")
+
+
 def check_index(index: Tensor | None, y: Tensor, examples: int, *, look: bool) -> Tensor:
     """Check the dataset indices (m,) of a batch; ``look``: also their range, which synchronises with the device."""
     if not torch.is_tensor(index) or index.dtype != torch.int64 or index.shape != y.shape:
+        wanted = f"({len(y)},) int64, the dataset indices of the batch"
         given = "missing" if index is None else described(index)
-        raise ValueError(
-            f"the history of {examples} examples is used, and index is {given}; give the dataset indices of the batch, "
-            f"({len(y)},) int64"
-        )
+        raise ValueError(f"the history of {examples} examples is used, and index is {given}; give {wanted}")
     if index.device != y.device:
         raise ValueError(f"index is on {index.device}, but the labels are on {y.device}")
     if look and len(index):
-        low, high = (int(v) for v in torch.aminmax(index))
-        if low < 0 or high >= examples:
-            raise ValueError(f"index goes from {low} to {high}, but there are examples 0 to {examples - 1}")
+        check_integers(index, examples, "index goes", "there are examples")
     return index
 
 
@@ -117,42 +177,34 @@ def check_no_nan(score: Tensor) -> None:
         raise ValueError("the score returned NaN, which says nothing about an example; look at the score")
 
 
-def check_selection(svar: Tensor, category: Tensor, known: Sequence[int]) -> None:
-    """Check scores for NaN and categories for values that are not ``known``; synchronises with the device."""
+def check_selection(svar: Tensor, category: Tensor, categories: int) -> None:
+    """Check scores for NaN and categories for unknown values; synchronises with the device."""
     check_no_nan(svar)
-    low, high = (int(v) for v in torch.aminmax(category))
-    if low < min(known) or high > max(known):
-        raise ValueError(
-            f"the separation returned categories from {low} to {high}; there are {min(known)} to {max(known)}"
-        )
+    check_integers(category, categories, "the separation returned categories", "there are")
 
 
 def check_score_sign(score: Tensor, logits: Tensor, y: Tensor) -> None:
     """Check that a score is negative for misclassified examples; synchronises with the device."""
     wrong = logits.argmax(dim=1) != y
     if bool(wrong.any()) and not bool((torch.signbit(score) & wrong).any()):
-        raise ValueError(
-            f"the score is negative for none of {int(wrong.sum())} misclassified examples, so that there would be no "
-            "outliers; it has to be negative where the prediction is wrong"
-        )
+        none = f"the score is negative for none of {int(wrong.sum())} misclassified examples"
+        raise ValueError(f"{none}, so that there would be no outliers; it has to be, where the prediction is wrong")
 
 
 def check_parts(objective: Any, budget: Any, score: object, separation: object) -> None:
     """Check that the parts of a training step have the methods and signatures that the step calls."""
-    if isinstance(objective, type) or not hasattr(objective, "corrupt"):
-        name = getattr(objective, "__name__", type(objective).__name__)
-        raise TypeError(f"the objective is {name}; give an instance, e.g. TRADES()")
-    if not hasattr(objective, "selection"):
+    parts = {"objective": objective, "budget": budget, "score": score, "separation": separation}
+    for name, part in parts.items():
+        if isinstance(part, type):
+            raise TypeError(f"the {name} is {part.__name__}; give an instance, e.g. {part.__name__}(…)")
+    if hasattr(objective, "corrupt") and not hasattr(objective, "selection"):
         raise TypeError(f"{type(objective).__name__} was not set up; call super().__init__() in its __init__")
-    if isinstance(budget, type) or not hasattr(budget, "allocate"):
-        raise TypeError(f"the budget is {shown(budget)}; give StepBudget(boundary, robust) or StepBudget.uniform(n)")
-    if missing := [name for name in ("uniform_steps", "step_sizes") if not hasattr(budget, name)]:
-        raise TypeError(f"the budget has no {missing[0]}; bullettrain.allocation.Allocation says what one has")
-    for name, function in (("score", score), ("separation", separation)):
-        if isinstance(function, type):
-            raise TypeError(f"the {name} is {function.__name__}; give an instance, e.g. {function.__name__}()")
-        if not (callable(function) or hasattr(function, "bind")):
-            raise TypeError(f"the {name} is {shown(function)}; give a function")
+    for name, (attributes, give) in PARTS.items():
+        if missing := [attribute for attribute in attributes if not hasattr(parts[name], attribute)]:
+            raise TypeError(f"the {name} is {shown(parts[name])}, which has no {missing[0]}; give {give}")
+    for name in ("score", "separation"):
+        if not (callable(parts[name]) or hasattr(parts[name], "bind")):
+            raise TypeError(f"the {name} is {shown(parts[name])}; give a function")
     called: dict[str, tuple[Any, ...]] = {
         "score": (score, "logits", "labels"),
         "separation": (separation, "score", "robust_fraction"),
@@ -162,19 +214,15 @@ def check_parts(objective: Any, budget: Any, score: object, separation: object) 
     }
     for name, (function, *arguments) in called.items():
         if callable(function):  # a separation that sees the network is not called itself
-            _check_takes(function, name, arguments)
+            check_takes(function, name, arguments)
 
 
-def _check_takes(function: Callable[..., Any], name: str, arguments: Sequence[str]) -> None:
+def check_takes(function: Callable[..., Any], name: str, arguments: Sequence[str]) -> None:
     """Check that a function can be called with these positional arguments."""
-    try:
+    with suppress(ValueError):  # a built-in function that does not say
         own = inspect.signature(function)
-    except ValueError:  # a built-in function that does not say
-        return
-    try:
-        own.bind(*arguments)
-    except TypeError:
-        raise TypeError(f"the {name} takes {own}; it is called with ({', '.join(arguments)})") from None
+        with raised_as(TypeError, f"the {name} takes {own}; it is called with ({', '.join(arguments)})", TypeError):
+            own.bind(*arguments)
 
 
 def check_last(objective: Any, budget: Any, separation: object, examples: int) -> None:
@@ -200,18 +248,12 @@ def check_module(model: object) -> None:
 def check_network(model: nn.Module) -> None:
     """Refuse layers that synchronise in their forward: workers forward different numbers of attacked examples.
 
-    Sharding is recognised by the names of types, because importing them takes a second.
+    They are recognised by the names of types, because importing those of sharding takes a second.
     """
-    for module in model.modules():
-        if isinstance(module, nn.SyncBatchNorm):
-            raise ValueError(
-                "the network has SyncBatchNorm, which waits for forwards that other workers do not make; use BatchNorm"
-            )
-        if any(kind.__name__ in ("FSDPModule", "FullyShardedDataParallel") for kind in type(module).__mro__):
-            raise ValueError(
-                "the network is fully sharded (FSDP), and gathers its weights in forwards that other workers do not "
-                "make; wrap it in DistributedDataParallel instead"
-            )
+    for kind in (kind.__name__ for module in model.modules() for kind in type(module).__mro__):
+        if kind in WAITING:
+            why = "which waits for forwards that other workers do not make"
+            raise ValueError(f"the network has {kind}, {why}; use {WAITING[kind]}")
 
 
 def check_batch(x: Tensor, y: Tensor) -> None:
@@ -221,10 +263,8 @@ def check_batch(x: Tensor, y: Tensor) -> None:
     if not x.is_floating_point():
         raise TypeError(f"x is {_dtype(x)}; give floating-point images, e.g. x.float() / 255 for uint8")
     if y.is_floating_point():
-        raise TypeError(
-            f"labels are {described(y)}; soft labels (mixup, label smoothing) are not supported; "
-            "give class indices as int64"
-        )
+        wrong = f"labels are {described(y)}; soft labels (mixup, label smoothing) are not supported"
+        raise TypeError(f"{wrong}; give class indices as int64")
     if y.ndim == 2 and y.dtype != torch.bool:  # of one column argmax would make 0 everywhere
         mend = "look one-hot; give class indices, e.g. y.argmax(1)" if y.shape[1] > 1 else "are a column; give y[:, 0]"
         raise ValueError(f"labels have the shape {tuple(y.shape)} and {mend}")
@@ -240,6 +280,13 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         raise ValueError(f"x is on {x.device} and the labels are on {y.device}; move them to one device")
 
 
+def check_start(start: Tensor, x: Tensor) -> Tensor:
+    """Return the starting points of an attack on ``x`` (m, …), detached."""
+    if start.shape != x.shape:
+        raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
+    return start.detach()
+
+
 def check_range(x: Tensor, bounds: tuple[float | Tensor, float | Tensor], name: str = "x") -> None:
     """Check that ``x`` (m, …), in pixels, lies within ``bounds``, feature by feature; synchronises with the device."""
     low, high = x.detach().amin(dim=0), x.detach().amax(dim=0)
@@ -247,11 +294,9 @@ def check_range(x: Tensor, bounds: tuple[float | Tensor, float | Tensor], name: 
         raise ValueError(f"{name} has NaN or infinite values; look at the input pipeline")
     if bool((low < bounds[0] - ROUNDING).any() | (high > bounds[1] + ROUNDING).any()):
         valid = ", ".join(f"{v:g}" if isinstance(v, float) else described(v) for v in map(_number, bounds))
-        raise ValueError(
-            f"{name} ranges over [{float(low.min()):.4g}, {float(high.max()):.4g}] in pixels, outside [{valid}]; scale "
-            "the images and normalise inside the network, or give the objective bounds=(low, high), for normalised "
-            "images norm=bullettrain.Normalized(mean, std) with the mean and std that were used"
-        )
+        wrong = f"{name} ranges over [{float(low.min()):.4g}, {float(high.max()):.4g}] in pixels, outside [{valid}]"
+        give = "bounds=(low, high), or for normalised images norm=bullettrain.Normalized(mean, std)"
+        raise ValueError(f"{wrong}; scale the images and normalise inside the network, or give the objective {give}")
 
 
 def _number(value: float | Tensor) -> float | Tensor:
@@ -265,10 +310,8 @@ def check_logits_shape(logits: object, m: int) -> None:
         wrap = f"; wrap it in a module whose forward returns {part}" if (part := _logits_in(logits)) else ""
         raise TypeError(f"the network returned {type(logits).__name__}; it has to return logits, a tensor (m, K){wrap}")
     if logits.ndim != 2 or logits.shape[0] != m or logits.shape[1] < 2:
-        raise ValueError(
-            f"the network returned the shape {tuple(logits.shape)} for {m} examples; it has to return "
-            f"logits ({m}, K) with K ≥ 2 classes"
-        )
+        wrong = f"the network returned the shape {tuple(logits.shape)} for {m} examples"
+        raise ValueError(f"{wrong}; it has to return logits ({m}, K) with K ≥ 2 classes")
     if not logits.is_floating_point():
         raise TypeError(f"the network returned {_dtype(logits)}; logits are floating-point")
 
@@ -282,34 +325,19 @@ def _logits_in(output: object) -> str | None:
     return "model(x)[0]" if isinstance(output, (tuple, list)) and output else None
 
 
-def check_logits(logits: Tensor, step: int) -> None:
-    """Check logits for NaN and infinity; synchronises with the device."""
-    if torch.isfinite(logits).all():
-        return
-    kind = "NaN" if torch.isnan(logits).any() else "infinite"
-    raise DivergedError(
-        f"the network returned {kind} logits at step {step}; "
-        "lower the learning rate, clip gradients, or look at the weights"
-    )
+def check_logits(logits: Tensor, y: Tensor, step: int) -> None:
+    """Check logits for NaN and infinity, and that they have the classes of labels y; synchronises with the device."""
+    if not torch.isfinite(logits).all():
+        wrong = f"the network returned {'NaN' if torch.isnan(logits).any() else 'infinite'} logits at step {step}"
+        raise DivergedError(f"{wrong}; lower the learning rate, clip gradients, or look at the weights")
+    check_integers(y, logits.shape[-1], "labels range", f"the network has {logits.shape[-1]} classes,")
 
 
 def check_unnormalised(logits: Tensor) -> None:
     """Check that logits are no probabilities; synchronises with the device."""
     tolerance = 1e-4 if logits.element_size() > 2 else 1e-2
     if len(logits) > 1 and bool((logits >= 0).all() & ((logits.sum(dim=1) - 1).abs() < tolerance).all()):
-        raise ValueError(
-            "the network returned probabilities: each row adds up to 1; losses and attacks take logits, "
-            "so leave out its last softmax"
-        )
-
-
-def check_labels(y: Tensor, classes: int) -> None:
-    """Check that labels lie in [0, classes); synchronises with the device."""
-    low, high = (int(v) for v in torch.aminmax(y))
-    if low < 0 or high >= classes:
-        raise ValueError(
-            f"labels range over [{low}, {high}], but the network has {classes} classes, 0 to {classes - 1}"
-        )
+        raise ValueError("the network returned probabilities: rows add up to 1; leave out its last softmax")
 
 
 def check_bounds(bounds: object) -> Any:
@@ -340,11 +368,6 @@ def buffers_restored_on_error(model: nn.Module) -> Iterator[None]:
             # .data: as batch norm's own updates, this is no change that a graph made before has to mind.
             buffer.data.copy_(value)
         raise
-
-
-def _check_number(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {shown(value)}; it has to be a number")
 
 
 def described(value: object) -> str:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bullettrain.validation import check_known
+
 AttackLoss = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 """``loss(logits (n, K), labels (n,), target (n, K) or None) -> (n,)``, which the attack maximises.
 
@@ -39,10 +41,7 @@ LOSSES: dict[str, AttackLoss] = {"ce": ce, "kl": kl, "margin": margin}
 
 def loss_named(name: str) -> AttackLoss:
     """Return the loss with this name."""
-    try:
-        return LOSSES[name]
-    except KeyError:
-        raise ValueError(f"there is no attack loss {name!r}; there are {', '.join(LOSSES)}") from None
+    return LOSSES[check_known(name, LOSSES, "there is no attack loss")]
 
 
 def gradient_at_logits(loss: AttackLoss, logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.brief import brief
-from bullettrain.validation import check_bounds, check_positive, check_range
+from bullettrain.validation import check_bounds, check_known, check_number, check_range
 
 Limit = float | Tensor
 """A number, or a tensor that broadcasts to one example: (C, 1, 1) for images, (D,) for tabular data."""
@@ -110,9 +110,7 @@ def find_norm(norm: str | Norm) -> Norm:
     """Return the norm with this name, case-insensitive; a norm is returned as it is."""
     if isinstance(norm, Norm):
         return norm
-    if not isinstance(norm, str) or norm.lower() not in NORMS:
-        raise ValueError(f"there is no norm {norm!r}; there are {', '.join(NORMS)}")
-    return NORMS[norm.lower()]
+    return NORMS[check_known(norm.lower() if isinstance(norm, str) else norm, NORMS, "there is no norm")]
 
 
 class Normalized(Norm):
@@ -185,9 +183,7 @@ class Normalized(Norm):
         key = x.device, x.dtype, x.ndim
         if key not in self._ready:
             if x.ndim < 2 or x.shape[1] != len(self.mean):
-                raise ValueError(
-                    f"x has the shape {tuple(x.shape)}; the norm has mean and std of {len(self.mean)} channels"
-                )
+                raise ValueError(f"x has the shape {tuple(x.shape)}; the norm is of {len(self.mean)} channels")
             shape = (-1, *(1,) * (x.ndim - 2))
             self._ready[key] = self.mean.to(x).view(shape), self.std.to(x).view(shape)
         return self._ready[key]
@@ -255,16 +251,14 @@ class Ball:
         radius = ball.eps if eps is None else eps
         far = float(self.norm.distance(x_prime - x, radius).max()) if self.projects else 0.0
         if not far <= 1 + slack:
-            raise RuntimeError(
-                f"the attack moved an example by {far:.4g} times eps, out of its ball; look at the norm's project()"
-            )
+            raise RuntimeError(f"an attack went {far:.4g} times eps, out of its ball; look at the norm's project()")
         check_range(self.norm.pixels_of(x_prime), getattr(self.norm, "pixels", ball.bounds), "x'")
 
 
 def check_eps(eps: Limit, norm: Norm) -> Limit:
     """Return a radius above 0; tensors are allowed in L∞."""
     if not isinstance(eps, Tensor):
-        return check_positive(eps, "eps")
+        return check_number(eps, "eps", above=0)
     inner = norm.norm if isinstance(norm, Normalized) else norm
     if not isinstance(inner, Linf):
         raise ValueError("eps is a tensor, which is for L∞; give a number")
@@ -282,10 +276,9 @@ def find_bounds(norm: Norm, bounds: Bounds | Literal["auto"] | None) -> Bounds:
         return own
     low, high = check_bounds(bounds)
     if isinstance(low, Tensor) or isinstance(high, Tensor) or not all(map(_close, (low, high), own)):
-        raise ValueError(
-            f"bounds are {'None' if bounds is None else brief((low, high))}, but the norm's pixels are in "
-            f"{brief(norm.pixels)}, which makes them {brief(own)}; leave bounds out, and give Normalized(…, pixels=…)"
-        )
+        given = "None" if bounds is None else brief((low, high))
+        wrong = f"bounds are {given}, but the norm's pixels are in {brief(norm.pixels)}, which makes them {brief(own)}"
+        raise ValueError(f"{wrong}; leave bounds out, and give Normalized(…, pixels=…)")
     return own
 
 

@@ -17,7 +17,15 @@ from bullettrain.attacks.norms import AUTO, Ball, Bounds, Limit, Norm, per_examp
 from bullettrain.attacks.schedule import ragged
 from bullettrain.attacks.state import Mode, bare, frozen, underflows
 from bullettrain.precision import at_least_float32
-from bullettrain.validation import check_batch, check_count, check_logits_shape, check_module, check_positive
+from bullettrain.validation import (
+    check_batch,
+    check_count,
+    check_known,
+    check_logits_shape,
+    check_module,
+    check_number,
+    check_start,
+)
 
 RandomStart = Literal["uniform", "normal", "clipped", "bernoulli", "zero"]
 """Starting point of an attack: uniform in the ball; x + 0.001·N(0,1); uniform, clipped to valid pixels; a random corner
@@ -79,7 +87,7 @@ def pgd(
     check_module(model)
     check_batch(x, y)
     if not torch.is_tensor(step_size):
-        check_positive(step_size, "step_size")
+        check_number(step_size, "step_size", above=0)
     ball = dataclasses.replace(Ball.of(norm, eps, bounds), projects=project).on(x)
     if check:
         ball.check_inputs(x)
@@ -91,13 +99,12 @@ def pgd(
     if start is None:
         kind = random_start or "zero"
         start = starting_point(kind, x, random_noise(kind, ball, x, generator=generator), ball)
-    elif start.shape != x.shape:
-        raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
+    start = check_start(start, x)
     number = steps.expand(len(x)) if torch.is_tensor(steps) else torch.full((len(x),), counts[0], device=x.device)
     number = number.to(x.device, non_blocking=True)
     sizes = step_size if torch.is_tensor(step_size) else torch.full((), step_size, dtype=x.dtype, device=x.device)
     attack = AttackState(
-        x_prime=torch.where(per_example(number > 0, x, torch.bool), start.detach(), x),
+        x_prime=torch.where(per_example(number > 0, x, torch.bool), start, x),
         clean=x,
         labels=y,
         target=None if target is None else target.detach(),
@@ -247,10 +254,9 @@ def random_noise(
         return radius * ball.eps * ball.norm.direction(signs)
     if kind == "normal":
         return 0.001 * torch.empty_like(x).normal_(generator=generator)
-    if kind == "zero":
-        return torch.zeros_like(x)
-    kinds = ", ".join(map(repr, get_args(RandomStart)))
-    raise ValueError(f"there is no random start {kind!r}; there are {kinds} and None")
+    kinds = get_args(RandomStart)
+    check_known(kind, kinds, "there is no random start", listed=f"there are {', '.join(kinds)} and None")
+    return torch.zeros_like(x)
 
 
 def starting_point(kind: RandomStart, x: Tensor, noise: Tensor, ball: Ball) -> Tensor:
@@ -276,4 +282,4 @@ class Attack:
     ascent: AscentStep = WHOLE_NETWORK
 
     def __post_init__(self) -> None:
-        check_positive(self.radius, "radius")
+        check_number(self.radius, "radius", above=0)

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from bullettrain.validation import buffers_restored_on_error
+from bullettrain.validation import buffers_restored_on_error, check_known
 
 Mode = Literal["eval", "train"]
-
-
-def check_mode(mode: Mode, name: str) -> Mode:
-    """Return ``mode`` if it is "eval" or "train"."""
-    if mode not in ("eval", "train"):
-        raise ValueError(f"{name} is {mode!r}; a network is in 'eval' or 'train' mode")
-    return mode
 
 
 @contextmanager
@@ -28,7 +21,7 @@ def frozen(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
     On exit, also by an exception, the mode of each module, ``requires_grad`` of each parameter and all buffers are
     restored. Without gradients for weights autocast also does not cache casts that have none.
     """
-    check_mode(mode, "mode")
+    check_known(mode, get_args(Mode), "mode is")
     training = [(module, module.training) for module in model.modules()]
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # In training mode batch norms update copies of their statistics.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from bullettrain.augmix.operations import ALL, FEW, MOST, Operation, maps_of, operate, tones_of
 from bullettrain.precision import accumulation_dtype, at_least_float32
+from bullettrain.validation import check_limits, limits
 
 SMALL = 17 * 23
 """Minimum pixels of an image for the kernel: the smallest image that it was tested with on a GPU."""
@@ -26,16 +27,13 @@ class ViewMaker:
         all_ops: whether to use colour, contrast, brightness and sharpness, which resemble test corruptions.
     """
 
-    severity: float = 3.0
-    width: int = 3
+    severity: float = field(default=3.0, metadata=limits(least=0.1, most=MOST))
+    width: int = field(default=3, metadata=limits(least=1))
     depth: int = -1
     all_ops: bool = False
 
     def __post_init__(self) -> None:
-        if not 0.1 <= self.severity <= MOST:
-            raise ValueError(f"severity is {self.severity}; it has to lie in [0.1, {MOST:g}]")
-        if self.width < 1:
-            raise ValueError(f"width is {self.width}; a view has at least one chain")
+        check_limits(self)
         if self.depth < 1 and self.depth != -1:
             raise ValueError(f"depth is {self.depth}; give the operations per chain, or -1 for 1 to 3 at random")
 

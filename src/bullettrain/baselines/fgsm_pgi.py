@@ -15,7 +15,7 @@ from bullettrain.objectives import PGDAT
 from bullettrain.objectives.base import mean_over
 from bullettrain.precision import at_least_float32
 from bullettrain.step import BulletTrain
-from bullettrain.validation import check_fraction
+from bullettrain.validation import check_number
 
 RESET_EPOCHS = 40
 """Epochs after which perturbations are drawn anew, in the authors' code."""
@@ -68,7 +68,7 @@ class FGSMPGI(PGDAT):
         )
         if self.norm is not NORMS["linf"]:
             raise ValueError("FGSM-PGI keeps perturbations of L∞; give norm='linf'")
-        self.attack_loss = SmoothedCE(check_fraction(smoothing, "smoothing", high_open=True))
+        self.attack_loss = SmoothedCE(check_number(smoothing, "smoothing", least=0, below=1))
 
     def loss(
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None

@@ -43,9 +43,7 @@ class Free(PGDAT):
     ) -> None:
         super().__init__(eps=eps, norm=norm, bounds=bounds, attack=Attack(start="zero"))
         if isinstance(self.norm, Normalized) or isinstance(self.eps, Tensor):
-            raise ValueError(
-                "Free carries perturbations from image to image; give a number for eps and norm 'linf' or 'l2'"
-            )
+            raise ValueError("Free carries perturbations over; give a number for eps, and norm 'linf' or 'l2'")
         self.delta: Tensor | None = None
         """(M, …) for the largest batch so far; row i belongs to example i of every batch."""
 

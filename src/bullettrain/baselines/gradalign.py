@@ -18,7 +18,7 @@ from bullettrain.objectives import PGDAT
 from bullettrain.objectives.base import Selection
 from bullettrain.precision import at_least_float32
 from bullettrain.step import BulletTrain
-from bullettrain.validation import check_positive
+from bullettrain.validation import check_number, check_start
 
 
 class GradAlign(PGDAT):
@@ -48,7 +48,7 @@ class GradAlign(PGDAT):
         selection: Selection | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.weight = check_positive(weight, "weight")
+        self.weight = check_number(weight, "weight", above=0)
         self._first = _FirstGradient()
         super().__init__(
             eps=eps,
@@ -73,9 +73,7 @@ class GradAlign(PGDAT):
         """Return λ·(1 − cos), averaged over the examples whose two gradients are not 0."""
         at_x, self._first.gradient = self._first.gradient, None
         assert at_x is not None
-        if start is not None and start.shape != x.shape:
-            raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
-        at = (self.initial_perturbation(x) if start is None else start).detach().requires_grad_()
+        at = check_start(self.initial_perturbation(x) if start is None else start, x).requires_grad_()
         # DistributedDataParallel has seen the first forward, and synchronises the gradients of this one.
         value = F.cross_entropy(at_least_float32(forward(uncompiled(model), at)), y, reduction="sum")
         (near_x,) = torch.autograd.grad(value * 1024 if underflows(x.device) else value, at, create_graph=True)

@@ -33,9 +33,7 @@ class FirstLayer:
     """
 
     def __init__(self, updates: int, layer: str | None = None) -> None:
-        if check_count(updates, "updates") == 0:
-            raise ValueError("updates is 0; YOPO-m-n wants n ≥ 1 moves after each pass")
-        self.updates, self.layer = updates, layer
+        self.updates, self.layer = check_count(updates, "updates", least=1), layer
         self.share: float | None = None
         """The first layer's share of the operations of a forward pass; known after the first step."""
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from bullettrain import corruptions
 from bullettrain import data as datasets
 from bullettrain.cli.commands import DataCorrupt, DataList, DataPrepare, DataVerify
-from bullettrain.cli.options import check_known
 from bullettrain.config.settings import ConfigError
 from bullettrain.corruptions.files import image_file
 from bullettrain.formatting import plural
 from bullettrain.processes import find_place
 from bullettrain.progress import progress_bar
 from bullettrain.terminal import say_rows, terminal
+from bullettrain.validation import check_known
 
 CORRUPTIBLE = ("cifar10", "cifar100")  # the parameters of the corruptions are for these
 
@@ -58,10 +58,10 @@ def verify(options: DataVerify) -> None:
 def corrupt(options: DataCorrupt) -> None:
     """Run `bullettrain data corrupt`."""
     out, dataset = options.out, options.dataset
-    check_known("--dataset is", dataset, CORRUPTIBLE)
+    check_known(dataset, CORRUPTIBLE, "--dataset is", error=ConfigError)
     only = [name.strip() for text in options.only or () for name in text.split(",") if name.strip()]
     for name in only:
-        check_known("there is no corruption", name, corruptions.CORRUPTIONS)
+        check_known(name, corruptions.CORRUPTIONS, "there is no corruption", error=ConfigError)
     names = [name for name in corruptions.CORRUPTIONS if name in only or not only]
     place = find_place(options.device).device
     if place.type not in ("cpu", "cuda"):

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.text import Text
 
 from bullettrain.cli.commands import Evaluate
-from bullettrain.cli.options import check_known, load, one_process
+from bullettrain.cli.options import load, one_process
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError, number
 from bullettrain.data import load as load_data
-from bullettrain.errors import read_settings_text
+from bullettrain.errors import raised_as, read_settings_text
 from bullettrain.evaluation import evaluate as evaluation
 from bullettrain.evaluation.progress import EvaluationProgress, interval, share
 from bullettrain.evaluation.results import FILE, Entry, Result, Store
@@ -32,6 +32,7 @@ from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_wor
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.schema import conform
 from bullettrain.terminal import duration, say, say_interrupted, show_table, terminal
+from bullettrain.validation import check_known
 
 STYLES = {"attack": "", "part": "dim", "worst": "bold"}
 COLUMNS = ("attack", "threat", "accuracy", "95 %", "paper", "time")
@@ -48,7 +49,7 @@ def evaluate(options: Evaluate) -> None:
     attacks = parse_attacks(options.attack or ["pgd20"], defaults)
     if (options.corruptions or options.mce_baseline) and "corruptions" not in {attack.name for attack in attacks}:
         raise ConfigError("--corruptions and --mce-baseline go with --attack corruptions")
-    check_known("--precision is", options.precision, ("float32", "tf32", "bf16", "both"))
+    check_known(options.precision, ("float32", "tf32", "bf16", "both"), "--precision is", error=ConfigError)
     precisions = ["float32", "bf16"] if options.precision == "both" else [options.precision]
     device = one_process(options.device)
     plan = evaluation.Plan(
@@ -93,17 +94,16 @@ def evaluate(options: Evaluate) -> None:
             say_interrupted(console, shlex.join(["bullettrain", *words]), how, stop.signal)
     show(console, entry, asked, config, curves=options.curves)
     console.print(f"written  {folder / FILE}", soft_wrap=True)
-    try:
+    # E.g. a damaged run; the results are saved.
+    with raised_as(RunError, f"report.html could not be written to {folder}: {{error}}", OSError, ValueError):
         for page in write_reports(folder):
             console.print(f"report   {page}", soft_wrap=True)
-    except (OSError, ValueError) as error:  # e.g. a damaged run; the results are saved
-        raise RunError(f"report.html could not be written to {folder}: {error}") from None
 
 
 def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defaults:
     """Return norm and eps for attacks that do not set them: from the options, else the run, else the paper."""
     own = threat_of(config) if config else Defaults()
-    check_known("--norm is", norm or own.norm, ("linf", "l2"))
+    check_known(norm or own.norm, ("linf", "l2"), "--norm is", error=ConfigError)
     chosen = Defaults(cast(NormName, norm or own.norm))
     if eps is not None:
         chosen = Defaults(chosen.norm, check_eps(number(eps), chosen.norm, "--"))
@@ -111,11 +111,9 @@ def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defau
 
 
 def _baseline(path: Path | None) -> dict[str, list[float]] | None:
-    try:
+    unread = f"--mce-baseline {path} cannot be read ({{error}}); give JSON of the form {{corruption: [accuracy, …]}}"
+    with raised_as(ConfigError, unread, OSError, ValueError, RecursionError):
         return conform(json.loads(read_settings_text(path)), dict[str, list[float]]) if path else None
-    except (OSError, ValueError, RecursionError) as error:
-        form = "give JSON of the form {corruption: [accuracy, …]}"
-        raise ConfigError(f"--mce-baseline {path} cannot be read ({error}); {form}") from None
 
 
 def _folder_name(model: str) -> str:

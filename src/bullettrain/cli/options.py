@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,10 @@ import torch
 
 from bullettrain.cli.commands import Model
 from bullettrain.config.settings import ConfigError
+from bullettrain.errors import raised_as
 from bullettrain.loading import LoadedModel, load_model
 from bullettrain.processes import find_place
 from bullettrain.run_folder import try_folder
-from bullettrain.validation import instead
-
-
-def check_known(message: str, value: str, names: Iterable[str]) -> None:
-    """Raise ConfigError with ``message``, and a suggestion, if ``value`` is not one of ``names``."""
-    names = list(names)
-    if value not in names:
-        raise ConfigError(f"{message} {value!r}{instead(value, names)}")
 
 
 def check_apart(**options: object) -> None:
@@ -32,11 +24,12 @@ def check_apart(**options: object) -> None:
 
 def check_out(folder: Path) -> None:
     """Create the folder for results. Raises ConfigError if it cannot be written."""
-    try:
+
+    def unwritable(error: OSError) -> str:
+        return f"--out cannot be written ({error.filename or folder}: {error.strerror}); choose another --out"
+
+    with raised_as(ConfigError, unwritable, OSError):
         try_folder(folder)
-    except OSError as error:
-        path = error.filename or folder
-        raise ConfigError(f"--out cannot be written ({path}: {error.strerror}); choose another --out") from None
 
 
 def one_process(device: str | None) -> torch.device:

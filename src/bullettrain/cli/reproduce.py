@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bullettrain.cli.commands import Reproduce
-from bullettrain.cli.options import check_apart, check_known, check_out, one_process
+from bullettrain.cli.options import check_apart, check_out, one_process
 from bullettrain.config.settings import ConfigError
 from bullettrain.data.base import elsewhere, root
 from bullettrain.evaluation import autoattack
@@ -32,6 +32,7 @@ from bullettrain.reproduction.studies import LARGE, RANKS, STUDIES, Study
 from bullettrain.reproduction.tasks import DONE, ON_RECORD, RECORDS, RUNS, Task, attack_name, merged
 from bullettrain.run_folder import RunFolder, environment
 from bullettrain.terminal import duration, logged, say, say_interrupted, say_rows, show_table, terminal
+from bullettrain.validation import check_known
 
 CORRUPTIONS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
 """Folders of the corrupted test sets, beside the datasets."""
@@ -57,11 +58,11 @@ def reproduce(options: Reproduce) -> None:
         show_list(console)
         return
     for name in names:
-        check_known("there is nothing to reproduce called", name, STUDIES)
+        check_known(name, STUDIES, "there is nothing to reproduce called", error=ConfigError)
     studies, scale = [STUDIES[name] for name in dict.fromkeys(names)], options.scale or "smoke"
-    check_known("--scale is", scale, SCALES)
+    check_known(scale, SCALES, "--scale is", error=ConfigError)
     if options.precision is not None:
-        check_known("--precision is", options.precision, typing.get_args(Precision))
+        check_known(options.precision, typing.get_args(Precision), "--precision is", error=ConfigError)
     check_apart(**{mode: getattr(options, mode) for mode in ("train_only", "tables", "timing", "dry_run")})
     patterns = [part for text in options.rows or [] for part in text.split(",") if part]
     if options.rows and not patterns:

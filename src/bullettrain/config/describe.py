@@ -55,6 +55,6 @@ def page() -> str:
 def _limits(field: dataclasses.Field[Any]) -> str:
     if "limits" not in field.metadata:
         return ""
-    low, high = field.metadata["limits"]
+    low, high = field.metadata["limits"].values()
     least = "above 0" if 0 < low < 1e-9 else f"at least {low:g}"
     return f" {least}" + (f", at most {high:g}" if high <= 1e6 else "")

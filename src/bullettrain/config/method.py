@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import bullettrain as bt
 from bullettrain.allocation import Allocation, ShuffledBudget, StepBudget
@@ -44,8 +44,8 @@ class MethodConfig:
     """Training objective, with its loss and attack."""
     eps: float = 0.031
     """Radius of the perturbations to train against, for pixels in [0, 1]; a fraction such as 8/255 is allowed."""
-    norm: str = "linf"
-    """Norm of the perturbations: linf or l2."""
+    norm: Literal["linf", "l2"] = "linf"
+    """Norm of the perturbations."""
     beta: float | None = None
     """Weight of the robust term of the loss; null for the default of the objective."""
     label_smoothing: float = limited(0.0, 0, 0.99)
@@ -124,7 +124,7 @@ class MethodConfig:
     @property
     def threat(self) -> Threat | None:
         """The threat model, or None for AugMix, which has no attack."""
-        return None if self.objective == "augmix" else Threat(cast(Literal["linf", "l2"], self.norm), self.eps)
+        return None if self.objective == "augmix" else Threat(self.norm, self.eps)
 
     def budget(self) -> StepBudget:
         """Return the steps of each category."""
@@ -206,9 +206,7 @@ class MethodConfig:
     def _check_jsd(self) -> None:
         if not self.jsd and self.budget().uniform_steps is None:
             same = f"--set robust={self.boundary} --set outlier={self.boundary}"
-            raise ConfigError(
-                f"method.jsd is false, which is one view of every example: nothing is mined, so add {same}"
-            )
+            raise ConfigError(f"method.jsd is false, one view of every example: nothing is mined, so add {same}")
         if not self.jsd and self.selection is not None:
             raise ConfigError("method.selection is set, but without the JSD nothing is selected: --set selection=null")
 

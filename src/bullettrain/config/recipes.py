@@ -17,7 +17,7 @@ from bullettrain.config.sections import (
     TrainingConfig,
 )
 from bullettrain.config.settings import ConfigError
-from bullettrain.validation import instead
+from bullettrain.validation import check_known
 
 CIFAR10, CIFAR100 = (DataConfig(name, crop=4, flip=True) for name in ("cifar10", "cifar100"))
 ON_GPU = TrainingConfig(precision="auto", channels_last=True)
@@ -198,10 +198,8 @@ RECIPES: dict[str, Callable[[], Config]] = {function.__name__.replace("_", "-"):
 
 def recipe(name: str) -> Config:
     """Return the config of the recipe ``name``."""
-    if name not in RECIPES:
-        raise ConfigError(
-            f"there is no recipe {name!r}{instead(name, RECIPES, '`bullettrain train --list` shows all')}"
-        )
+    listed = "`bullettrain train --list` shows all"
+    check_known(name, RECIPES, "there is no recipe", error=ConfigError, listed=listed)
     return replace(RECIPES[name](), recipe=name)
 
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bullettrain.allocation import needs_selection
-from bullettrain.attacks.norms import NORMS, USUAL_EPS
+from bullettrain.attacks.norms import USUAL_EPS
 from bullettrain.config.format1 import FORMER
 from bullettrain.config.method import MethodConfig
-from bullettrain.config.settings import TINY, ConfigError, as_setting, check_limits, find, limited, parse
+from bullettrain.config.settings import TINY, ConfigError, as_setting, find, limited, parse
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
+from bullettrain.errors import raised_as
 from bullettrain.schema import SchemaError, conform
-from bullettrain.validation import MendableError
+from bullettrain.validation import MendableError, check_limits
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class DataConfig:
     """Zero padding in pixels before a random crop; 0 for no cropping."""
     flip: bool = False
     """Whether to flip images horizontally at random."""
-    views: bool | float = limited(False, 0, 1)
+    views: bool | float | None = limited(False, 0, 1)
     """Replace all images (true), or this share of them, by one AugMix view of themselves."""
     train_size: int = limited(0, 0, 1e9)
     """Number of training images to use, in proportion to the classes; 0 for all."""
@@ -174,26 +175,13 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in sections():
-            check_limits(name, getattr(self, name))
-        if self.method.norm not in NORMS:
-            raise ConfigError(f"method.norm is {self.method.norm!r}; there are {', '.join(NORMS)}")
-        if self.method.norm == "linf" and self.method.eps > 1:
-            raise ConfigError(
-                f"method.eps is {self.method.eps:g}, but pixels are in [0, 1]; did you mean {self.method.eps:g}/255?"
-            )
+            check_limits(getattr(self, name), f"{name}.", ConfigError)
         if self.optimizer.nesterov and not self.optimizer.momentum:
             raise ConfigError("optimizer.nesterov is set without momentum; set optimizer.momentum, e.g. to 0.9")
         if self.method.carry and self.training.accumulate > 1:
             raise ConfigError("method.carry (Free) moves with every update; training.accumulate has to be 1")
-        try:
+        with raised_as(ConfigError, _of_method, ValueError, TypeError):
             self.method.build()
-        except ConfigError:
-            raise
-        except MendableError as error:
-            mend = " ".join(f"--set {key}={as_setting(value)}" for key, value in error.mend.items())
-            raise ConfigError(f"method: {error.wrong} {mend}") from None
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"method: {error}") from None
 
     def doubts(self, images: int | None = None) -> list[str]:
         """Return notes on settings that are valid, but probably not intended.
@@ -238,10 +226,8 @@ class Config:
         """
         if isinstance(values, Mapping):
             values = {name: value for name, value in values.items() if name not in ("format", "environment")}
-        try:
+        with raised_as(ConfigError, "{error}", SchemaError):
             config: Config = conform(values, cls, text=parse)
-        except SchemaError as error:
-            raise ConfigError(str(error)) from None
         return config
 
     def with_settings(self, settings: Sequence[str]) -> Config:
@@ -262,7 +248,7 @@ class Config:
         """Require a new eps with a new norm, and reset evaluation.step_size with a new eps."""
         method = changes.get("method", {})
         norm, eps = method.get("norm", self.method.norm), method.get("eps", self.method.eps)
-        if norm != self.method.norm and norm in NORMS and "eps" not in method:
+        if norm != self.method.norm and "eps" not in method:
             both = f"set both, e.g. --set eps={USUAL_EPS[norm]}"
             raise ConfigError(f"method.norm is {norm}, and eps {eps:g} is of {self.method.norm}; {both}")
         if eps != self.method.eps:
@@ -284,6 +270,13 @@ class Config:
         }
         text = json.dumps(changed, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()[:8]
+
+
+def _of_method(error: Exception) -> str:
+    """Return the message of an error in building the method, in terms of settings."""
+    if isinstance(error, MendableError):
+        return f"method: {error.wrong} {' '.join(f'--set {k}={as_setting(v)}' for k, v in error.mend.items())}"
+    return str(error) if isinstance(error, ConfigError) else f"method: {error}"
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:

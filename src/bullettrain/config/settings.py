@@ -11,9 +11,9 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from bullettrain.config.format1 import RENAMED
-from bullettrain.errors import UserError
+from bullettrain.errors import UserError, raised_as
 from bullettrain.schema import UNIONS
-from bullettrain.validation import instead
+from bullettrain.validation import check_known, instead, limits
 
 TINY = 1e-30
 """Lower limit of settings that have to be above 0."""
@@ -26,34 +26,21 @@ class ConfigError(UserError):
 
 def limited(default: Any, least: float, most: float) -> Any:
     """Return a dataclass field for a number from ``least`` to ``most``, or for a tuple of such numbers."""
-    return dataclasses.field(default=default, metadata={"limits": (least, most)})
+    return dataclasses.field(default=default, metadata=limits(least=least, most=most))
 
 
-def limits_of(section: type, setting: str) -> tuple[float, float]:
+def limits_of(section: type, setting: str) -> dict[str, Any]:
     """Return the limits of a setting of a section."""
     (limits,) = (field.metadata["limits"] for field in dataclasses.fields(section) if field.name == setting)
     return limits  # type: ignore[no-any-return]
-
-
-def check_limits(name: str, section: Any) -> None:
-    """Raise ConfigError if a setting of the section ``name`` is outside its limits."""
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
-        if value is None or "limits" not in field.metadata:
-            continue
-        least, most = field.metadata["limits"]
-        for part in value if isinstance(value, tuple) else (value,):
-            if not least <= part <= most:  # NaN is neither
-                wrong = f"{name}.{field.name} is {part}"
-                raise ConfigError(f"{wrong}; it has to be at least {least:g} and at most {most:g}")
 
 
 def find(path: str, sections: Mapping[str, type]) -> tuple[str, str, Any]:
     """Return section, key and type of a setting. ``path`` needs no section if only one section has the key."""
     hints = {name: typing.get_type_hints(kind) for name, kind in sections.items()}
     section, dot, key = path.rpartition(".")
-    if dot and section not in hints:
-        raise ConfigError(f"there is no section {section!r}{instead(section, hints)}")
+    if dot:
+        check_known(section, hints, "there is no section", error=ConfigError)
     if path in hints:
         raise ConfigError(f"{path!r} is a section; name a setting of it, e.g. {path}.{next(iter(hints[path]))}")
     homes = [home for home, keys in hints.items() if key in keys and section in ("", home)]
@@ -69,10 +56,8 @@ def find(path: str, sections: Mapping[str, type]) -> tuple[str, str, Any]:
 
 def number(text: str) -> float:
     """Convert text to a number. Fractions such as 8/255 are allowed."""
-    try:
+    with raised_as(ConfigError, f"{text!r} is no number; write e.g. 0.031 or 8/255", ValueError, ZeroDivisionError):
         return float(Fraction(text.replace(" ", ""))) if "/" in text else float(text)
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"{text!r} is no number; write e.g. 0.031 or 8/255") from None
 
 
 def as_setting(value: Any) -> str:
@@ -105,9 +90,7 @@ def parse(text: str, hint: Any, name: str) -> Any:
         parts = [part for part in text.strip("[]()").split(",") if part.strip()]
         return tuple(parse(part.strip(), typing.get_args(kind)[0], name) for part in parts)
     if typing.get_origin(kind) is Literal:
-        if text not in typing.get_args(kind):
-            raise ConfigError(f"{name} is {text!r}{instead(text, typing.get_args(kind))}")
-        return text
+        return check_known(text, typing.get_args(kind), f"{name} is", error=ConfigError)
     if kind is bool:
         raise ConfigError(f"{name} is {text!r}; write true or false")
     if kind is int:
@@ -115,7 +98,5 @@ def parse(text: str, hint: Any, name: str) -> Any:
             if (value := number(text)).is_integer():
                 return int(text) if text.lstrip("+-").isdigit() else int(value)  # a float rounds large seeds
         raise ConfigError(f"{name} is {text!r}; it has to be a whole number")
-    try:
+    with raised_as(ConfigError, f"{name}: {{error}}", ConfigError):
         return number(text) if kind is float else text
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None

@@ -38,7 +38,7 @@ def read_labels(folder: Path, classes: int | None = None) -> Array:
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise DataError(f"{path} holds {array.dtype} of shape {array.shape}: labels are integers, one for each image.")
     labels = np.asarray(array)
-    check_labels(path, labels, int(labels.max(initial=0)) + 1 if classes is None else classes)
+    check_labels(path, labels, classes)
     if len(labels) % SEVERITIES or (labels.reshape(SEVERITIES, -1) != labels[: len(labels) // SEVERITIES]).any():
         raise DataError(f"{path} does not hold the same labels {SEVERITIES} times over, once for each severity.")
     return labels[: len(labels) // SEVERITIES].astype(np.int64)

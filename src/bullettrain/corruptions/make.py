@@ -20,9 +20,11 @@ from torch import Tensor
 from bullettrain.corruptions.files import LABELS, image_file, open_images, read_labels, write_array
 from bullettrain.corruptions.filters import SIDE
 from bullettrain.corruptions.table import CORRUPTIONS, SEVERITIES, corrupt
-from bullettrain.data.base import DataError, ImageSet, unwritable
+from bullettrain.data.base import DataError, ImageSet, writing
 from bullettrain.data.readers import Array
+from bullettrain.errors import raised_as
 from bullettrain.lock import end_with_parent, locked
+from bullettrain.validation import check_known
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a corruption, its images made so far, and its images in all, at the end for all of them."""
@@ -64,13 +66,14 @@ def make(
     Raises:
         DataError: the images are not 32×32×3, or the folder cannot be written or has other files.
     """
-    if unknown := [name for name in names if name not in CORRUPTIONS]:
-        raise ValueError(f"there is no corruption {unknown[0]!r}; there are {', '.join(CORRUPTIONS)}")
+    for name in names:
+        check_known(name, CORRUPTIONS, "there is no corruption")
     place, data = torch.device(device), data.to("cpu")
     images = data.images.permute(0, 2, 3, 1).contiguous()
     if images.shape[1:] != (SIDE, SIDE, 3):
         raise DataError(f"images are {'×'.join(map(str, images.shape[1:]))}: corruptions need {SIDE}×{SIDE}×3.")
-    try:
+    killed = "a process was killed, perhaps for lack of memory: run it again with fewer --jobs."
+    with writing(folder), raised_as(DataError, killed, BrokenProcessPool):
         folder.mkdir(parents=True, exist_ok=True)
         with (
             locked(folder, DataError(f"{folder} is in use: another process is making corruptions there.")),
@@ -92,10 +95,6 @@ def make(
                 else:
                     pieces = (_made(*task, seed, overlays) for task in _tasks(images, name, batch))
                 _write(folder, name, pieces, len(data), seed, progress)
-    except OSError as error:
-        raise unwritable(error, folder) from error
-    except BrokenProcessPool as error:
-        raise DataError("a process was killed, perhaps for lack of memory: run it again with fewer --jobs.") from error
     return tuple(todo)
 
 
@@ -154,20 +153,16 @@ def _missing(folder: Path, names: Sequence[str], seed: int, n: int) -> list[str]
             continue
         open_images(path, SEVERITIES * n)
         if CORRUPTIONS[name].random and seeds.get(name, seed) != seed:
-            raise DataError(
-                f"{path} was made with seed {seeds[name]}, not {seed}: delete it, or choose another folder."
-            )
+            raise DataError(f"{path} has seed {seeds[name]}, not {seed}: delete it, or choose another folder.")
     return todo
 
 
 def _seeds(folder: Path) -> dict[str, int]:
-    try:
-        seeds = json.loads((folder / SEEDS).read_text(encoding="utf-8"))
-        return {str(name): int(seed) for name, seed in seeds.items()}
-    except FileNotFoundError:
+    file = folder / SEEDS
+    if not file.exists():
         return {}
-    except (ValueError, AttributeError, TypeError):
-        raise DataError(f"{folder / SEEDS} is damaged: delete it.") from None
+    with raised_as(DataError, f"{file} is damaged: delete it.", ValueError, AttributeError, TypeError):
+        return {str(name): int(seed) for name, seed in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 def _record_seed(folder: Path, name: str, seed: int) -> None:

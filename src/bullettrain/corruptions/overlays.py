@@ -27,10 +27,8 @@ def read_overlays(folder: Path) -> tuple[Tensor, ...]:
     """
     if missing := [name for name in FILES if not os.path.isfile(folder / name)]:
         what = "its overlays are" if len(missing) == len(FILES) else f"its overlay {missing[0]} is"
-        raise DataError(
-            f"frost is not made: {what} not in {folder}; put {', '.join(FILES[:-1])} and {FILES[-1]} there (PyPI's"
-            " imagecorruptions wheel, a zip file, has them under imagecorruptions/frost)."
-        )
+        there = "PyPI's imagecorruptions wheel, a zip file, has them under imagecorruptions/frost"
+        raise DataError(f"frost is not made: {what} not in {folder}; put {', '.join(FILES)} there ({there}).")
     overlays = []
     for name in FILES:
         pixels = np.asarray(read_image(folder / name).convert("RGB"))[2::5, 2::5]

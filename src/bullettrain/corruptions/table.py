@@ -12,6 +12,7 @@ from torch import Tensor
 from bullettrain.corruptions import blur, digital, noise, weather
 from bullettrain.corruptions.chance import Chance
 from bullettrain.corruptions.filters import SIDE
+from bullettrain.validation import check_count, check_known
 
 SEVERITIES = 5
 
@@ -103,10 +104,8 @@ def corrupt(
     Returns:
         uint8 (n, 32, 32, 3).
     """
-    if name not in CORRUPTIONS:
-        raise ValueError(f"there is no corruption {name!r}; there are {', '.join(CORRUPTIONS)}")
-    if severity not in range(1, SEVERITIES + 1):
-        raise ValueError(f"severity is {severity!r}; it has to be a whole number from 1 to {SEVERITIES}")
+    check_known(name, CORRUPTIONS, "there is no corruption")
+    check_count(severity, "severity", least=1, most=SEVERITIES)
     if images.dtype != torch.uint8 or images.shape[1:] != (SIDE, SIDE, 3):
         raise ValueError(f"images are {images.dtype} of shape {tuple(images.shape)}; give uint8 (n, {SIDE}, {SIDE}, 3)")
     entry = CORRUPTIONS[name]

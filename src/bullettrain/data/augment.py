@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bullettrain.data.base import DataError
+from bullettrain.validation import check_limits, limits
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,11 @@ class Draws:
 class Augment:
     """Zero-pad by ``crop`` pixels and crop back at random; with ``flip``, mirror left to right with probability 1/2."""
 
-    crop: int = 0
+    crop: int = field(default=0, metadata=limits(least=0))
     flip: bool = False
 
     def __post_init__(self) -> None:
-        if self.crop < 0:
-            raise DataError(f"crop={self.crop}: the padding of a random crop is 0 (none) or more pixels.")
+        check_limits(self, error=DataError)
 
     def draw(self, n: int, generator: torch.Generator) -> Draws:
         """Draw the crops and flips of n images, on the device of the generator."""

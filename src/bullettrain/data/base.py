@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bullettrain.errors import UserError, user_path
+from bullettrain.errors import UserError, raised_as, user_path
 from bullettrain.validation import described
 
 ENVIRONMENT = "BULLETTRAIN_DATA"
@@ -80,13 +80,17 @@ def check_unpacked(path: Path, size: int) -> None:
         raise DataError(f"{path} unpacks to more than {limit >> 20} MiB, far beyond its own size: it is not a dataset.")
 
 
-def unwritable(error: OSError, folder: Path, how: str = "") -> DataError:
-    """Return the error for a failed write to ``folder``; ``how`` tells how to choose another folder."""
-    path = Path(error.filename or folder)
-    if isinstance(error, (FileExistsError, NotADirectoryError)):
-        blocking = next((part for part in (path, *path.parents) if part.is_file()), path)
-        return DataError(f"{blocking} is a file, not a folder: choose another folder{how}.")
-    return DataError(f"{path} cannot be written ({error.strerror}): free disk space, or choose another folder{how}.")
+def writing(folder: Path, how: str = "") -> AbstractContextManager[None]:
+    """Turn an OSError while writing to ``folder`` into a DataError; ``how`` tells how to choose another folder."""
+
+    def message(error: OSError) -> str:
+        path = Path(error.filename or folder)
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            blocking = next((part for part in (path, *path.parents) if part.is_file()), path)
+            return f"{blocking} is a file, not a folder: choose another folder{how}."
+        return f"{path} cannot be written ({error.strerror}): free disk space, or choose another folder{how}."
+
+    return raised_as(DataError, message, OSError)
 
 
 @dataclass(frozen=True, eq=False)

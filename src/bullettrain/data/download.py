@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bullettrain.data.base import DataError, prepare_command, unwritable
+from bullettrain.data.base import DataError, prepare_command, writing
 from bullettrain.data.base import root as find_root
 from bullettrain.data.sources import Archive, FileCheck, check, md5_of, source, verify
+from bullettrain.errors import raised_as
 from bullettrain.extras import extra
 
 Progress = Callable[[str, int, int | None], None]
@@ -50,30 +51,25 @@ def prepare(name: str, root: str | Path | None = None, *, progress: Progress | N
     base = find_root(root)
     incomplete = [a for a in source(name).archives if not all(check(base, f).ok for f in a.files)]
     failed: dict[Archive, str] = {}
-    try:
+    again = f"run `{prepare_command(name, base)}` again"
+    with writing(base, " with --data-dir or BULLETTRAIN_DATA"):
         for archive in incomplete:
             path = base / archive.path
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
                 if md5_of(path) != archive.md5:
-                    raise DataError(
-                        f"{path} is truncated or not the original file (its md5 is not {archive.md5}):"
-                        f" delete it and run `{prepare_command(name, base)}` again."
-                    )
+                    wrong = f"truncated or not the original file (its md5 is not {archive.md5})"
+                    raise DataError(f"{path} is {wrong}: delete it and {again}.")
                 _unpack(path, base, archive)
             elif failed:  # wait only once for a server that does not answer
                 failed[archive] = "not tried"
             elif reason := _fetch(base, archive, progress):
                 failed[archive] = reason
-    except OSError as error:
-        raise unwritable(error, base, " with --data-dir or BULLETTRAIN_DATA") from error
     if failed:
         files = ", ".join(f"{Path(a.path).name} (from {a.urls[0]})" for a in failed)
         folder = (base / incomplete[0].path).parent  # all archives of a dataset go into one folder
-        raise DataError(
-            f"{name} could not be downloaded ({next(iter(failed.values()))}):"
-            f" put {files} into {folder} and run `{prepare_command(name, base)}` again."
-        )
+        reason = next(iter(failed.values()))
+        raise DataError(f"{name} could not be downloaded ({reason}): put {files} into {folder} and {again}.")
     return verify(name, base)
 
 
@@ -137,7 +133,8 @@ def _download(url: str, part: Path, name: str, progress: Progress | None) -> str
 def _unpack(packed: Path, base: Path, archive: Archive) -> None:
     """Unpack the files of an archive into a temporary folder, and then move them into place."""
     with tempfile.TemporaryDirectory(dir=base, prefix=".unpack-") as folder:
-        try:
+        damaged = f"{packed} is damaged and could not be unpacked: delete it and try again."
+        with raised_as(DataError, damaged, tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error):
             if archive.path.endswith(".tar.gz"):
                 wanted = {file.path for file in archive.files}
                 with tarfile.open(packed, "r:gz") as tar:
@@ -149,8 +146,6 @@ def _unpack(packed: Path, base: Path, archive: Archive) -> None:
                 target.parent.mkdir(parents=True)
                 with gzip.open(packed) as stream, target.open("wb") as out:
                     shutil.copyfileobj(stream, out)
-        except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f"{packed} is damaged and could not be unpacked: delete it and try again.") from error
         for file in archive.files:
             if not Path(folder, file.path).is_file():
                 raise DataError(f"{packed} has no {file.path} in it: delete it and try again.")

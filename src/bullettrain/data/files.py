@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.data.base import DataError, ImageSet, check_unpacked, reading
-from bullettrain.data.readers import Array, image_set
+from bullettrain.data.readers import Array, check_labels, image_set
 from bullettrain.extras import extra
 
 MAX_PIXELS = 1 << 26
@@ -56,10 +56,8 @@ def read_folder(path: Path, *, like: Path | None = None, image_size: tuple[int, 
         if mode == "L" and image.mode not in _GREY:
             raise DataError(f"{file} is in colour but {example} is grey: make all images grey or all colour.")
         if image_size is None and (image.height, image.width) != (height, width):
-            raise DataError(
-                f"{file} is {image.height}x{image.width} but {example} is {height}x{width}:"
-                " give an image size to resize them all, e.g. --set data.image_size=32 (evaluate: --image-size 32)."
-            )
+            give = "give an image size to resize all, e.g. --set data.image_size=32 (evaluate: --image-size 32)"
+            raise DataError(f"{file} is {image.height}x{image.width} but {example} is {height}x{width}: {give}.")
         row[:] = _pixels(image, mode, height, width)
     return image_set(images.transpose(0, 3, 1, 2), np.array([label for _, label in entries]), classes)
 
@@ -152,12 +150,7 @@ def read_npz(path: Path) -> tuple[Array, Array]:
         if y.dtype.kind not in "iu" or y.ndim != 1:
             raise DataError(f"{path} has y of {y.dtype} and shape {y.shape}: give integers of shape (n,).")
         x = _as_bytes(path, _channels_first(path, x))
-    if len(x) != len(y):
-        raise DataError(f"{path} has {len(x)} images in x but {len(y)} labels in y: give one label an image.")
-    if not len(y):
-        raise DataError(f"{path} has no images: a dataset has at least one.")
-    if int(y.min()) < 0:
-        raise DataError(f"{path} has the label {int(y.min())}: number the classes from 0.")
+    check_labels(path, y, images=len(x))
     return x, y.astype(np.int64)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from bullettrain.augmix import ViewMaker
 from bullettrain.data.augment import Augment, Draws, to_unit
 from bullettrain.data.base import DataError, ImageSet, derive_seed
+from bullettrain.validation import check_count, check_number
 
 RESIDENT_SHARE = 0.4  # of the free device memory: the network and its activations need the rest
 VIEWED_AT_ONCE = 1 << 22  # pixels per call on a GPU, 1,365 CIFAR images: the overhead of a call is constant
@@ -65,17 +66,13 @@ class Loader:
         channels_last: bool = False,
         replays: int = 1,
     ) -> None:
-        if batch_size < 1:
-            raise DataError(f"batch_size={batch_size}: a batch has at least one image.")
-        if not 0 <= rank < world:
-            raise DataError(f"rank={rank} of world={world}: ranks count from 0 to world - 1.")
+        for name, value in (("batch_size", batch_size), ("world", world), ("replays", replays)):
+            check_count(value, name, least=1, error=DataError)
+        check_count(rank, "rank", below=world, error=DataError)
+        check_number(view_share, "view_share", least=0, most=1, error=DataError)
         if drop_last and 0 < len(data) < batch_size:
             fix = "choose a smaller batch size, or keep the last batch (drop_last=False)"
             raise DataError(f"{len(data)} images make no full batch of {batch_size}: {fix}.")
-        if not 0 <= view_share <= 1:
-            raise DataError(f"view_share={view_share}: the share of images replaced by views is 0 to 1.")
-        if replays < 1:
-            raise DataError(f"replays={replays}: each batch is returned at least once.")
         self.device = torch.device(device)
         self.resident = _fits(data, self.device) if resident is None else resident
         self.data = data.to(self.device if self.resident else "cpu")
@@ -136,8 +133,7 @@ class Loader:
         A batch is x, ``dtype`` (m, C, H, W) in [0, 1], and y, int64 (m,), both on the device. The same arguments give
         the same batches. The global generators of torch and numpy are not used.
         """
-        if not 0 <= start <= len(self):
-            raise DataError(f"start={start}: an epoch has batches 0 to {len(self)}.")
+        check_count(start, "start", most=len(self), error=DataError)
         replayed = start % self.replays
         batches = self._batches(epoch, start - replayed)
         return islice(chain.from_iterable(repeat(batch, self.replays) for batch in batches), replayed, None)

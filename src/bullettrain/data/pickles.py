@@ -23,6 +23,11 @@ def _refused(what: str) -> pickle.UnpicklingError:
     return pickle.UnpicklingError(f"it asks for {what}")
 
 
+def _check(permitted: object, what: str) -> None:
+    if not permitted:
+        raise _refused(what)
+
+
 class _Call:
     """A permitted function. It has no ``__dict__``, so that the BUILD opcode cannot set attributes on it."""
 
@@ -47,13 +52,11 @@ class _DType:
 
     def __init__(self, code: object, *_: object) -> None:
         self.code, self.order = text(code).lstrip("|<>="), "|"
-        if not re.fullmatch(r"b1|[iu][1248]|f[248]", self.code):
-            raise _refused(f"an array of dtype {self.code!r}")
+        _check(re.fullmatch(r"b1|[iu][1248]|f[248]", self.code), f"an array of dtype {self.code!r}")
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, order, subarray, names, fields = state[:5]
-        if not (subarray is None and names is None and fields is None):
-            raise _refused("an array of a structured dtype")
+        _check(subarray is None and names is None and fields is None, "an array of a structured dtype")
         self.order = text(order)
 
     @property
@@ -66,10 +69,8 @@ class _Array(np.ndarray[Any, np.dtype[Any]]):
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         version, shape, dtype, fortran, data = state
-        if not isinstance(dtype, _DType):
-            raise _refused("an array without a dtype")
-        if not isinstance(data, bytes):
-            raise _refused("an array of objects")
+        _check(isinstance(dtype, _DType), "an array without a dtype")
+        _check(isinstance(data, bytes), "an array of objects")
         shape = tuple(int(n) for n in shape)
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.numpy.itemsize != len(data):
             raise ValueError(f"an array of shape {shape} does not fit its {len(data)} bytes")
@@ -84,15 +85,13 @@ def text(value: object) -> str:
 
 
 def _reconstruct(kind: object, *_: object) -> _Array:
-    if kind is not _PERMITTED["numpy.ndarray"]:
-        raise _refused("an array of another type than numpy.ndarray")
+    _check(kind is _PERMITTED["numpy.ndarray"], "an array of another type than numpy.ndarray")
     return np.ndarray.__new__(_Array, (0,), np.uint8)
 
 
 def _encode(value: object, encoding: object = "latin1") -> bytes:
     # Protocol 2 writes the bytes of Python 3 as a call of this function.
-    if text(encoding) not in ("latin1", "latin-1"):
-        raise _refused(f"_codecs.encode to {encoding!r}")
+    _check(text(encoding) in ("latin1", "latin-1"), f"_codecs.encode to {encoding!r}")
     return text(value).encode("latin1")
 
 
@@ -118,8 +117,7 @@ class _Unpickler(pickle._Unpickler):
     """The Python implementation: the one in C allocates as much memory as a memo index in the file asks for."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (full := f"{module}.{name}") not in _PERMITTED:
-            raise _refused(full)
+        _check((full := f"{module}.{name}") in _PERMITTED, full)
         return _PERMITTED[full]
 
     def persistent_load(self, pid: object) -> Any:

@@ -37,10 +37,7 @@ def read_mnist(root: Path, split: str) -> ImageSet:
     images_path = idx_path(folder / f"{MNIST_PREFIX[split]}-images-idx3-ubyte")
     labels_path = idx_path(folder / f"{MNIST_PREFIX[split]}-labels-idx1-ubyte")
     images, labels = read_idx(images_path, "images"), read_idx(labels_path, "labels")
-    check_labels(labels_path, labels, 10)
-    if len(images) != len(labels):
-        counts = f"has {len(images)} images but {labels_path.name} has {len(labels)} labels"
-        raise _damaged(images_path, "mnist", counts)
+    check_labels(labels_path, labels, 10, len(images))
     return image_set(images[:, None], labels, tuple("0123456789"))
 
 
@@ -110,9 +107,7 @@ def read_batch(path: Path, key: str, classes: int, name: str) -> tuple[Array, Ar
         labels = np.array(labels)  # has dtype object if a label has more than 64 bits
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise DataError(f"{path} holds '{key}' that are no list of integers: it is no {name} batch.")
-    check_labels(path, labels, classes)
-    if len(images) != len(labels):
-        raise _damaged(path, name, f"has {len(images)} images but {len(labels)} labels")
+    check_labels(path, labels, classes, len(images))
     return np.asarray(images).reshape(-1, 3, 32, 32), labels.astype(np.int64)
 
 
@@ -138,14 +133,17 @@ def read_digits() -> ImageSet:
     return image_set(images[:, None], digits.target.astype(np.int64), tuple("0123456789"))
 
 
-def check_labels(path: Path, labels: Array, classes: int) -> None:
-    """Raise DataError if there are no labels, or if one is outside 0..classes-1."""
+def check_labels(path: Path, labels: Array, classes: int | None = None, images: int | None = None) -> None:
+    """Raise DataError if there are no labels, or not one for each of ``images``, or one is outside 0..classes-1."""
+    if images not in (None, len(labels)):
+        raise DataError(f"{path} has {len(labels)} labels for {images} images: give one label an image, or replace it.")
     if not len(labels):
-        raise DataError(f"{path} holds no labels: a dataset has at least one image.")
+        raise DataError(f"{path} has no labels: a dataset has at least one image.")
     low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        outside = f"has the label {low if low < 0 else high}, outside 0 to {classes - 1}"
-        raise DataError(f"{path} {outside}: it is damaged, or of another dataset.")
+    if low < 0 or (classes is not None and high >= classes):
+        known = "" if classes is None else f" to {classes - 1}"
+        wrong = f"has the label {low if low < 0 else high}"
+        raise DataError(f"{path} {wrong}: number the classes from 0{known}, or replace it.")
 
 
 def image_set(images: Array, labels: Array, classes: tuple[str, ...]) -> ImageSet:

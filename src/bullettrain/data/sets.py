@@ -15,6 +15,7 @@ from bullettrain.data.base import root as find_root
 from bullettrain.data.files import read_folder, read_npz
 from bullettrain.data.readers import image_set, read_cifar10, read_cifar100, read_digits, read_mnist
 from bullettrain.errors import user_path
+from bullettrain.validation import check_count
 
 NAMES = ("digits", "mnist", "cifar10", "cifar100")
 OWN = {"folder": "a folder with one folder of images per class", "npz": "an .npz file with arrays x and y"}
@@ -83,9 +84,7 @@ def check_alike(train: ImageSet, test: ImageSet, name: str) -> None:
     """Raise DataError if training and test images differ in size or channels."""
     shapes = tuple(train.images.shape[1:]), tuple(test.images.shape[1:])
     if shapes[0] != shapes[1]:
-        raise DataError(
-            f"{name} has training images of shape {shapes[0]} but test images of {shapes[1]}: give both the same."
-        )
+        raise DataError(f"{name} has training images of {shapes[0]} but test images of {shapes[1]}: give one shape.")
 
 
 def stratified(labels: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -148,8 +147,8 @@ def _size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if image_size is None:
         return None
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    if min(height, width) < 1 or max(height, width) > LARGEST_SIDE:
-        raise DataError(f"image size {height}x{width}: give 1 to {LARGEST_SIDE} pixels each way.")
+    for side in (height, width):
+        check_count(side, "image_size", least=1, most=LARGEST_SIDE, error=DataError)
     return height, width
 
 

@@ -18,7 +18,7 @@ from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER, CudaGraphRunne
 from bullettrain.engine.distributed import average_gradients, share_buffers
 from bullettrain.engine.forwards import FastForwards, Forwards, in_any_size
 from bullettrain.engine.phases import EAGER, Batch, Phases, Runner
-from bullettrain.validation import check_count, check_labels, check_logits, check_module
+from bullettrain.validation import check_count, check_logits, check_module
 
 if TYPE_CHECKING:
     from bullettrain.step import BulletTrain, StepOutput
@@ -85,11 +85,9 @@ class Captured:
             raise ValueError("the model is wrapped for several devices; give the network itself")
         if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
             raise ValueError("the model is compiled already; give the network itself, and compile=True")
-        for name, value in (("attack_group", attack_group), ("size_multiple", size_multiple)):
-            if check_count(value, name) == 0:
-                raise ValueError(f"{name} is 0; give 1 or more")
         self.train, self.model, self.dtype, self.compile = train, model, dtype, compile
-        self.attack_group, self.size_multiple = attack_group, size_multiple
+        self.attack_group = check_count(attack_group, "attack_group", least=1)
+        self.size_multiple = check_count(size_multiple, "size_multiple", least=1)
         self.pair, self.cudnn_benchmark_after, self.record, self.capture = pair, cudnn_benchmark_after, record, capture
         # The warning points at the line that takes the step.
         self.on_message = on_message or (lambda text: warnings.warn(text, stacklevel=7))
@@ -136,10 +134,8 @@ class Captured:
         group = self.attack_group
         given = list(itertools.islice(batches, group + 1))  # one too many is enough to know
         if len(given) > group:
-            raise ValueError(
-                f"more mini-batches were given at once than attack_group={group}; give so many at a time, e.g."
-                f" list(itertools.islice(batches, {group})) of batches = iter(loader)"
-            )
+            few = f"list(itertools.islice(batches, {group})) of batches = iter(loader)"
+            raise ValueError(f"more mini-batches were given at once than attack_group={group}; give e.g. {few}")
         wanted = 3 if self.train.history.examples else 2
         if other := [len(parts) for parts in given if len(parts) != wanted]:
             what = "x, y and index" if wanted == 3 else "x and y"
@@ -188,8 +184,7 @@ class Captured:
                 with nullcontext() if self.reason is None else train.checked_forwards(self._plain, batch.y):
                     out = next(outs)
                 if train.checking:
-                    check_logits(out.z_prime, train.steps_taken)
-                    check_labels(batch.y, out.z_prime.shape[-1])
+                    check_logits(out.z_prime, batch.y, train.steps_taken)
                 self.gradients.show()
                 average_gradients(self.gradients.there(), train.process_group())
                 yield out
@@ -219,9 +214,7 @@ class Captured:
     def _check_surroundings(self, batches: Sequence[Batch]) -> None:
         """Refuse contexts that a captured step does not support."""
         if any(torch.is_tensor(b.x) and torch.is_autocast_enabled(b.x.device.type) for b in batches):
-            raise ValueError(
-                "autocast is enabled around a captured step; disable it, and give dtype=torch.bfloat16 instead"
-            )
+            raise ValueError("autocast is enabled around a captured step; disable it, and give dtype=torch.bfloat16")
         if not torch.is_grad_enabled():
             raise ValueError("gradients are disabled around a step (no_grad or inference_mode), which computes them")
 

@@ -97,10 +97,8 @@ def collective() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RuntimeError(
-            "another process of the group has ended, or cannot be reached, so this one ends too; the first error is in "
-            f"that process's output ({first_line(error)})"
-        ) from error
+        ended = "another process of the group has ended, or cannot be reached, so this one ends too"
+        raise RuntimeError(f"{ended}; the first error is in that process's output ({first_line(error)})") from error
 
 
 def average_gradients(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:

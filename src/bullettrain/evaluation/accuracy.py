@@ -97,10 +97,8 @@ def prepare(network: nn.Module, images: ImageSet, *, device: torch.device, data:
     x = to_unit(images.images[:2].to(device), channels_last=channels_last(device))
     logits = try_network(network, x, f"the images of {data}")
     if logits.shape[1] != len(images.classes):
-        raise ConfigError(
-            f"the network has {logits.shape[1]} classes, but {data} has {len(images.classes)}; "
-            "give the dataset that it was trained on with --data"
-        )
+        wrong = f"the network has {logits.shape[1]} classes, but {data} has {len(images.classes)}"
+        raise ConfigError(f"{wrong}; give the dataset that it was trained on with --data")
     if not torch.isfinite(logits).all():
         raise ConfigError("the network returns NaN or infinite logits; look at its weights")
     return network

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bullettrain.brief import first_line
 from bullettrain.corruptions.table import AVERAGED
+from bullettrain.errors import raised_as
 from bullettrain.evaluation.accuracy import Survival
 from bullettrain.evaluation.specs import KINDS, Attack, as_dict, threat_in_words
 from bullettrain.lock import locked
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.schema import SchemaError, conform
+from bullettrain.validation import check_known
 
 FILE = "evaluation.json"
 Z95 = 1.959963984540054
@@ -177,9 +178,8 @@ def read_evaluations(values: Any) -> Evaluations:
     for entry in content.evaluations:
         for result in entry.results:
             settings = dict(result.attack)
-            if (kind := KINDS.get(str(settings.pop("attack", None)))) is None:
-                raise SchemaError(f"{result.name} is no attack; there are {', '.join(KINDS)}")
-            conform(settings, kind, result.name)
+            kind = check_known(str(settings.pop("attack", None)), KINDS, f"{result.name}: attack is", error=SchemaError)
+            conform(settings, KINDS[kind], result.name)
             if result.corruptions:
                 conform(result.corruptions, CorruptionDetails, result.name)
             if result.per_class and len(result.per_class) != len(entry.classes):
@@ -202,16 +202,12 @@ class Store:
         self._saved = time.monotonic()
         if folder.is_file():
             raise RunError(f"--out {folder} is a file; give a folder")
-        try:
+        unread = f"{folder / FILE} is no evaluation that this version can read ({{error}})"
+        with raised_as(RunError, f"{unread}; move it away, or choose another --out", ValueError):
             values = RunFolder(folder).read_json(FILE)
             if values is not None:
                 content = read_evaluations(values)
                 self.entries, self.unfinished = content.evaluations, content.unfinished or {}
-        except ValueError as error:
-            raise RunError(
-                f"{folder / FILE} is no evaluation that this version can read ({first_line(error)}); "
-                "move it away, or choose another --out"
-            ) from None
 
     def entry(self, fresh: Entry) -> Entry:
         """Return the stored entry of the same network and images, or add ``fresh``.

@@ -7,12 +7,12 @@ import re
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from bullettrain.attacks.norms import USUAL_EPS
 from bullettrain.config.sections import Config, EvaluationConfig
 from bullettrain.config.settings import ConfigError, limits_of, parse
-from bullettrain.validation import instead
+from bullettrain.validation import check_number, instead
 
 PAPER_STEP = 0.003
 """Step size of the paper's PGD-20 at ε = 0.031."""
@@ -105,7 +105,7 @@ def threat_of(config: Config) -> Defaults:
     method, evaluation = config.method, config.evaluation
     if method.objective == "augmix":
         return Defaults()
-    return Defaults(cast(NormName, method.norm), method.eps, evaluation.step_size, evaluation.steps)
+    return Defaults(method.norm, method.eps, evaluation.step_size, evaluation.steps)
 
 
 def few_steps(steps: int, eps: float) -> float:
@@ -155,17 +155,14 @@ def parse_attack(text: str, defaults: Defaults) -> Attack:
         steps = values.setdefault("steps", 20)
         values = {"restarts": 1, "loss": "ce", "step": defaults.step_size(steps, norm, eps), **values}
         for key, setting in (("steps", "steps"), ("restarts", "restarts"), ("step", "step_size")):
-            low, high = limits_of(EvaluationConfig, setting)
-            if not low <= values[key] <= high:
-                limits = f"it has to be at least {low:g} and at most {high:g}"
-                raise ConfigError(f"--attack {text}: {key} is {values[key]}; {limits}")
+            limits = limits_of(EvaluationConfig, setting)
+            check_number(values[key], f"--attack {text}: {key}", error=ConfigError, **limits)
     return kind(**values)
 
 
 def check_eps(eps: float, norm: str, where: str) -> float:
     """Return ``eps``. Raises ConfigError, which starts with ``where``, if it is no radius in ``norm``."""
-    if not 0 < eps < float("inf"):
-        raise ConfigError(f"{where}eps is {eps:g}; it has to be a number above 0")
+    check_number(eps, f"{where}eps", above=0, error=ConfigError)
     if norm == "linf" and eps > 1:
         raise ConfigError(f"{where}eps is {eps:g}, but pixels are in [0, 1]; did you mean {eps:g}/255?")
     return eps

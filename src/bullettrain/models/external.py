@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from bullettrain.errors import raised_as
 from bullettrain.models.normalize import normalization
+from bullettrain.validation import check_takes
 
 
 def is_external(name: str) -> bool:
@@ -71,12 +72,8 @@ def _from_function(text: str) -> nn.Module:
         public = [key for key in own if callable(vars(module)[key]) and not key.startswith("_")]
         available = f"; it has {', '.join(public[:8])}" if public else ""
         raise ValueError(f"{text}: {where} has no function {name!r}{available}")
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:
-        raise ValueError(f"{text} is called without arguments, but: {error}") from None
-    except ValueError:  # a builtin without a signature
-        pass
+    with raised_as(ValueError, "{error}", TypeError):
+        check_takes(function, f"function {text}", ())
     network: object = function()
     if not isinstance(network, nn.Module):
         raise ValueError(f"{text} returned {type(network).__name__}; it has to return a torch.nn.Module")
@@ -84,12 +81,9 @@ def _from_function(text: str) -> nn.Module:
 
 
 def _from_timm(name: str, pretrained: bool, shape: Mapping[str, int]) -> nn.Module:
-    try:
+    missing = f"timm:{name} needs timm, which cannot be imported ({{error}}): pip install timm"
+    with raised_as(ValueError, missing, ImportError):  # also without torchvision, which timm imports
         import timm
-    except ImportError as error:  # also without torchvision, which timm imports
-        raise ValueError(f"timm:{name} needs timm, which cannot be imported ({error}): pip install timm") from None
-    try:
+    with raised_as(ValueError, f"timm:{name}: {{error}}", RuntimeError, ValueError):
         network: nn.Module = timm.create_model(name, pretrained=pretrained, **shape)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"timm:{name}: {(str(error) or 'unknown').splitlines()[0]}") from None
     return network

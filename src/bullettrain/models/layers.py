@@ -6,13 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bullettrain.models.normalize import normalization
-
-
-def check_at_least(minimum: int, **sizes: int) -> None:
-    """Raise ValueError if one of the named sizes is not an integer of at least ``minimum``."""
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < minimum:
-            raise ValueError(f"{name} is {size!r}: give a whole number of at least {minimum}")
+from bullettrain.validation import check_count
 
 
 class ImageNetwork(nn.Module):
@@ -22,8 +16,8 @@ class ImageNetwork(nn.Module):
         self, num_classes: int, channels: int, mean: Sequence[float] | None, std: Sequence[float] | None
     ) -> None:
         super().__init__()
-        check_at_least(2, num_classes=num_classes)
-        check_at_least(1, channels=channels)
+        check_count(num_classes, "num_classes", least=2)
+        check_count(channels, "channels", least=1)
         self.normalize = normalization(mean, std, channels)
 
 

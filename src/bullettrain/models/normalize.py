@@ -1,10 +1,11 @@
 """Normalisation as a layer, so that attacks and ε stay in the [0, 1] range of the images."""
 
 from collections.abc import Sequence
-from math import isfinite
 
 import torch
 from torch import Tensor, nn
+
+from bullettrain.validation import check_number
 
 
 class Normalize(nn.Module):
@@ -13,14 +14,14 @@ class Normalize(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], channels: int | None = None) -> None:
         super().__init__()
-        if len(mean) != len(std) or not mean:
-            raise ValueError(f"mean has {len(mean)} values and std has {len(std)}: give one of each for each channel")
-        if not all(isfinite(value) for value in mean):
-            raise ValueError(f"mean {tuple(mean)} has values that are not finite")
-        if not all(isfinite(value) and value > 0 for value in std):
-            raise ValueError(f"std {tuple(std)} must be above zero in every channel")
+        if not len(mean) == len(std) == (channels or len(mean) or 1):
+            images = f", but images have {channels} channels" if channels else ""
+            raise ValueError(f"mean has {len(mean)} values and std has {len(std)}{images}: give one for each channel")
+        for middle, width in zip(mean, std, strict=True):
+            check_number(middle, "mean")
+            check_number(width, "std", above=0)
         # Not persistent, so that checkpoints have the same names with and without this layer.
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).reshape(1, -1, 1, 1), False)
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).reshape(1, -1, 1, 1), False)
@@ -40,9 +41,4 @@ def normalization(mean: Sequence[float] | None, std: Sequence[float] | None, cha
         return nn.Identity()
     if mean is None or std is None:
         raise ValueError("mean and std go together: give both or neither")
-    if channels is not None and not len(mean) == len(std) == channels:
-        raise ValueError(
-            f"mean has {len(mean)} values and std has {len(std)}, but images have {channels} channels: "
-            "give one value for each channel"
-        )
-    return Normalize(mean, std)
+    return Normalize(mean, std, channels)

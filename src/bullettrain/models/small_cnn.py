@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bullettrain.models.layers import ImageNetwork, check_at_least
+from bullettrain.models.layers import ImageNetwork
+from bullettrain.validation import check_count
 
 
 class SmallCNN(ImageNetwork):
@@ -24,7 +25,7 @@ class SmallCNN(ImageNetwork):
         std: Sequence[float] | None = None,
     ) -> None:
         super().__init__(num_classes, channels, mean, std)
-        check_at_least(4, image_size=image_size)  # each convolution halves it
+        check_count(image_size, "image_size", least=4)  # each convolution halves it
         self.conv1 = nn.Conv2d(channels, 16, 4, stride=2, padding=1)
         self.conv2 = nn.Conv2d(16, 32, 4, stride=2, padding=1)
         self.fc1 = nn.Linear(32 * (image_size // 4) ** 2, 100)

@@ -7,7 +7,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bullettrain.models.layers import ImageNetwork, PreActBlock, check_at_least
+from bullettrain.models.layers import ImageNetwork, PreActBlock
+from bullettrain.validation import check_count
 
 
 class _Block(PreActBlock):
@@ -39,7 +40,7 @@ class WideResNet(ImageNetwork):
     ) -> None:
         super().__init__(num_classes, channels, mean, std)
         _check_depth(depth)
-        check_at_least(1, width=width)
+        check_count(width, "width", least=1)
         blocks = (depth - 4) // 6
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         self.block1 = _stage(blocks, 16, 16 * width, stride=1)
@@ -70,7 +71,7 @@ def _stage(blocks: int, inputs: int, outputs: int, *, stride: int) -> nn.Sequent
 
 
 def _check_depth(depth: int) -> None:
-    check_at_least(1, depth=depth)
+    check_count(depth, "depth", least=1)
     if depth >= 10 and depth % 6 == 4:
         return
     below = (depth - 4) // 6 * 6 + 4

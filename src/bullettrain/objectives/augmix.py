@@ -12,7 +12,7 @@ from bullettrain.attacks.pgd import AscentFunctions, AttackState, take
 from bullettrain.augmix import ViewMaker
 from bullettrain.objectives.base import Objective, Selection, cross_entropy, mean_over, probabilities
 from bullettrain.precision import at_least_float32
-from bullettrain.validation import check_bounds, check_positive, described, shown
+from bullettrain.validation import check_bounds, check_number, described, shown
 
 Views = Callable[[Tensor], tuple[Tensor, Tensor]]
 """``views(x (n, …)) -> (x', x'')``, two corrupted copies of each example."""
@@ -54,7 +54,7 @@ class AugMix(Objective):
         self.bounds = check_bounds(bounds)
         if isinstance(self.views, ViewMaker) and self.bounds != (0, 1):
             raise ValueError(f"bounds are {self.bounds}; AugMix makes views of images in [0, 1]; give your own views")
-        self.beta = check_positive(beta, "beta")
+        self.beta = check_number(beta, "beta", above=0)
         self.jsd = self.has_clean_term = jsd
         self.num_views = 2 if jsd else 1
         self.generator = generator

@@ -16,10 +16,10 @@ from bullettrain.attacks import Attack, AttackLoss, Norm, RandomStart, random_no
 from bullettrain.attacks.losses import loss_named
 from bullettrain.attacks.norms import AUTO, NORMS, USUAL_EPS, Ball, Bounds, Limit, find_norm
 from bullettrain.attacks.pgd import AscentFunctions, AttackState, Compile, ascent_step
-from bullettrain.attacks.state import Mode, check_mode
+from bullettrain.attacks.state import Mode
 from bullettrain.brief import one_line
 from bullettrain.cost import Cost
-from bullettrain.validation import check_fraction, check_positive, check_range
+from bullettrain.validation import check_known, check_number, check_range, check_start
 
 Adversarial = TypeVar("Adversarial", bound="AdversarialObjective")
 
@@ -65,9 +65,7 @@ class Objective(ABC):
     """Whether a step has to be captured as one piece, because the update uses Python state of the corruption."""
 
     def __init__(self, selection: Selection) -> None:
-        if selection not in get_args(Selection):
-            raise ValueError(f"selection is {selection!r}; it has to be 'eval', 'train' or 'last'")
-        self.selection: Selection = selection
+        self.selection: Selection = check_known(selection, get_args(Selection), "selection is")
 
     __repr__ = one_line
 
@@ -108,9 +106,8 @@ class Objective(ABC):
             raise ValueError(f"{name} needs a budget with the same number of steps for all examples, at least one")
         most = max(getattr(budget, name, 0) for name in ("boundary", "robust", "outlier", "most"))
         if self.max_steps is not None and most > self.max_steps:
-            raise ValueError(
-                f"{type(self).__name__} was given {most} steps; a step is both views, so 1 or 0, as in StepBudget(1, 0)"
-            )
+            name, give = type(self).__name__, "1 or 0, as in StepBudget(1, 0)"
+            raise ValueError(f"{name} was given {most} steps; a step is both views, so {give}")
 
     def initial_perturbation(self, x: Tensor) -> Tensor | None:
         """Draw the starting points of the corruption of ``x`` (m, …), as the argument ``start`` of a step."""
@@ -251,11 +248,11 @@ class AdversarialObjective(Objective):
         if beta is not None and self.usual_beta is None:
             raise TypeError(f"{type(self).__name__} has no beta; leave it out")
         if self.usual_beta is not None:
-            self.beta = check_positive(self.usual_beta if beta is None else beta, "beta")
-        self.attack_mode = check_mode(attack_mode, "attack_mode")
+            self.beta = check_number(self.usual_beta if beta is None else beta, "beta", above=0)
+        self.attack_mode = check_known(attack_mode, get_args(Mode), "attack_mode is")
         self.generator = generator
         self.attack = attack
-        self.label_smoothing = check_fraction(label_smoothing, "label_smoothing", high_open=True)
+        self.label_smoothing = check_number(label_smoothing, "label_smoothing", least=0, below=1)
 
     def attacked_by(self: Adversarial, attack: Attack) -> Adversarial:
         """Return the same objective with another attack."""
@@ -303,9 +300,7 @@ class AdversarialObjective(Objective):
     def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
         """Return the starting points."""
         assert start is not None
-        if start.shape != x.shape:
-            raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
-        return start.detach()
+        return check_start(start, x)
 
     def corrupt(
         self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None

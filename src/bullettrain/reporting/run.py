@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from bullettrain.errors import raised_as
 from bullettrain.evaluation.results import FILE as EVALUATIONS
 from bullettrain.evaluation.results import Entry, Store
 from bullettrain.evaluation.specs import threat_in_words
@@ -172,15 +173,14 @@ def read_contents(folder: Path) -> Contents:
 def _read_comparison(folder: Path) -> Comparison:
     """Read ``comparison.json`` and the two runs that it compares."""
     path = folder / COMPARISON
-    try:
+    unread = f"{path} is not a comparison that this version can read; run the comparison again"
+    with raised_as(RunError, unread, OSError, ValueError, KeyError, TypeError, AttributeError):
         content = json.loads(path.read_text(encoding="utf-8"))
         rows = {str(row["name"]): dict(row) for row in content["rows"]}
         mine, plain = rows.get("bullettrain", {}), rows.get("baseline", {})
         speedup, details = dict(content.get("speedup", {})), dict(content.get("errors", {}))
         errors = {attack: detail.get("error") for attack, detail in details.items()}
         paired = all(detail.get("paired") is True for detail in details.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is not a comparison that this version can read; run the comparison again") from error
     runs = (Run.read(folder / "bullettrain"), Run.read(folder / "baseline"))
     figures = (_numbers(mine), _numbers(plain))
     return Comparison(*runs, *figures, str(mine.get("weights") or ""), _numbers(speedup), _numbers(errors), paired)

@@ -18,12 +18,14 @@ import numpy as np
 from bullettrain.config.format1 import translate
 from bullettrain.config.sections import Config
 from bullettrain.corruptions.table import AVERAGED
+from bullettrain.errors import raised_as
 from bullettrain.evaluation.results import Entry, Result, Store
 from bullettrain.reporting.plotting import thin
 from bullettrain.reproduction.rows import Row
 from bullettrain.reproduction.scales import Scale
 from bullettrain.run_folder import SHARES, RunError, RunFolder, RunLog, Table
 from bullettrain.schema import conform
+from bullettrain.validation import check_known
 
 FORMAT = 1
 WEIGHTS = "last"
@@ -224,17 +226,16 @@ def better(old: Mapping[str, Figure], new: Mapping[str, Figure]) -> dict[str, Fi
 
 def read_record(file: Path) -> Record | None:
     """Read a record. Returns None if the file does not exist."""
-    try:
+    unread = f"{file} is no record that this version can read ({{error}}); move it away"
+    with raised_as(RunError, unread, OSError, ValueError, KeyError, TypeError):
+        if not file.exists():
+            return None
         content = json.loads(file.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}")
         timing = content.pop("pace", {})  # its name in the first records
         record: Record = conform({"timing": timing, **content, "config": translate(content["config"])}, Record)
         return record
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{file} is no record that this version can read ({error}); move it away") from None
 
 
 def read_records(folder: Path) -> dict[str, Record]:
@@ -256,9 +257,8 @@ def read_csv(file: Path, scale: Scale, rows: Iterable[Row]) -> dict[str, Record]
             raise RunError(f"{file}: its columns have to be {','.join(CSV_COLUMNS)}")
         selected = [line for line in reader if line["scale"] == scale.name]
     for line in selected:
-        if line["row"] not in known:
-            raise RunError(f"{file}: no row {line['row']!r} at scale {scale.name}; there are {', '.join(known)}")
-        config = known[line["row"]].config(scale).replace_section("training", seed=int(line["seed"]))
+        row = known[check_known(line["row"], known, f"{file}: at scale {scale.name} there is no row", error=RunError)]
+        config = row.config(scale).replace_section("training", seed=int(line["seed"]))
         name, epochs, seconds = run_name(config), int(line["epochs"]), float(line["seconds_per_epoch"] or 0)
         shares = {share: float(line[share] or 0) for share in SHARES}
         total = sum(shares.values())

@@ -20,6 +20,7 @@ from bullettrain.brief import first_line
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import DataError, load
+from bullettrain.errors import raised_as
 from bullettrain.evaluation.corruptions import spot_corruptions
 from bullettrain.evaluation.evaluate import Plan, evaluate
 from bullettrain.evaluation.progress import EvaluationProgress
@@ -104,11 +105,8 @@ def _evaluate(task: Task, config: Config, kept: Record | None, progress: Evaluat
             batch_size=1000 if cuda else 500,
             compiled=config.training.compile and cuda,
         )
-        try:
-            with store.locked(), progress:
-                entry, results = evaluate(model, test, data, plan, device=device, store=store, progress=progress)
-        except ConfigError as error:  # e.g. the network returns NaN
-            raise RunError(str(error)) from None
+        with raised_as(RunError, "{error}", ConfigError), store.locked(), progress:  # e.g. the network returns NaN
+            entry, results = evaluate(model, test, data, plan, device=device, store=store, progress=progress)
         record = record_of(folder, jobs=jobs, kept=record)
         if task.precision is not None:  # replace results on more images, but in another precision
             record.figures |= {result.name: figure_of(entry, result) for result in results if result.name != "clean"}

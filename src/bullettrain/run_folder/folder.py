@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bullettrain.brief import first_line
 from bullettrain.config import Config, ConfigError
 from bullettrain.config.format1 import translate
-from bullettrain.errors import read_settings_text
+from bullettrain.errors import raised_as, read_settings_text
 from bullettrain.extras import extra
 from bullettrain.lock import locked
 from bullettrain.run_folder.weights import Metadata, RunError, Weights, pack_weights
@@ -75,10 +74,8 @@ class RunFolder:
 
     def config(self) -> Config:
         """Return the config of the run."""
-        try:
+        with raised_as(RunError, f"{self.path / CONFIG} cannot be read: {{error}}", ConfigError):
             return Config.from_dict(self.read_config())
-        except ConfigError as error:
-            raise RunError(f"{self.path / CONFIG} cannot be read: {first_line(error)}") from None
 
     def environment(self) -> dict[str, str]:
         """Return versions, device, commit and command of the run's start."""
@@ -94,16 +91,13 @@ class RunFolder:
             inside = [name for name in ("bullettrain", "baseline") if RunFolder(self.path / name).exists]
             hint = f"; there is one in {self.path / inside[0]}" if inside else ""
             raise RunError(f"{self.path} is not a run: it has no {CONFIG}{hint}")
-        try:
+        unread = f"{path} cannot be read as YAML: {{error}}"
+        with raised_as(RunError, unread, yaml.YAMLError, ValueError, OSError, RecursionError):
             values = yaml.safe_load(read_settings_text(path))
-        except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
-            raise RunError(f"{path} cannot be read as YAML: {first_line(error)}") from None
         if not isinstance(values, Mapping):
             raise RunError(f"{path} cannot be read: it holds no settings")
         if (number := values.get("format", 1)) not in range(1, FORMAT + 1):
-            raise RunError(
-                f"{self.path} has format {number}, and this version reads up to {FORMAT}: update bullettrain"
-            )
+            raise RunError(f"{self.path} has format {number}; this version reads up to {FORMAT}: update bullettrain")
         return translate(values)
 
     @contextlib.contextmanager
@@ -182,10 +176,8 @@ class RunFolder:
         """
         exists = (self.path / CHECKPOINT).is_file()
         if not exists and (self.path / "state.pt").is_file():
-            raise RunError(
-                f"{self.path} was trained by an older version, in another format: it can be evaluated, not resumed; "
-                f"train it anew with another --out"
-            )
+            old = f"{self.path} was trained by an older version, in another format"
+            raise RunError(f"{old}: it can be evaluated, not resumed; train it anew with another --out")
         return exists
 
     def load(self) -> Checkpoint:
@@ -195,7 +187,9 @@ class RunFolder:
             RunError: the checkpoint is damaged.
         """
         file = self.path / CHECKPOINT
-        try:
+        mend = "copy it again from where it was made, or train anew with another --out"
+        # An unpickler can raise anything.
+        with raised_as(RunError, f"{file} is damaged and cannot be resumed from: {{error}}; {mend}", Exception):
             packed = memoryview(file.read_bytes())
             if hashlib.sha256(packed[:-DIGEST_BYTES]).digest() != packed[-DIGEST_BYTES:]:
                 raise ValueError("its digest does not match")
@@ -205,11 +199,6 @@ class RunFolder:
                 for name, part in content["weights"].items()
             }
             return Checkpoint(weights, content["state"])
-        except Exception as error:  # an unpickler can raise anything
-            raise RunError(
-                f"{file} is damaged and cannot be resumed from: {first_line(error)}; copy it again from where it was "
-                "made, or train anew with another --out"
-            ) from None
 
     # ---------------------------------------------------------------------------------------- other files
 
@@ -224,12 +213,13 @@ class RunFolder:
         Raises:
             RunError: the file cannot be read, or is not JSON.
         """
-        try:
+        unread = f"{self.path / name} cannot be read: {{error}}"
+        with (
+            raised_as(RunError, unread, OSError, ValueError, RecursionError),
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+        ):
             return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError, RecursionError) as error:
-            raise RunError(f"{self.path / name} cannot be read: {first_line(error)}") from None
+        return None
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
         """Write a JSON file atomically. The folder is created if it does not exist."""
@@ -252,13 +242,12 @@ class RunFolder:
                     temporary.unlink(missing_ok=True)
                 raise
 
-    @contextlib.contextmanager
-    def _writing(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
+    def _writing(self, what: str) -> contextlib.AbstractContextManager[None]:
+        def unwritten(error: OSError) -> str:
             kept = "; the checkpoint before it is intact" if (self.path / CHECKPOINT).is_file() else ""
-            raise RunError(f"{what} could not be written to {self.path}: {error.strerror}{kept}") from None
+            return f"{what} could not be written to {self.path}: {error.strerror}{kept}"
+
+        return raised_as(RunError, unwritten, OSError)
 
 
 def try_folder(folder: Path) -> None:

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bullettrain.brief import first_line
 from bullettrain.config.method import Threat
-from bullettrain.errors import UserError
+from bullettrain.errors import UserError, raised_as
 from bullettrain.extras import extra
 from bullettrain.schema import conform
 
@@ -89,20 +88,17 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], Metadata]:
         from safetensors import safe_open
     if not file.is_file():
         raise RunError(f"{file} is missing")
-    try:
+    again = f"delete it, and `bullettrain train {file.parent} --resume` writes it again"
+    mend = again if (file.parent / "checkpoint.pt").is_file() else "copy it again from where it was made"
+    # Safetensors' own error type derives from Exception.
+    with raised_as(RunError, f"{file} is damaged: {{error}}; {mend}", Exception):
         with safe_open(str(file), framework="pt") as opened:
             tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (no mapping)
             values = json.loads((opened.metadata() or {}).get("bullettrain", "{}"))
-        if values.pop("digest", "") not in (
-            "",
-            _digest(values, tensors),
-        ):  # older files and those of others have none
+        digest = values.pop("digest", "")  # older files and those of others have none
+        if digest not in ("", _digest(values, tensors)):
             raise ValueError("its digest does not match")
         return tensors, conform(values, Metadata)
-    except Exception as error:  # safetensors' own error type derives from Exception
-        again = f"; delete it, and `bullettrain train {file.parent} --resume` writes it again"
-        mend = again if (file.parent / "checkpoint.pt").is_file() else "; copy it again from where it was made"
-        raise RunError(f"{file} is damaged: {first_line(error)}{mend}") from None
 
 
 def _digest(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

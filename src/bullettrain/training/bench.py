@@ -24,7 +24,7 @@ from bullettrain.terminal import duration
 from bullettrain.training.metrics import speedups
 from bullettrain.training.timing import Shares, Timed, phases_ms, units
 from bullettrain.training.trainer import Trainer
-from bullettrain.validation import instead
+from bullettrain.validation import check_known
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,7 @@ def bench(
         ConfigError: an engine is unknown, or ``train_steps`` are too few for the method.
     """
     for engine in engines:
-        if engine not in ENGINES:
-            raise ConfigError(f"there is no engine {engine!r}{instead(engine, ENGINES)}")
+        check_known(engine, ENGINES, "there is no engine", error=ConfigError)
     if shares is None and config.method.remembers:
         _check_history(config, len(data[0]), train_steps, checkpoint)
     if checkpoint is not None:

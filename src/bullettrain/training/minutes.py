@@ -71,9 +71,7 @@ def for_minutes(
     epochs = timing.epochs(remaining)
     if timing.total(epochs) > 1.1 * remaining:
         least = (time.monotonic() - began + timing.total(1)) / 60
-        raise ConfigError(
-            f"--minutes {minutes:g} is too short: an epoch and the evaluation take {least:.2g}; give more"
-        )
+        raise ConfigError(f"--minutes {minutes:g} is too short: an epoch and evaluation take {least:.2g}; give more")
     logger.info("%d epochs, in %s: %s an epoch", epochs, duration(timing.total(epochs)), duration(timing.epoch))
     part = epochs / config.training.epochs
     milestones = tuple(max(1, round(milestone * part)) for milestone in config.schedule.milestones)
@@ -84,10 +82,9 @@ def measure(config: Config, place: Place, data: tuple[ImageSet, ImageSet, ImageS
     """Time a few steps, evaluations on a few images and a checkpoint, in a temporary run."""
     images, batch_size = len(data[0]), config.training.batch_size * config.training.attack_group
     if images < batch_size:
-        raise ConfigError(
-            f"--minutes times full mini-batches, and there are {images} training images for {batch_size} at once; give "
-            f"--batch-size {max(1, images // (4 * config.training.attack_group))}, or --epochs instead"
-        )
+        wrong = f"--minutes times full mini-batches, and there are {images} training images for {batch_size} at once"
+        smaller = max(1, images // (4 * config.training.attack_group))
+        raise ConfigError(f"{wrong}; give --batch-size {smaller}, or --epochs instead")
     logger.info("timing a few steps")
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, RunFolder(Path(folder)), place, data)

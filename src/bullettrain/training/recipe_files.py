@@ -7,16 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bullettrain.brief import first_line
 from bullettrain.checkpoint_paths import check_run, rather
 from bullettrain.config.format1 import without_gone
 from bullettrain.config.recipes import RECIPES, recipe
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
-from bullettrain.errors import read_settings_text, user_path
+from bullettrain.errors import raised_as, read_settings_text, user_path
 from bullettrain.extras import extra
 from bullettrain.loading import permitted
 from bullettrain.validation import instead
+
+GIVE = "give a recipe, a YAML file or a run's folder"
 
 
 def find_recipe(name: str, *, network: str | None = None, trust: bool = False) -> Config:
@@ -41,27 +42,23 @@ def read_recipe(name: str) -> Config:
     path = user_path(name)
     if name in RECIPES or not path.exists():
         if path.suffix in (".yaml", ".yml"):
-            raise ConfigError(f"{name} is missing; give a recipe, a YAML file or a run's folder")
+            raise ConfigError(f"{name} is missing; {GIVE}")
         return recipe(name)
     if path.is_dir():
         return check_run(path).config()
     with extra("a recipe's file"):
         import yaml
-    try:
+    unread = f"{name} cannot be read as YAML ({{error}}); {rather(path, GIVE)}"
+    with raised_as(ConfigError, unread, OSError, ValueError, yaml.YAMLError, RecursionError):
         values = yaml.safe_load(read_settings_text(path))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        give = rather(path, "give a recipe, a YAML file or a run's folder")
-        raise ConfigError(f"{name} cannot be read as YAML ({first_line(error)}); {give}") from None
     values = without_gone(values) if isinstance(values, Mapping) else values
     base = values.get("recipe") if isinstance(values, Mapping) else None
-    try:
+    with raised_as(ConfigError, f"{name}: {{error}}", ConfigError):
         if isinstance(base, str) and base in RECIPES:
             values = _merged(recipe(base).to_dict(), values)
         elif base is not None and not isinstance(base, str):
             raise ConfigError(f"recipe is {base!r}; it has to be text{instead(str(base), RECIPES)}")
         config = Config.from_dict(values)
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
     return config if base in RECIPES else replace(config, recipe=name)
 
 

@@ -120,10 +120,8 @@ def train(
         except RunError:
             if folder.exists:
                 raise
-            raise RunError(
-                f"{out} is gone: it was moved or deleted while it trained; if it was moved, go on with: "
-                "bullettrain train NEW-PLACE --resume"
-            ) from None
+            go_on = "if it was moved, go on with: bullettrain train NEW-PLACE --resume"
+            raise RunError(f"{out} is gone: it was moved or deleted while it trained; {go_on}") from None
 
 
 def check_folder(

@@ -20,6 +20,7 @@ from bullettrain.data import Augment, ImageSet, Loader, StoredPerturbations, loa
 from bullettrain.data.augment import Draws
 from bullettrain.data.base import derive_seed
 from bullettrain.data.sets import check_alike, sample
+from bullettrain.errors import raised_as
 from bullettrain.history import Past
 from bullettrain.loading import try_network
 from bullettrain.models import build
@@ -38,9 +39,7 @@ def load_data(config: Config, root: Path | None) -> tuple[ImageSet, ImageSet, Im
     check_alike(train, test, data.name)
     train, test = _part(train, data.train_size, "train_size"), _part(test, data.test_size, "test_size")
     if data.validation >= len(train):
-        raise ConfigError(
-            f"data.validation is {data.validation}, but there are {len(train)} training images; set it lower, or to 0"
-        )
+        raise ConfigError(f"data.validation is {data.validation}, but there are {len(train)} training images; lower it")
     train, validation = split_validation(train, data.validation, config.training.seed)
     for images, what in ((train, "training"), (test, "test")):
         if not len(images):
@@ -52,9 +51,7 @@ def make_loader(config: Config, images: ImageSet, place: Place) -> Loader:
     """Return a loader of the training images. Each process gets its share of a mini-batch."""
     training, data = config.training, config.data
     if training.batch_size < place.world:
-        raise ConfigError(
-            f"training.batch_size is {training.batch_size} for {place.world} processes; each needs an image"
-        )
+        raise ConfigError(f"training.batch_size is {training.batch_size}; {place.world} processes need an image each")
     return Loader(
         images,
         batch_size=training.batch_size,
@@ -83,14 +80,10 @@ def make_network(config: Config, images: ImageSet, place: Place) -> tuple[nn.Mod
     name, mean, std = config.network.name, config.network.mean, config.network.std
     _, channels, height, width = images.images.shape
     if height != width and name == "small-cnn":
-        raise ConfigError(
-            f"images are {height}×{width}; small-cnn takes squares: set data.image_size or another network"
-        )
+        raise ConfigError(f"images are {height}×{width}; small-cnn takes squares: set data.image_size, or the network")
     described = NetworkMetadata(name, len(images.classes), channels, height, mean, std)
-    try:
+    with raised_as(ConfigError, "network: {error}", ValueError):
         network = build(**asdict(described))
-    except ValueError as error:
-        raise ConfigError(f"network: {error}") from None
     if is_external(name):
         with torch.random.fork_rng(devices=[]):
             outputs = try_network(network, to_unit(images.images[:2]), f"the images of {config.data.name}").shape[1]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from bullettrain.brief import first_line
+from bullettrain.errors import raised_as
 from bullettrain.run_folder import Checkpoint, Metadata, RunError, Weights, environment
 from bullettrain.training.metrics import Sums
 from bullettrain.training.optimizer import load_optimizer
@@ -96,7 +96,8 @@ def restore(trainer: Trainer, saved: Checkpoint) -> None:
         RunError: the checkpoint does not fit.
     """
     state, device = saved.state, trainer.place.device
-    try:
+    misfit = f"{trainer.folder.path} cannot be resumed, its checkpoint does not fit: {{error}}"
+    with raised_as(RunError, misfit, KeyError, TypeError, RuntimeError, AttributeError):
         if state["data"] != trainer.fingerprint:
             raise RunError(f"{trainer.folder.path} cannot be resumed: its data has changed since")
         trainer.network.load_state_dict(saved.weights["last"].tensors)
@@ -117,10 +118,6 @@ def restore(trainer: Trainer, saved: Checkpoint) -> None:
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"] is not None and device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"], device)
-    except (KeyError, TypeError, RuntimeError, AttributeError) as error:
-        raise RunError(
-            f"{trainer.folder.path} cannot be resumed, its checkpoint does not fit: {first_line(error)}"
-        ) from None
 
 
 def resume(trainer: Trainer) -> None:

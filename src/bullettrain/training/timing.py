@@ -58,10 +58,8 @@ def units(trainer: Trainer) -> Iterator[list[Batch]]:
     full = len(trainer.train_set) // trainer.config.training.batch_size
     size = trainer.stepper.unit
     if full < size:
-        raise ConfigError(
-            f"an epoch has {full} full mini-batches, fewer than the {size} that belong together; give a smaller "
-            "batch_size or attack_group"
-        )
+        few = f"an epoch has {full} full mini-batches, fewer than the {size} that belong together"
+        raise ConfigError(f"{few}; give a smaller batch_size or attack_group")
     for epoch in itertools.count():
         yield from itertools.islice(trainer.units(epoch), full // size)
 
