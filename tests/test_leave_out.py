@@ -94,7 +94,7 @@ def test_examples_that_are_all_alike_or_unknown_stay():
 
 def test_wrong_arguments_are_refused():
     for settings, message in (
-        ({"share": 1.0}, r"share is 1.0; it has to lie in \[0, 1\)"),
+        ({"share": 1.0}, "share is 1.0; it has to be at least 0 and below 1"),
         ({"until": 2.0}, "until is 2.0"),
         ({"by": "luck"}, "by is 'luck'; it has to be 'margin' or 'chance'"),
     ):
