@@ -39,8 +39,8 @@ class Scale:
 _FEW_IMAGES = ("average=0", "evaluation.restarts=5", "data.test_size=2000")
 _CLEAN_START = ("clean_warmup=0.064", "eps_warmup=0", "lr=0.001")
 """Of the MNIST study: 300 clean updates, and then the full eps at a fifth of the learning rate."""
-_STOP = ("eps_warmup=0", "stop_at_success=true", "start=clipped", "training.batch_size=100")
-_STOP += ("schedule.name=one-cycle", "schedule.warmup=0.4")
+_ONE_CYCLE = ("schedule.name=one-cycle", "schedule.warmup=0.4")
+_STOP = ("eps_warmup=0", "stop_at_success=true", "start=clipped", "training.batch_size=100", *_ONE_CYCLE)
 """Of the MNIST study: as the MNIST code of fast adversarial training (Wong et al., 2020) trains by PGD."""
 
 
