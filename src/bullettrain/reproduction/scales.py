@@ -53,7 +53,7 @@ def _recipes(ending: str = "", *cifar10: str) -> dict[str, Recipe]:
         "augmix100": (f"cifar100-augmix{ending}", ()),
         "mnist": ("mnist-pgd", ("average=0",)),
         "mnist-clean": ("mnist-pgd", (*_FEW_IMAGES, *_CLEAN_START)),
-        "mnist-stop": ("mnist-pgd", (*_FEW_IMAGES, *_STOP)),
+        "mnist-stop": ("mnist-pgd", (*_FEW_IMAGES, *_STOP, *(("epochs=5",) if ending else ()))),
     }
 
 

@@ -35,7 +35,8 @@ ABOUT = {
     "fig-oracle-clean": "300 clean updates, then the full ε at a fifth of the learning rate; on 2,000 test images.",
     "fig-oracle-stop": "As the MNIST code of fast adversarial training (Wong et al., 2020): batches of 100, a learning "
     "rate that rises to 0.005 in two fifths of the training and then falls to 0, the full ε from the start, and an "
-    "attack stops where the example is misclassified; on 2,000 test images.",
+    "attack stops where the example is misclassified; on 2,000 test images. That code trains for ten epochs, as scale "
+    "paper does; the other scales train for five.",
     "fig-shares": "First to last record of training, in points; the last column is how much smaller the share of "
     "boundary examples is than the next one, at the end.",
     "fig-svar": "The share of training records in which the three means are in order.",
