@@ -9,6 +9,7 @@ from torch import nn
 
 import bullettrain as bt
 from bullettrain import Captured, StepBudget, baselines
+from bullettrain.attacks import Attack
 from bullettrain.engine import captured as module
 from bullettrain.models import WideResNet
 from conftest import batch, norm_net, tiny_net
@@ -423,6 +424,9 @@ OWN = {
         bt.PGDAT(eps=0.05), budget=StepBudget(3, 1), separation=bt.OracleSeparation(steps=2)
     ),
     "early stop": lambda: bt.BulletTrain(bt.PGDAT(eps=0.1), budget=bt.EarlyStopBudget(5, further=2)),
+    "stop at success": lambda: bt.BulletTrain(
+        bt.PGDAT(eps=0.1, attack=Attack(stop_at_success=True)), budget=StepBudget(5, 2)
+    ),
     "shuffled": lambda: bt.BulletTrain(bt.TRADES(eps=0.05), budget=bt.ShuffledBudget(StepBudget(4, 2), 0.05)),
     "attack in training mode": lambda: bt.BulletTrain(
         bt.TRADES(eps=0.05, attack_mode="train"), budget=StepBudget(3, 1)

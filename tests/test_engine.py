@@ -15,7 +15,7 @@ import bullettrain as bt
 import plain
 import reference
 from bullettrain import BulletTrain, Category, StepBudget
-from bullettrain.attacks import Attack
+from bullettrain.attacks import Attack, frozen
 from bullettrain.cost import Work
 from bullettrain.mining import Separation
 from bullettrain.models import SmallCNN
@@ -114,6 +114,43 @@ def test_a_step_is_the_literal_one(name, counts, m, classes, F_R, labels, seed):
     for ours, theirs in zip(gradients, literal["gradients"], strict=True):
         assert torch.allclose(ours, theirs, atol=1e-11)
     assert float(train.robust_fraction.value) == pytest.approx(literal["F_R"], abs=1e-15)
+
+
+@settings(max_examples=20)
+@given(counts=st.tuples(*[st.integers(0, 4)] * 3), seed=st.integers(0, 50))
+def test_an_attack_that_stops_at_success_is_the_literal_one(counts, seed):
+    """By categories of an oracle, too: an example moves until it is misclassified, within its number of steps."""
+    net, (x, y) = tiny_net(seed=seed), batch(8, channels=1, size=4, dtype=torch.float64, seed=seed)
+    y = torch.where(torch.arange(8) % 4 == 3, y, net(x).argmax(1))
+    start = (x + 0.1 * torch.randn(x.shape, dtype=torch.float64)).clamp(0, 1)
+    budget = StepBudget(*counts, ordered=False, scale=1.7)
+    stopping = bt.PGDAT(eps=0.3, attack=Attack(stop_at_success=True))
+    train = BulletTrain(stopping, budget=budget, separation=bt.OracleSeparation(steps=3))
+    out = train.step(net, x, y, start=start)
+    for i, steps in enumerate(out.steps.tolist()):
+        at = start[i] if steps else x[i]
+        for _ in range(steps):
+            if net(at[None]).argmax() != y[i]:
+                break
+            at = reference.attack(net, x[i], int(y[i]), "ce", 1, 1.7 * 0.3 / steps, at, 0.3)
+        assert torch.allclose(out.x_prime[i], at, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_misclassified_start_is_clipped_and_stays(norm, mode):
+    """Also with batch norm in training mode, where the gradient of others reaches an example."""
+    net, (x, y) = norm_net(), batch()
+    start = x + 0.2 * torch.randn(x.shape)
+    wrong = torch.arange(len(y)) % 2 == 1
+    with frozen(net, mode), torch.no_grad():
+        y = (net(start).argmax(1) + wrong) % 4
+    objective = bt.PGDAT(eps=0.3, norm=norm, attack_mode=mode, attack=Attack(stop_at_success=True))
+    out = BulletTrain(objective, budget=StepBudget.uniform(1)).step(net, x, y, start=start)
+    ball = objective.ball
+    stayed = ball.norm.project(start, x, ball.eps, ball.bounds)
+    assert torch.equal(out.x_prime[wrong], stayed[wrong])
+    assert (out.x_prime[~wrong] != stayed[~wrong]).flatten(1).any(1).all()
 
 
 # ------------------------------------------------------------------- a uniform budget is the plain algorithm
@@ -613,7 +650,8 @@ def test_an_engine_prints_as_its_settings_in_a_line():
     assert repr(bt.AugMix()) == f"AugMix(views={views}, beta=12, jsd=True, selection='train', bounds=(0, 1))"
     nfgsm = bt.PGDAT(attack=Attack(start="uniform", radius=2.0, project=False))
     assert repr(nfgsm).endswith(
-        "attack=Attack(start='uniform', radius=2, project=False, ascent=WholeNetwork), label_smoothing=0)"
+        "attack=Attack(start='uniform', radius=2, project=False, ascent=WholeNetwork, stop_at_success=False), "
+        "label_smoothing=0)"
     )
 
     class Own(bt.PGDAT):

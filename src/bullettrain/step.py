@@ -309,6 +309,8 @@ class BulletTrain:
         """Check settings and shapes, and on a checked step also values, here and (:attr:`checking`) in the block."""
         due = self.is_check_due(len(batches))
         self.check_settings()
+        if not torch.is_grad_enabled():
+            raise ValueError("gradients are disabled around a step (no_grad or inference_mode), which computes them")
         for batch in batches:
             validation.check_batch(batch.x, batch.y)
             if self.history.examples:

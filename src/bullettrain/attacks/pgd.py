@@ -16,6 +16,7 @@ from bullettrain.attacks.losses import AttackLoss, closed_form, gradient_at_logi
 from bullettrain.attacks.norms import AUTO, Ball, Bounds, Limit, Norm, per_example
 from bullettrain.attacks.schedule import ragged
 from bullettrain.attacks.state import Mode, bare, frozen, underflows
+from bullettrain.mining import is_correct
 from bullettrain.precision import at_least_float32
 from bullettrain.validation import (
     check_batch,
@@ -191,6 +192,7 @@ def ascent_step(
     rows: Tensor | None,
     functions: AscentFunctions,
     ascent: AscentStep = WHOLE_NETWORK,
+    stop_at_success: bool = False,
 ) -> Tensor:
     """Take one ascent step for some rows, or for all; ``attack.x_prime`` is changed in place.
 
@@ -200,6 +202,7 @@ def ascent_step(
         rows: (n,) examples that take the step; None: all.
         functions: gradient at the logits, and move.
         ascent: how a step is taken.
+        stop_at_success: examples that are misclassified before the step do not take it.
 
     Returns:
         (n, K) logits before the step.
@@ -214,7 +217,12 @@ def ascent_step(
     def move(images: Tensor, to_input: Tensor) -> Tensor:
         return functions.move(images, to_input, attack.clean, attack.size, attack.eps, rows)
 
-    x_prime, logits = ascent(net, take(attack.x_prime, rows), gradient, move)
+    before = take(attack.x_prime, rows)
+    x_prime, logits = ascent(net, before, gradient, move)
+    if stop_at_success:
+        moves = is_correct(logits, take(attack.labels, rows))
+        # A step of length 0 still clips a starting point to the ball and to valid pixels.
+        x_prime = torch.where(per_example(moves, before, torch.bool), x_prime, move(before, torch.zeros_like(before)))
     if rows is None:
         attack.x_prime.copy_(x_prime)
     else:
@@ -274,12 +282,15 @@ class Attack:
         radius: radius of a uniform or Bernoulli start, in units of eps.
         project: project each step into the ball. False: only to valid pixels.
         ascent: how a step is taken.
+        stop_at_success: the attack on an example stops at the first point that is misclassified. Its further steps do
+            not move it, but cost as much.
     """
 
     start: RandomStart | None = None
     radius: float = 1.0
     project: bool = True
     ascent: AscentStep = WHOLE_NETWORK
+    stop_at_success: bool = False
 
     def __post_init__(self) -> None:
         check_number(self.radius, "radius", above=0)

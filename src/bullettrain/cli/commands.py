@@ -139,9 +139,9 @@ class Train(_Device, _Data):
 class Evaluate(Model, _Device, _Data):
     """Measure the accuracy of any network under PGD, AutoAttack and common corruptions.
 
-    pgd20 is the paper's attack: ε 0.031, step size 0.003, uniform start. pgd:… takes steps, restarts, step, loss (ce,
-    kl or margin), norm (linf or l2) and eps. autoattack:… and apgd:… (the first two attacks of AutoAttack) take norm
-    and eps. Results are saved to evaluation.json after each attack; if interrupted, the same command resumes.
+    pgd20 has 20 steps at the run's ε; for other networks ε 0.031, step size 0.003, as in the paper. pgd:… takes steps,
+    restarts, step, loss (ce, kl or margin), norm (linf or l2) and eps. autoattack:… and apgd:… (the first two attacks
+    of AutoAttack) take norm and eps. Results are saved to evaluation.json after each attack; if interrupted, the same command resumes.
 
     Examples:
 

@@ -102,6 +102,9 @@ class MethodConfig:
     """Radius of a uniform initial perturbation, as a multiple of eps."""
     project: bool = True
     """Whether each attack step projects back into the eps ball; false only clips to valid pixels."""
+    stop_at_success: bool = False
+    """Whether the attack on an example stops at the first point that is misclassified; further steps cost as much, but
+    do not move it."""
     first_layer: int = limited(0, 0, 10_000)
     """YOPO: number of updates through the first layer after each full step; 0 for plain attack steps."""
     align: float = limited(0.0, 0, 1e30)
@@ -197,7 +200,7 @@ class MethodConfig:
             return GradAlign(weight=self.align, eps=self.eps, norm=self.norm)
         if self.kind in GUIDED:
             return GUIDED[self.kind](eps=self.eps, norm=self.norm, beta=self.beta)
-        attack = Attack(start=self.start, radius=self.start_radius, project=self.project)
+        attack = Attack(self.start, self.start_radius, self.project, stop_at_success=self.stop_at_success)
         if self.first_layer:
             attack = dataclasses.replace(attack, ascent=FirstLayer(self.first_layer))
         smoothing = self.label_smoothing
@@ -251,7 +254,7 @@ ALLOCATIONS: dict[str, Callable[[MethodConfig], Allocation]] = {
 }
 OWN_ATTACK = frozenset(("beta", "allocation", "eps_warmup", "leave_out"))
 ATTACK = frozenset(("allocation", "eps_warmup", "clean_warmup", "start", "start_radius", "project", "first_layer"))
-ATTACK |= {"selection", "label_smoothing", "leave_out"}
+ATTACK |= {"selection", "label_smoothing", "leave_out", "stop_at_success"}
 SETTINGS: dict[str, frozenset[str]] = {
     "pgd-at": ATTACK,
     "trades": ATTACK | {"beta"},

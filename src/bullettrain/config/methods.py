@@ -102,6 +102,7 @@ def _with(config: Config, budget: StepBudget, **settings: Any) -> Config:
     """Return the config with a step budget and attack ``settings``; other attack settings get their defaults."""
     steps = {key: getattr(budget, key) for key in ("boundary", "robust", "outlier", "step_size", "scale")}
     plain = {"start": None, "start_radius": 1.0, "project": True, "first_layer": 0, "align": 0.0, "carry": False}
+    plain["stop_at_success"] = False
     changed = config.baseline().replace_section("method", **{**plain, **steps, **settings})
     ungrouped = any(settings.get(key) for key in ("first_layer", "align", "carry"))
     if ungrouped or settings.get("objective") == "nuat":  # they attack one batch at a time

@@ -215,8 +215,6 @@ class Captured:
         """Refuse contexts that a captured step does not support."""
         if any(torch.is_tensor(b.x) and torch.is_autocast_enabled(b.x.device.type) for b in batches):
             raise ValueError("autocast is enabled around a captured step; disable it, and give dtype=torch.bfloat16")
-        if not torch.is_grad_enabled():
-            raise ValueError("gradients are disabled around a step (no_grad or inference_mode), which computes them")
 
     # ----------------------------------------------------------------------------------- phases and runner
 

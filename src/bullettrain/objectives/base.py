@@ -307,7 +307,7 @@ class AdversarialObjective(Objective):
     ) -> Tensor | None:
         """Take one ascent step."""
         functions = fast or AscentFunctions(self._attack_loss, self.ball.on(attack.clean))
-        return ascent_step(net, attack, rows, functions, self.attack.ascent)
+        return ascent_step(net, attack, rows, functions, self.attack.ascent, self.attack.stop_at_success)
 
     def fast_functions(self, compiled: Compile, like: Tensor) -> AscentFunctions:
         """Return the gradient at the logits, in closed form, and the move."""

@@ -129,13 +129,13 @@ def _sweep(results: Results, symbol: str, stem: str) -> Iterator[Plate]:
 
 def oracle(results: Results) -> Iterator[Plate]:
     """Draw robust accuracy over step counts in the MNIST study; each panel has one of three at zero (fig. 2)."""
-    grid = results.scale.grid
+    grid, metric = results.scale.grid, results.study.attacks[-1]
     maps = {}
     for zero in ROLES:
-        values = [results.value(row.name, "pgd100x20") for row in panel_rows(results.scale, zero)]
+        values = [results.value(row.name, metric) for row in panel_rows(results.scale, zero)]
         means = [np.nan if value is None else value.mean for value in values]
         maps[zero] = np.array(means).reshape(len(grid), len(grid))
-    if not any(np.isfinite(cells).any() for cells in maps.values()):
+    if all(np.isfinite(cells).sum() < 2 for cells in maps.values()):
         return
     figure, row_of_axes = panels(columns=3, width=2.0, height=0.95)
     for axes, (zero, cells) in zip(row_of_axes, maps.items(), strict=True):
@@ -150,9 +150,9 @@ def oracle(results: Results) -> Iterator[Plate]:
             text, colour = ("–", "ink") if np.isnan(value) else (f"{value:.1f}", "card" if value < 50 else "ink")
             axes.text(column, row, text, color=COLOURS[colour], **place)
     bar = figure.colorbar(image, ax=row_of_axes, shrink=0.85, pad=0.02)
-    bar.set_label(f"{results.title('pgd100x20')} accuracy, %")
+    bar.set_label(f"{results.title(metric)} accuracy, %")
     bar.outline.set_visible(False)
-    base = results.value("baseline", "pgd100x20")
+    base = results.value("baseline", metric)
     beside = f"; the baseline, seven steps for all, has {base.mean:.1f} %" if base is not None else ""
     yield Plate("", "", f"Robust accuracy with no steps for one class{beside}.", figure)
 
@@ -207,7 +207,7 @@ def _by_corruption(results: Results, row: str) -> dict[str, Floats]:
 
 DRAWN: dict[str, Callable[[Results], Iterator[Plate]]] = {
     "table-augmix": corrupted,
-    "fig-oracle": oracle,
+    **dict.fromkeys(("fig-oracle", "fig-oracle-clean", "fig-oracle-stop"), oracle),
     "fig-shares": shares,
     "fig-svar": svar,
     "fig-allocation": allocation,

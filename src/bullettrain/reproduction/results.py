@@ -38,6 +38,10 @@ class Verdict(Enum):
     OPEN = "not measured yet"
 
 
+CERTAIN = {"≥": Verdict.HOLDS, "≤": Verdict.FAILS}
+"""The verdicts on the best of several rows that further rows cannot change."""
+
+
 @dataclass(frozen=True)
 class CheckResult:
     """The result of a check.
@@ -108,10 +112,10 @@ class Results:
     # -------------------------------------------------------------------------------------------- claims
 
     def check(self, check: Check) -> CheckResult:
-        """Return whether a check holds."""
+        """Return whether a check holds. Rows that are missing may be better than the best that is there."""
         values = [value for row in check.rows if (value := self.value(row, check.metric)) is not None]
         other = self.value(check.against, check.metric) if check.against else Measured((0.0,))
-        if other is None or len(values) < len(check.rows):
+        if other is None or not values:
             return CheckResult(check, None, Verdict.OPEN)
         best = max(values, key=lambda value: value.mean)
         gap = best.above(other)
@@ -121,6 +125,8 @@ class Results:
         # With a large error, too few images support a claim that holds by less than the noise.
         if missing <= (_allowance(check) if gap.error <= BLIND else min(_allowance(check), -noise)):
             verdict = Verdict.HOLDS
+        if len(values) < len(check.rows) and verdict is not CERTAIN.get(check.relation):
+            return CheckResult(check, None, Verdict.OPEN)
         error, near = gap.error if best.figures else None, verdict is Verdict.HOLDS and missing > 0
         return CheckResult(check, gap.value, verdict, error, gap.paired, near)
 

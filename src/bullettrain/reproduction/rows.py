@@ -52,7 +52,7 @@ class Row:
 
 def _from_paper(*rows: Row) -> tuple[Row, ...]:
     """Return the rows with the paper's figures, if it has any."""
-    return tuple(replace(row, paper=row.paper or PAPER[row.family].get(row.name, {})) for row in rows)
+    return tuple(replace(row, paper=row.paper or PAPER.get(row.family, {}).get(row.name, {})) for row in rows)
 
 
 # -------------------------------------------------------------------------------------------- tables
@@ -106,23 +106,23 @@ FAST_ROWS = _from_paper(
 # ------------------------------------------------------------------------------------------- figures
 
 
-def panel_rows(scale: Scale, zero: str) -> tuple[Row, ...]:
+def panel_rows(scale: Scale, zero: str, family: str = "mnist") -> tuple[Row, ...]:
     """Return the rows of the MNIST study in which ``zero``, one of "N_B", "N_O" and "N_R", is 0."""
     first, second = (role for role in ROLES if role != zero)
-    return tuple(_oracle_row({zero: 0, first: a, second: b}) for a in scale.grid for b in scale.grid)
+    return tuple(_oracle_row({zero: 0, first: a, second: b}, family) for a in scale.grid for b in scale.grid)
 
 
-def _oracle_row(steps: dict[str, int]) -> Row:
+def _oracle_row(steps: dict[str, int], family: str = "mnist") -> Row:
     name = "-".join(f"{role[-1].lower()}{steps[role]}" for role in ROLES)
     settings = tuple(f"{setting}={steps[role]}" for role, setting in ROLES.items())
     title = ", ".join(f"{role}={steps[role]}" for role in ROLES)
-    return Row(name, title, "mnist", (*settings, "ordered=false"), baseline="baseline")
+    return Row(name, title, family, (*settings, "ordered=false"), baseline="baseline")
 
 
-def oracle_rows(scale: Scale) -> tuple[Row, ...]:
-    """Return the rows of the MNIST study: its baseline, and the points of three grids."""
-    base = Row("baseline", "PGD-AT, seven steps for all", "mnist")
-    grids = {row.name: row for zero in ROLES for row in panel_rows(scale, zero)}
+def oracle_rows(scale: Scale, family: str = "mnist") -> tuple[Row, ...]:
+    """Return the rows of the MNIST study from one of its starts: its baseline, and the points of three grids."""
+    base = Row("baseline", "PGD-AT, seven steps for all", family)
+    grids = {row.name: row for zero in ROLES for row in panel_rows(scale, zero, family)}
     return _from_paper(base, *grids.values())
 
 

@@ -16,7 +16,7 @@ class Scale:
     Args:
         name: name for `--scale`.
         about: description.
-        recipes: recipes by family: trades, mart, augmix10, augmix100, mnist.
+        recipes: recipes by family: trades, mart, augmix10, augmix100, and mnist with its two other starts.
         grid: step counts of the MNIST study.
         gammas: values of γ in its sweep.
         robust_steps: values of N_R in its sweep.
@@ -36,6 +36,14 @@ class Scale:
     like_paper: bool = True
 
 
+_FEW_IMAGES = ("average=0", "evaluation.restarts=5", "data.test_size=2000")
+_CLEAN_START = ("clean_warmup=0.064", "eps_warmup=0", "lr=0.001")
+"""Of the MNIST study: 300 clean updates, and then the full eps at a fifth of the learning rate."""
+_ONE_CYCLE = ("schedule.name=one-cycle", "schedule.warmup=0.4")
+_STOP = ("eps_warmup=0", "stop_at_success=true", "start=clipped", "training.batch_size=100", *_ONE_CYCLE)
+"""Of the MNIST study: as the MNIST code of fast adversarial training (Wong et al., 2020) trains by PGD."""
+
+
 def _recipes(ending: str = "", *cifar10: str) -> dict[str, Recipe]:
     """Return the recipes whose names end in ``ending``; ``cifar10`` are changes of TRADES and MART."""
     return {
@@ -44,6 +52,8 @@ def _recipes(ending: str = "", *cifar10: str) -> dict[str, Recipe]:
         "augmix10": (f"cifar10-augmix{ending}", ()),
         "augmix100": (f"cifar100-augmix{ending}", ()),
         "mnist": ("mnist-pgd", ("average=0",)),
+        "mnist-clean": ("mnist-pgd", (*_FEW_IMAGES, *_CLEAN_START)),
+        "mnist-stop": ("mnist-pgd", (*_FEW_IMAGES, *_STOP, *(("epochs=5",) if ending else ()))),
     }
 
 
@@ -60,12 +70,15 @@ SMOKE = Scale(
         "augmix10": ("digits-augmix", _TINY),
         "augmix100": ("digits-augmix", _TINY),
         "mnist": ("digits", (*_TINY, *_ORACLE)),
+        "mnist-clean": ("digits", (*_TINY, *_ORACLE, "clean_warmup=0.1")),
+        "mnist-stop": ("digits", (*_TINY, *_ORACLE, "start=clipped", "stop_at_success=true")),
     },
     grid=(0, 2),
     gammas=(0.65, 0.8, 0.9),
     robust_steps=(0, 2, 5),
     attacks={
-        **{"pgd20": "pgd10", "pgd100x20": "pgd10", "pgd100x10": "pgd10x2", "pgd1000x5": "pgd20x2"},
+        **{"pgd20": "pgd10", "pgd100x20": "pgd10", "pgd100x5": "pgd10", "pgd100x10": "pgd10x2"},
+        "pgd1000x5": "pgd20x2",
         "autoattack": "pgd:steps=10,restarts=2,loss=margin",  # the real one takes seconds even here
     },
     images=100,

@@ -140,7 +140,9 @@ def in_words(results: Results, result: CheckResult) -> str:
     """Describe a check: `TRADES + BT, PGD-20: −0.49 ± 0.27 points (paired; asked: at least −0.26)`."""
     check = result.check
     name = heading(results, check.metric).removesuffix(" %").removesuffix(" ×")
-    row = results.rows[check.rows[0]].title if len(check.rows) == 1 else f"best of {len(check.rows)}"
+    run = sum(results.value(row, check.metric) is not None for row in check.rows)
+    best = f"best of {run}" if run == len(check.rows) else f"best of {run} run of {len(check.rows)}"
+    row = results.rows[check.rows[0]].title if len(check.rows) == 1 else best
     text = f"{row}, {name}: {found_in_words(result)}"
     if result.found is None:
         return text

@@ -1,0 +1,81 @@
+"""What docs/reproduction.md says of the three starts of the MNIST study is what was recorded."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bullettrain.reproduction import SCALES, STUDIES
+from bullettrain.reproduction.records import read_records
+from bullettrain.reproduction.results import Results
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDS = ROOT / "results" / "reproduce"
+ROWS = ("baseline", "b0-o7-r7", "b7-o0-r7", "b7-o7-r0")
+"""Seven steps for all, and none for one category with seven for the others."""
+
+
+def results_of(study, scale, folder):
+    return Results(STUDIES[study], SCALES[scale], read_records(RECORDS / folder / "records"))
+
+
+def recorded(study, scale, folder):
+    """Return robust accuracy in percent and the number of test images, by row."""
+    results = results_of(study, scale, folder)
+    values = {row: results.value(row, STUDIES[study].attacks[-1]) for row in ROWS}
+    return {row: (value.mean, value.figures[0]["examples"]) for row, value in values.items() if value is not None}
+
+
+def clean_start():
+    """Return the same of the rows that were run from a clean start, by a script that is no more."""
+    record = json.loads((RECORDS / "mnist-clean-start.json").read_text(encoding="utf-8"))
+    images = record["settings"]["images"]
+    return {name: (100 * row["pgd"], images) for name, row in zip(ROWS, record["rows"], strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("start", "judged", "found"),
+    [
+        ("ε grows in two epochs", "ten epochs; PGD-100×20, 10,000 images", recorded("fig-oracle", "short", "short")),
+        ("300 clean updates", "ten epochs; PGD-100×10, 1,000 images", clean_start()),
+        (
+            "attacks stop at success",
+            "five epochs; PGD-100×5, 2,000 images",
+            recorded("fig-oracle-stop", "short", "short"),
+        ),
+        ("the same", "ten epochs; PGD-100×5, 2,000 images", recorded("fig-oracle-stop", "paper", "mnist-stop")),
+    ],
+    ids=["grows", "clean", "stop", "stop, ten epochs"],
+)
+def test_the_page_has_the_figures_of_each_start(start, judged, found):
+    cells = [f"{found[row][0]:.1f}" if row in found else "not run" for row in ROWS]
+    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert f"| {start} | {' | '.join(cells)} | {judged} |" in page
+    assert all(f"{images:,.0f} images" in judged for _, images in found.values())
+
+
+def test_the_page_says_how_far_rows_are_from_seven_steps_for_all():
+    page = " ".join((ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").split())
+    five, ten = (
+        results_of("fig-oracle-stop", scale, folder) for scale, folder in (("short", "short"), ("paper", "mnist-stop"))
+    )
+
+    def below(results, row):
+        gap = results.value(row, "pgd100x5").above(results.value("baseline", "pgd100x5"))
+        return -gap.value, gap.error
+
+    said = "it is {:.1f} ± {:.1f} points below in five epochs".format(*below(five, "b7-o0-r7"))
+    assert said in page
+    said = ["{:.2f} ± {:.2f}".format(*below(results, "b7-o7-r0")) for results in (five, ten)]
+    assert f"where it is {said[0]} points below in five epochs and {said[1]} in ten" in page
+    clean = clean_start()
+    assert f"by {clean['b7-o0-r7'][0] - clean['baseline'][0]:.1f} points in its row" in page
+
+
+def test_the_page_says_when_robust_examples_appear_without_steps_at_the_boundary():
+    page = " ".join((ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").split())
+    (run,) = results_of("fig-oracle-stop", "paper", "mnist-stop").runs["b0-o7-r7"]
+    course = run.course()
+    first = course["robust"][course["epoch"] <= 5].max()
+    assert f"is {100 * first:.0f} % at most in the first five of the ten epochs" in page
+    assert f"and {100 * course['robust'][-1]:.0f} % at the end, although no boundary example" in page
