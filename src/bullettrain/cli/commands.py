@@ -141,7 +141,8 @@ class Evaluate(Model, _Device, _Data):
 
     pgd20 has 20 steps at the run's ε; for other networks ε 0.031, step size 0.003, as in the paper. pgd:… takes steps,
     restarts, step, loss (ce, kl or margin), norm (linf or l2) and eps. autoattack:… and apgd:… (the first two attacks
-    of AutoAttack) take norm and eps. Results are saved to evaluation.json after each attack; if interrupted, the same command resumes.
+    of AutoAttack) take norm and eps. Results are saved to evaluation.json after each attack; if interrupted, the same
+    command resumes.
 
     Examples:
 
