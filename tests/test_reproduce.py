@@ -35,18 +35,19 @@ def invoke(*words, columns=100, fails=None):
 
 
 def test_every_study_runs_and_leaves_its_table_and_pictures(tmp_path):
-    """All of them in one command: runs that they share are made once."""
-    text = invoke(*STUDIES, "fig-nr", "--out", tmp_path, *FAST, columns=80)
+    """All of them in one command: runs that they share are made once. Other starts of the MNIST study have its rows."""
+    studies = {name: study for name, study in STUDIES.items() if not name.startswith("fig-oracle-")}
+    text = invoke(*studies, "fig-nr", "--out", tmp_path, *FAST, columns=80)
     shown, *written = text.split("written")
     assert max(map(len, shown.splitlines())) <= 80
     assert "paper" not in shown, "figures that mean nothing stand beside no others"
-    wanted = sum(len(study.rows(SMOKE)) for study in STUDIES.values())
+    wanted = sum(len(study.rows(SMOKE)) for study in studies.values())
     made = int(re.match(r"(\d+) runs: \1 to train or evaluate", text)[1])
     assert made < 0.75 * wanted
     assert "bt-nr2 = mnist-oracle" not in text
     assert re.search(r"bt-nr2 = gamma-0.8 = nr-2 = svar ", text)
     assert text.count("Accuracy and speed-up over N_R") == 1
-    for name, study in STUDIES.items():
+    for name, study in studies.items():
         table = (tmp_path / f"{name}.md").read_text()
         page = (tmp_path / f"{name}.html").read_text()
         for row in study.rows(SMOKE):
