@@ -340,8 +340,8 @@ def test_what_carries_perturbations_is_for_one_process(tmp_path, name):
             for name in NAMES
         ),
         ("yopo-2-5", ("attack_group=2",), []),
-        ("grad-align", ("attack_group=2",), ["mini-batches are attacked one by one: its corruption and its update"]),
-        ("free-4", ("attack_group=2",), ["mini-batches are attacked one by one: its corruption and its update"]),
+        ("grad-align", ("attack_group=2",), ["mini-batches are attacked one by one: its attack and its update"]),
+        ("free-4", ("attack_group=2",), ["mini-batches are attacked one by one: its attack and its update"]),
         ("fast", ("attack_group=2",), []),
     ],
 )
@@ -354,7 +354,7 @@ def test_what_cannot_be_had_is_said_in_a_line(tmp_path, name, settings, lines):
     assert all(mine.startswith(line) for mine, line in zip(said, lines, strict=True))
 
 
-# ----------------------------------------------------------------------------------- a step as one graph
+# ------------------------------------------------------------------------------------ captured steps
 
 
 @pytest.mark.parametrize(
@@ -400,12 +400,12 @@ def test_a_step_that_is_recorded_and_replayed_trains_what_the_plain_one_trains(t
     assert runs.train(config, tmp_path / "whole", CPU).signal == signal.SIGINT
     assert runs.train(config, tmp_path / "whole", CPU, resume=True).finished
     assert all(stepper.fast.reason is None and stepper.fast.runner.graphs for stepper in made)
-    whole_step = made[-1].engine.objective.whole_step
-    if whole_step:  # the same operations; else a sign that rounds otherwise moves a pixel
+    same_operations = name == "free-4"  # elsewhere a sign that rounds otherwise moves a pixel
+    if same_operations:
         assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "plain")
     for kind, times in (("step", ("examples_per_second",)), ("epoch", TIMES), ("end", ("seconds", "capture_seconds"))):
         mine, theirs = ([without(record, times) for record in kinds(tmp_path / n, kind)] for n in ("whole", "plain"))
-        if whole_step:
+        if same_operations:
             assert mine == theirs
         elif kind == "epoch":
             assert [r["loss"] for r in mine] == pytest.approx([r["loss"] for r in theirs], rel=0.02)

@@ -352,12 +352,12 @@ def test_mistakes_are_said_before_anything_is_drawn(on_gpu):
         next(open_one)
 
 
-def test_what_is_one_piece_is_not_grouped_and_says_so(on_gpu):
+def test_an_objective_whose_update_uses_its_attack_is_not_grouped_and_says_so(on_gpu):
     said = []
     fast = Captured(makers()["grad-align"](), norm_net().double(), attack_group=2, on_message=said.append)
     batches = list(data(2))
     assert len(list(fast.steps(batches))) == 2
-    assert said == ["mini-batches are attacked one by one: this objective corrupts and updates in one piece"]
+    assert said == ["mini-batches are attacked one by one: this objective's attack and update share state"]
 
 
 def test_a_group_without_a_gpu_is_attacked_at_once_and_the_line_does_not_say_otherwise():

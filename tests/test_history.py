@@ -303,6 +303,15 @@ def test_a_forward_that_overflowed_leaves_its_examples_on_the_boundary_and_the_o
     assert (out.category[4:] == Category.ROBUST).any()
 
 
+def test_an_index_that_nothing_would_use_is_refused():
+    net = norm_net().double()
+    x, y = examples(net)
+    train = BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(2, 1))
+    with pytest.raises(ValueError, match="index is given, but no history is kept; give BulletTrain examples="):
+        train.step(net, x, y, index=torch.arange(N))
+    assert train.steps_taken == 0
+
+
 def test_a_score_that_is_no_number_is_said_before_it_is_remembered():
     net = norm_net().double()
     x, y = examples(net)

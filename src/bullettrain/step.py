@@ -316,6 +316,8 @@ class BulletTrain:
             if self.history.examples:
                 validation.check_index(batch.indices, batch.y, self.history.examples, look=due)
                 self.history.to(batch.y.device)
+            elif batch.indices is not None:
+                raise ValueError("index is given, but no history is kept; give BulletTrain examples=, or leave it out")
             if due:
                 self.objective.check_inputs(batch.x)
         if due or not self._network_checked:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from bullettrain.allocation import StepBudget
 from bullettrain.attacks import Attack
 from bullettrain.objectives import AdversarialObjective
@@ -41,7 +44,7 @@ def n_fgsm(objective: AdversarialObjective) -> BulletTrain:
 def attacked(objective: AdversarialObjective, attack: Attack) -> AdversarialObjective:
     """Return the same objective with another attack; raise TypeError if its corruption is not PGD."""
     own = getattr(type(objective), "corrupt", None)
-    if own is not AdversarialObjective.corrupt or objective.whole_step:
+    if own is not AdversarialObjective.corrupt or objective.one_by_one:
         name = getattr(objective, "__name__", type(objective).__name__)
         raise TypeError(f"the objective is {name}; give PGDAT, TRADES or MART, e.g. TRADES(eps=8/255)")
     return objective.attacked_by(attack)
@@ -53,3 +56,14 @@ def one_step(objective: AdversarialObjective, kind: type[AdversarialObjective]) 
         name = kind.__name__
         raise TypeError(f"the objective is {type(objective).__name__}; give {name}, e.g. {name}(eps=8/255)")
     return BulletTrain(objective, budget=ONE_STEP)
+
+
+def grown(kept: Tensor | None, x: Tensor) -> Tensor:
+    """Return ``kept``, the rows of earlier batches, with at least as many rows as ``x`` (m, …); new rows are 0.
+
+    It is the same tensor, where captured graphs find it, unless the batch is larger or of another kind.
+    """
+    if kept is None or kept.shape[1:] != x.shape[1:]:
+        return torch.zeros_like(x)
+    missing = torch.zeros_like(x[len(kept) :])
+    return torch.cat([kept.to(x), missing]) if len(missing) else kept.to(x)

@@ -13,7 +13,7 @@ from bullettrain.allocation import Allocation
 from bullettrain.attacks import Attack, Norm, Normalized
 from bullettrain.attacks.norms import AUTO, Bounds
 from bullettrain.attacks.pgd import AscentFunctions, AttackState
-from bullettrain.baselines.fast import one_step
+from bullettrain.baselines.fast import grown, one_step
 from bullettrain.objectives import PGDAT
 from bullettrain.step import BulletTrain
 
@@ -47,7 +47,8 @@ class Free(PGDAT):
         self.delta: Tensor | None = None
         """(M, …) for the largest batch so far; row i belongs to example i of every batch."""
 
-    whole_step = True
+    one_by_one = True
+    needs_network = False
     step_passes = 0.0
     """The update's own backward moves δ: 3 passes per replay, as in ordinary training."""
 
@@ -78,13 +79,7 @@ class Free(PGDAT):
 
     def _rows(self, x: Tensor) -> Tensor:
         """Return the part of δ for a batch x (m, …), as a view; new rows are 0."""
-        old = self.delta
-        if old is None or old.shape[1:] != x.shape[1:]:
-            self.delta = torch.zeros_like(x)
-        elif len(old) < len(x):
-            self.delta = torch.cat([old.to(x), torch.zeros_like(x[len(old) :])])
-        else:
-            self.delta = old.to(x)  # the same tensor if device and dtype are the same
+        self.delta = grown(self.delta, x)
         return self.delta[: len(x)]
 
     def mutable_state(self, x: Tensor) -> list[Tensor]:

@@ -12,7 +12,7 @@ from bullettrain.attacks import Attack, Norm
 from bullettrain.attacks.ascent import LogitGradient, Move, WholeNetwork
 from bullettrain.attacks.norms import AUTO, Bounds, length, per_example
 from bullettrain.attacks.state import Mode, uncompiled, underflows
-from bullettrain.baselines.fast import one_step
+from bullettrain.baselines.fast import grown, one_step
 from bullettrain.engine.forwards import forward
 from bullettrain.objectives import PGDAT
 from bullettrain.objectives.base import Selection
@@ -32,7 +32,7 @@ class GradAlign(PGDAT):
         Others: see :class:`AdversarialObjective`.
     """
 
-    whole_step = True
+    one_by_one = True
     uniform_only = True
     penalty_passes = 6
     """The gradient at x+η is a forward and a backward; learning through it takes two more of each."""
@@ -66,13 +66,16 @@ class GradAlign(PGDAT):
 
     def begin(self, x: Tensor, start: Tensor | None) -> Tensor:
         """Return x, where the attack starts. ``start`` is x+η, for :meth:`penalty`."""
-        self._first.gradient = None
+        self._first.begin(x)
         return x
+
+    def mutable_state(self, x: Tensor) -> list[Tensor]:
+        """Return the first gradient of the rows of ``x`` (m, …), and whether it is still to come."""
+        return self._first.state(x)
 
     def penalty(self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None) -> Tensor:
         """Return λ·(1 − cos), averaged over the examples whose two gradients are not 0."""
-        at_x, self._first.gradient = self._first.gradient, None
-        assert at_x is not None
+        at_x, _ = self._first.state(x)
         at = check_start(self.initial_perturbation(x) if start is None else start, x).requires_grad_()
         # DistributedDataParallel has seen the first forward, and synchronises the gradients of this one.
         value = F.cross_entropy(at_least_float32(forward(uncompiled(model), at)), y, reduction="sum")
@@ -89,16 +92,30 @@ def _unit(gradient: Tensor) -> Tensor:
 
 
 class _FirstGradient(WholeNetwork):
-    """The usual step, which stores the first gradient (m, …) of an attack."""
+    """The usual step, which stores the first gradient of an attack, in place."""
 
-    gradient: Tensor | None = None
+    def __init__(self) -> None:
+        self.gradient: Tensor | None = None
+        """(M, …) for the largest batch so far."""
+        self.missing = torch.ones(())
+        """1 until the first step of an attack, then 0."""
+
+    def begin(self, x: Tensor) -> None:
+        """Begin an attack on ``x`` (m, …)."""
+        self.state(x)[1].fill_(1)
+
+    def state(self, x: Tensor) -> list[Tensor]:
+        """Return the gradient for the rows of ``x`` (m, …), as a view, and whether it is missing."""
+        self.gradient, self.missing = grown(self.gradient, x), self.missing.to(x.device)
+        return [self.gradient[: len(x)], self.missing]
 
     def __call__(self, net: nn.Module, images: Tensor, gradient: LogitGradient, move: Move) -> tuple[Tensor, Tensor]:
         """Move along the gradient at ``images``."""
+        kept, missing = self.state(images)
 
         def keep(at: Tensor, to_input: Tensor) -> Tensor:
-            if self.gradient is None:
-                self.gradient = to_input
+            kept.copy_(torch.where(missing > 0, to_input, kept))
+            missing.zero_()
             return move(at, to_input)
 
         return super().__call__(net, images, gradient, keep)

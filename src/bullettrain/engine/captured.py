@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import itertools
 import warnings
@@ -101,7 +100,6 @@ class Captured:
         self._made_for: object = None
         self._early, self._taken, self._turn = 0, EARLY_STEPS, 0
         self._spent = 0.0
-        self._whole_steps: dict[int, StepOutput] = {}
         self._plain: nn.Module = in_any_size(model) if compile else model
 
     def step(
@@ -176,10 +174,8 @@ class Captured:
             if train.checking and isinstance(self.runner, CudaGraphRunner):
                 self.runner.check_next()
             share_buffers(self.model, train.process_group())
-            if train.objective.whole_step:
-                outs: Iterator[StepOutput] = (self._whole(phases, batch) for batch in batches)
-            else:
-                outs = train.updates(phases, batches, self.runner)
+            groups = [[batch] for batch in batches] if train.objective.one_by_one else [batches]
+            outs = itertools.chain.from_iterable(train.updates(phases, group, self.runner) for group in groups)
             for batch in batches:
                 with nullcontext() if self.reason is None else train.checked_forwards(self._plain, batch.y):
                     out = next(outs)
@@ -190,26 +186,6 @@ class Captured:
                 yield out
                 if mine != self._turn:
                     raise RuntimeError("another step was taken before these were; finish a group before the next")
-
-    def _whole(self, phases: Phases, batch: Batch) -> StepOutput:
-        """Run a step as one phase, for objectives whose corruption and update share Python state."""
-        train = self.train
-
-        def whole_step(x: Tensor, y: Tensor, start: Tensor | None, accumulation: tuple[bool, float]) -> tuple[Any, ...]:
-            taken, checking, train.checking = train.steps_taken, train.checking, False
-            try:
-                (out,) = train.updates(phases, [Batch(x, y, start)])
-            finally:
-                train.steps_taken, train.checking = taken, checking
-            self._whole_steps[len(y)] = out  # its parts that are no tensors never change
-            return tuple(getattr(out, name) for name in names)
-
-        names = ("loss", "category", "steps", "x_prime", "z", "z_prime")
-        made = self.runner(whole_step, batch.x, batch.y, batch.start, phases.accumulation)
-        out = dataclasses.replace(self._whole_steps[len(batch.y)], **dict(zip(names, made, strict=True)))
-        train.steps_taken += 1
-        train.check_attack(batch.x, out.x_prime, None)
-        return out
 
     def _check_surroundings(self, batches: Sequence[Batch]) -> None:
         """Refuse contexts that a captured step does not support."""
@@ -234,30 +210,30 @@ class Captured:
 
     def _make(self, x: Tensor) -> Phases:
         reason = self._why_not_captured(x)
-        grouped, whole = self.attack_group > 1, self.train.objective.whole_step
+        grouped, one_by_one = self.attack_group > 1, self.train.objective.one_by_one
         if reason is not None and reason != self.reason and self.capture:
             self.on_message(f"CUDA graphs are off{'' if grouped else ', steps run one by one'}: {reason}")
-        if grouped and whole and self._made_for is None:
-            self.on_message("mini-batches are attacked one by one: this objective corrupts and updates in one piece")
+        if grouped and one_by_one and self._made_for is None:
+            self.on_message("mini-batches are attacked one by one: this objective's attack and update share state")
         self.reason = reason
         fast = reason is None
         self.gradients.remake(hold=fast)
         objective, train = self.train.objective, self.train
         forwards: Forwards
-        if fast and not objective.whole_step:
+        if fast:
             forwards = FastForwards(
                 self.model,
                 dtype=self.dtype,
                 compile=self.compile,
                 pair=self._pairs(),
-                freezes=objective.needs_network or (train.needs_selection and objective.selection == "eval"),
+                freezes=(objective.needs_network and objective.attack_mode == "eval")
+                or (train.needs_selection and objective.selection == "eval"),
                 on_message=self.on_message,
             )
             forwards.prepare(x)
+            self.runner = self._make_runner()
         else:
             forwards = Forwards(self._plain, self.dtype)
-        if fast:
-            self.runner = self._make_runner()
         return Phases(
             train,
             forwards,

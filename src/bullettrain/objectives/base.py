@@ -61,8 +61,8 @@ class Objective(ABC):
     """Passes per example of :meth:`penalty`."""
     attack_mode: Mode = "eval"
     """Mode of the network during the attack."""
-    whole_step = False
-    """Whether a step has to be captured as one piece, because the update uses Python state of the corruption."""
+    one_by_one = False
+    """Whether mini-batches are attacked one at a time, because the attack and the update share state."""
 
     def __init__(self, selection: Selection) -> None:
         self.selection: Selection = check_known(selection, get_args(Selection), "selection is")

@@ -173,11 +173,10 @@ def _figures(timed: Timed) -> dict[str, Any]:
     """Return the row of a timed trainer."""
     trainer, m, seconds = timed.trainer, timed.trainer.config.training.batch_size, timed.step_ms / 1000
     figures = trainer.figures(trainer.metrics.read(False))
-    phases = {} if trainer.engine.objective.whole_step else phases_ms(timed)
     return {
         "step_ms": timed.step_ms,
         "spread_ms": timed.spread_ms,
-        **{name: phases.get(name) for name in ("select_ms", "attack_ms", "update_ms")},
+        **phases_ms(timed),
         "epoch_seconds": timed.epoch_seconds,
         "examples_per_second": m / seconds,
         "tflops": figures["work"] * m * _forward_flops(trainer) / seconds / 1e12,

@@ -60,8 +60,8 @@ class Stepper:
         ungrouped = None
         if training.accumulate > 1:
             ungrouped = "gradients are accumulated"
-        elif engine.objective.whole_step:
-            ungrouped = "its corruption and its update are one piece"
+        elif engine.objective.one_by_one:
+            ungrouped = "its attack and its update share state"
         if training.attack_group > 1 and ungrouped:
             on_message(f"mini-batches are attacked one by one: {ungrouped}")
         self.unit = training.accumulate if ungrouped else training.attack_group
