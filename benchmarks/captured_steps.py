@@ -27,7 +27,7 @@ CASES: dict[str, Callable[[], bt.BulletTrain]] = {
     "trades-bullettrain": lambda: bt.BulletTrain(bt.TRADES(beta=6.0, eps=EPS), budget=bt.StepBudget(10, 2)),
     "pgd-at-3": lambda: bt.BulletTrain(bt.PGDAT(eps=EPS), budget=bt.StepBudget.uniform(3)),
     "yopo-2-5": lambda: baselines.yopo(bt.TRADES(beta=6.0, eps=EPS)),
-    "grad-align": lambda: baselines.grad_align(baselines.GradAlign(eps=EPS)),
+    "grad-align": lambda: baselines.one_step(baselines.GradAlign(eps=EPS)),
 }
 WARM_UP, STEPS, REPEATS = 20, 24, 5
 

@@ -31,8 +31,8 @@ from typing import Any
 from plane import COLUMNS, CSV, STEPS
 from row_names import CHOSEN_BY, command, folder_name, options_of
 
+from bullettrain.config.methods import left_out, title
 from bullettrain.evaluation.results import Store
-from bullettrain.formatting import METHODS, left_out
 from bullettrain.run_folder import RunFolder
 
 HOW = ["--precision", "bf16", "--compile", "--batch-size", "2500", "--weights", "averaged"]
@@ -71,7 +71,7 @@ def line_of(folder: Path) -> dict[str, str]:
     accuracy = {r["attack"]: r["accuracy"] for r in records if r.get("weights") == "averaged"}
     end = next(record for record in reversed(records) if record.get("kind") == "end")
     command = environment["command"].partition(" --out")[0]
-    objective, counts = METHODS[method.objective], (method.boundary, method.robust, method.outlier)
+    objective, counts = title(method.objective), (method.boundary, method.robust, method.outlier)
     uniform = len(set(counts)) == 1 and method.allocation == "categories"
     without = left_out(vars(method))
     score = "oracle" if method.separation == "oracle" else {"random": "chance"}.get(method.score, method.score)

@@ -6,7 +6,7 @@ import torch
 import bullettrain as bt
 from bullettrain.allocation import Allocated, needs_selection
 from bullettrain.config import Config, ConfigError, recipe
-from bullettrain.formatting import method_name
+from bullettrain.config.methods import method_name
 from bullettrain.reporting import write_report
 from bullettrain.run_folder import RunFolder
 from bullettrain.step import BulletTrain
@@ -69,7 +69,10 @@ def test_a_shuffled_control_deals_out_what_the_budget_gives():
         (("history", "robust=5"), "least is 5, more than most"),
         (("second-step", "allocation_value=2"), r"share is 2.0; it has to be at least 0 and at most 1"),
         (("radius", "objective=augmix", "boundary=1", "robust=0"), "allocation is radius, but augmix takes none"),
-        (("history", "align=0.2"), "allocation is history, but grad-align takes none: --set allocation=categories"),
+        (
+            ("history", "objective=grad-align"),
+            "allocation is history, but grad-align takes none: --set allocation=categories",
+        ),
         (("gaussian", "allocation_value=0"), "method.allocation_value is 0"),
     ],
 )

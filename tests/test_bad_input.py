@@ -10,7 +10,6 @@ from torch.distributed.fsdp import FSDPModule
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
 from bullettrain.augmix import ViewMaker
-from bullettrain.baselines import free, grad_align
 from conftest import assert_same, batch, norm_net, snapshot
 
 OBJECTIVES = [bt.PGDAT, bt.TRADES, bt.MART]
@@ -254,9 +253,6 @@ def test_parts_that_are_none_are_named_at_once():
         BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), separation=bt.OracleSeparation)
     with pytest.raises(TypeError, match="the separation is None"):
         BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), separation=None)
-    for make, name in ((grad_align, "GradAlign"), (free, "Free")):
-        with pytest.raises(TypeError, match=f"the objective is PGDAT; give {name}"):
-            make(bt.PGDAT())
     for bounds in ((0, 1, 2), "ab", 1.0, torch.rand(2, 3)):
         with pytest.raises(TypeError, match="give two numbers") as caught:
             bt.PGDAT(bounds=bounds)

@@ -33,11 +33,11 @@ def makers(eps=EPS):
         "fast-3": lambda: baselines.fast(bt.TRADES(eps=eps), steps=3),
         "n-fgsm": lambda: baselines.n_fgsm(bt.PGDAT(eps=eps)),
         "yopo": lambda: baselines.yopo(bt.TRADES(eps=eps)),
-        "grad-align": lambda: baselines.grad_align(GradAlign(eps=eps)),
-        "free": lambda: baselines.free(Free(eps=eps)),
-        "gat": lambda: baselines.gat(GAT(eps=eps)),
-        "nuat": lambda: baselines.nuat(NuAT(eps=eps)),
-        "fgsm-pgi": lambda: baselines.fgsm_pgi(FGSMPGI(eps=eps)),
+        "grad-align": lambda: baselines.one_step(GradAlign(eps=eps)),
+        "free": lambda: baselines.one_step(Free(eps=eps)),
+        "gat": lambda: baselines.one_step(GAT(eps=eps)),
+        "nuat": lambda: baselines.one_step(NuAT(eps=eps)),
+        "fgsm-pgi": lambda: baselines.one_step(FGSMPGI(eps=eps)),
     }
 
 
@@ -237,7 +237,7 @@ def test_grad_align_is_the_literal_one(m, weight, seed):
     net = tiny_net(seed=seed)
     x, y = small_batch(m, seed)
     eta = torch.empty_like(x).uniform_(-EPS, EPS, generator=torch.Generator().manual_seed(seed))
-    train = baselines.grad_align(GradAlign(eps=EPS, weight=weight))
+    train = baselines.one_step(GradAlign(eps=EPS, beta=weight))
     out = train.step(net, x, y, start=x + eta)
     losses = []
     for image, label, noise, ours in zip(x, y.tolist(), eta, out.x_prime, strict=True):
@@ -259,8 +259,8 @@ def test_grad_align_is_the_literal_one(m, weight, seed):
 def test_grad_align_draws_its_own_noise():
     net, (x, y) = tiny_net(), small_batch()
     draw = torch.empty_like(x).uniform_(-EPS, EPS, generator=torch.Generator().manual_seed(5))
-    drawn = baselines.grad_align(GradAlign(eps=EPS, generator=torch.Generator().manual_seed(5))).step(net, x, y)
-    handed = baselines.grad_align(GradAlign(eps=EPS)).step(net, x, y, start=x + draw)
+    drawn = baselines.one_step(GradAlign(eps=EPS, generator=torch.Generator().manual_seed(5))).step(net, x, y)
+    handed = baselines.one_step(GradAlign(eps=EPS)).step(net, x, y, start=x + draw)
     assert torch.equal(drawn.loss, handed.loss)
 
 
@@ -268,7 +268,7 @@ def test_a_network_without_gradients_adds_no_penalty():
     net, (x, y) = tiny_net(), small_batch()
     nn.init.zeros_(net[1].weight)  # the input has no effect: cos is not defined
     objective = GradAlign(eps=EPS)
-    out = baselines.grad_align(objective).step(net, x, y)
+    out = baselines.one_step(objective).step(net, x, y)
     torch.testing.assert_close(out.loss, F.cross_entropy(net(x), y))
     assert all(torch.isfinite(gradient).all() for gradient in gradients(net, out.loss))
 
@@ -277,14 +277,14 @@ def test_tiny_gradients_still_have_a_direction():
     net, (x, y) = tiny_net(), small_batch()
     with torch.no_grad():
         net[3].weight.mul_(1e-120)
-    out = baselines.grad_align(GradAlign(eps=EPS, weight=100.0)).step(net, x, y)
+    out = baselines.one_step(GradAlign(eps=EPS, beta=100.0)).step(net, x, y)
     assert out.loss > F.cross_entropy(net(out.x_prime), y) + 1e-3
 
 
 def test_grad_align_wants_the_same_steps_for_everyone():
     net, (x, y) = tiny_net(), small_batch()
     with pytest.raises(ValueError, match="start has the shape"):
-        baselines.grad_align(GradAlign(eps=EPS)).step(net, x, y, start=x[:3])
+        baselines.one_step(GradAlign(eps=EPS)).step(net, x, y, start=x[:3])
     for budget in (bt.StepBudget(1, 0), bt.StepBudget.uniform(0)):
         with pytest.raises(ValueError, match="the same number of steps for all"):
             BulletTrain(GradAlign(eps=EPS), budget=budget).step(net, x, y)
@@ -324,7 +324,7 @@ def test_free_is_the_literal_loop_bit_for_bit(sizes):
     net = norm_net() if 1 not in sizes else nn.Sequential(nn.Flatten(), nn.Linear(108, 4))
     twin = copy.deepcopy(net)
     batches = [batch(m, seed=seed) for seed, m in enumerate(sizes)]
-    train = baselines.free(Free(eps=EPS))
+    train = baselines.one_step(Free(eps=EPS))
     train_free(train, net, batches, 3, 0.1)
     delta = literal_free(twin, batches, 3, EPS, 0.1)
     assert torch.equal(train.objective.delta, delta)
@@ -334,7 +334,7 @@ def test_free_is_the_literal_loop_bit_for_bit(sizes):
 
 def test_frees_first_step_is_clean_and_the_next_is_not():
     net, (x, y) = norm_net(), batch()
-    train = baselines.free(Free(eps=EPS))
+    train = baselines.one_step(Free(eps=EPS))
     first = train.step(net, x, y)
     assert torch.equal(first.x_prime, x)
     again = train.step(net, x, y)  # no backward in between: nothing has moved
@@ -346,13 +346,13 @@ def test_frees_first_step_is_clean_and_the_next_is_not():
 def test_frees_perturbation_is_state():
     net = norm_net()
     batches = [batch(m, seed=m) for m in (8, 5, 8)]
-    straight, whole = copy.deepcopy(net), baselines.free(Free(eps=EPS))
+    straight, whole = copy.deepcopy(net), baselines.one_step(Free(eps=EPS))
     train_free(whole, straight, batches, 3, 0.1)
-    first = baselines.free(Free(eps=EPS))
+    first = baselines.one_step(Free(eps=EPS))
     train_free(first, net, batches[:2], 3, 0.1)
     state = copy.deepcopy(first.state_dict())
     train_free(first, copy.deepcopy(net), batches[2:], 1, 0.1)  # what is saved does not change any more
-    second = baselines.free(Free(eps=EPS))
+    second = baselines.one_step(Free(eps=EPS))
     second.load_state_dict(state)
     train_free(second, net, batches[2:], 3, 0.1)
     assert all(
@@ -363,7 +363,7 @@ def test_frees_perturbation_is_state():
 
 
 def test_free_starts_afresh_on_other_images_and_survives_an_overflow():
-    train = baselines.free(Free(eps=EPS))
+    train = baselines.one_step(Free(eps=EPS))
     train.step(norm_net(), *batch()).loss.backward()
     train.step(norm_net(), *batch(size=8)).loss.backward()
     assert train.objective.delta.shape == (16, 3, 8, 8)
@@ -372,7 +372,7 @@ def test_free_starts_afresh_on_other_images_and_survives_an_overflow():
 
 
 def test_free_in_l2_stays_in_its_ball():
-    train = baselines.free(Free(eps=0.5, norm="l2"))
+    train = baselines.one_step(Free(eps=0.5, norm="l2"))
     net, (x, y) = norm_net(), batch()
     for _ in range(4):
         train.step(net, x, y).loss.backward()

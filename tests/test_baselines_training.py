@@ -1,7 +1,9 @@
 """Baselines from the command line: `--method` as settings, replays, resuming, and FAST's collapse."""
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,12 +16,12 @@ from hypothesis import strategies as st
 import bullettrain as bt
 from bullettrain import baselines
 from bullettrain.config import Config, recipe
-from bullettrain.config.methods import METHODS, one_line, with_method
+from bullettrain.config.format1 import translate
+from bullettrain.config.methods import METHODS, method_name, one_line, with_method
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import Augment, DataError, ImageSet, Loader
 from bullettrain.engine import captured
 from bullettrain.engine.cuda_graphs import materialize
-from bullettrain.formatting import method_name
 from bullettrain.processes import Place
 from bullettrain.reporting import write_report
 from bullettrain.run_folder import RunFolder
@@ -64,7 +66,8 @@ def test_what_each_method_sets():
     assert (noisy.objective, noisy.beta, noisy.start_radius, noisy.project) == ("pgd-at", None, 2.0, False)
     assert noisy.budget().boundary_step(0.031) == pytest.approx(0.031)
     aligned = with_method(pgd, "grad-align").method
-    assert (aligned.align, aligned.budget().boundary_step(0.031)) == (0.2, pytest.approx(0.031))
+    assert (aligned.objective, aligned.beta, aligned.build_objective().beta) == ("grad-align", None, 0.2)
+    assert (aligned.start, aligned.budget().boundary_step(0.031)) == (None, pytest.approx(0.031))
     free = with_method(trades, "free")
     assert (free.training.replays, free.training.epochs, free.schedule.milestones) == (8, 10, (10,))
     assert free == with_method(trades, "free-8")
@@ -77,11 +80,11 @@ def test_methods_are_the_engines_of_the_library():
         "fast": baselines.fast(bt.TRADES(eps=0.15)),
         "n-fgsm": baselines.n_fgsm(bt.PGDAT(eps=0.15)),
         "yopo-2-5": baselines.yopo(bt.TRADES(eps=0.15)),
-        "grad-align": baselines.grad_align(baselines.GradAlign(eps=0.15)),
-        "free-8": baselines.free(baselines.Free(eps=0.15)),
-        "gat": baselines.gat(baselines.GAT(eps=0.15)),
-        "nuat": baselines.nuat(baselines.NuAT(eps=0.15)),
-        "fgsm-pgi": baselines.fgsm_pgi(baselines.FGSMPGI(eps=0.15)),
+        "grad-align": baselines.one_step(baselines.GradAlign(eps=0.15)),
+        "free-8": baselines.one_step(baselines.Free(eps=0.15)),
+        "gat": baselines.one_step(baselines.GAT(eps=0.15)),
+        "nuat": baselines.one_step(baselines.NuAT(eps=0.15)),
+        "fgsm-pgi": baselines.one_step(baselines.FGSMPGI(eps=0.15)),
     }
     for name, engine in made.items():
         ours = with_method(recipe("digits"), name).method.build()
@@ -117,6 +120,55 @@ def test_every_method_has_a_line_and_a_card():
         ] == []
 
 
+NEW = '''"""Halved: PGD-AT with one step, and half of its loss."""
+
+from bullettrain.objectives import PGDAT
+
+
+class Halved(PGDAT):
+    """PGD-AT with half of its loss."""
+
+    options = ("generator",)
+
+    def loss(self, z, z_prime, y, touched=None, weight=None):
+        return super().loss(z, z_prime, y, touched, weight) / 2
+'''
+
+
+def test_a_new_baseline_is_a_file_and_a_line(tmp_path):
+    package = tmp_path / "src" / "bullettrain"
+    shutil.copytree(Path(bt.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "baselines" / "halved.py").write_text(NEW)
+    table = package / "config" / "method.py"
+    line = '    "halved": importlib.import_module("bullettrain.baselines.halved").Halved,\n'
+    text = table.read_text().replace('    "gat": GAT,\n', f'{line}    "gat": GAT,\n')
+    table.write_text(text.replace("import dataclasses\n", "import dataclasses\nimport importlib\n", 1))
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "bullettrain", *words]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "COLUMNS": "100"}
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+
+    listed = " ".join(run("train", "--list").stdout.split())
+    assert "--method halved Halved: PGD-AT with one step, and half of its loss." in listed
+    small = [word for cut in ("epochs=1", "data.train_size=300", "data.test_size=100") for word in ("--set", cut)]
+    done = run("train", "digits", "--method", "halved", "--out", "run", *small)
+    assert done.returncode == 0, done.stderr
+    assert "Halved" in (tmp_path / "run" / "report.html").read_text()
+    refused = run("train", "digits", "--method", "halved", "--set", "start=zero")
+    assert "method.start is zero, but halved takes none: --set start=null" in " ".join(refused.stderr.split())
+
+
+def test_settings_of_earlier_versions_become_objectives():
+    old = with_method(recipe("digits"), "grad-align").to_dict()
+    method = {**old["method"], "objective": "pgd-at", "beta": None, "align": 0.3, "carry": False}
+    assert translate({**old, "method": method})["method"] == {**old["method"], "beta": 0.3}
+    carried = translate({**old, "method": {**method, "align": 0.0, "carry": True}})["method"]
+    assert carried == {**old["method"], "objective": "free"}
+    plain = {**method, "align": 0.0}
+    assert translate({**old, "method": plain})["method"] == {**old["method"], "objective": "pgd-at"}
+
+
 def test_names_in_reports():
     named = {name: method_name(with_method(recipe("digits"), name).to_dict()["method"]) for name in NAMES}
     assert list(named.values()) == [
@@ -136,7 +188,7 @@ def test_names_in_reports():
     ("method", "settings", "message"),
     [
         ("grad-algin", [], "did you mean 'grad-align'"),
-        ("pgd", [], "there is no method 'pgd'; there are fast, .*grad-align, free-8, gat, nuat, fgsm-pgi$"),
+        ("pgd", [], "there is no method 'pgd'; there are fast, fast-3, .*, grad-align, gat, nuat, fgsm-pgi, free-8$"),
         ("yopo-2", [], "there is no method 'yopo-2'"),
         ("fast-0", [], "there is no method 'fast-0'; there are fast, fast-3"),
         ("free-0", [], "there is no method 'free-0'; there are fast, fast-3"),
@@ -144,8 +196,8 @@ def test_names_in_reports():
         ("free", ["accumulate=2"], "accumulate has to be 1"),
         ("free", ["boundary=3"], "one step for all examples"),
         ("free", ["start=uniform"], "method.start is uniform, but free takes none: --set start=null"),
-        ("free", ["objective=trades"], "goes with pgd-at"),
-        ("grad-align", ["objective=mart"], "goes with pgd-at"),
+        ("free", ["beta=2"], "method.beta is 2.0, but free takes none: --set beta=null"),
+        ("grad-align", ["clean_warmup=0.1"], "method.clean_warmup is 0.1, but grad-align takes none"),
         ("grad-align", ["robust=0", "outlier=0"], "method: .*same"),
         ("grad-align", ["start=uniform"], "but grad-align takes none"),
         ("gat", ["start=uniform"], "method.start is uniform, but gat takes none"),
@@ -183,7 +235,11 @@ def test_the_command_shows_what_a_method_sets(monkeypatch, capsys):
     code, shown = run("digits", "--method", "free-4", "--set", "beta=null", "--show")
     assert code == 0
     config = yaml.safe_load(shown.out)
-    assert (config["training"]["replays"], config["training"]["epochs"], config["method"]["carry"]) == (4, 10, True)
+    assert (config["training"]["replays"], config["training"]["epochs"], config["method"]["objective"]) == (
+        4,
+        10,
+        "free",
+    )
     for other in ("--compare", "--baseline"):
         code, said = run("digits", "--method", "fast", other)
         assert code == 2

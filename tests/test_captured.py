@@ -35,11 +35,11 @@ def makers():
         "pgd-at": lambda: bt.BulletTrain(seeded(bt.PGDAT, eps=0.05), budget=StepBudget(3, 1)),
         "plain": lambda: bt.BulletTrain(seeded(bt.TRADES, eps=0.05), budget=StepBudget.uniform(3)),
         "yopo": lambda: baselines.yopo(seeded(bt.TRADES, eps=0.05)),
-        "grad-align": lambda: baselines.grad_align(seeded(baselines.GradAlign, eps=0.05)),
-        "free": lambda: baselines.free(baselines.Free(eps=0.05)),
-        "gat": lambda: baselines.gat(seeded(baselines.GAT, eps=0.05)),
-        "nuat": lambda: baselines.nuat(seeded(baselines.NuAT, eps=0.05)),
-        "fgsm-pgi": lambda: baselines.fgsm_pgi(seeded(baselines.FGSMPGI, eps=0.05)),
+        "grad-align": lambda: baselines.one_step(seeded(baselines.GradAlign, eps=0.05)),
+        "free": lambda: baselines.one_step(baselines.Free(eps=0.05)),
+        "gat": lambda: baselines.one_step(seeded(baselines.GAT, eps=0.05)),
+        "nuat": lambda: baselines.one_step(seeded(baselines.NuAT, eps=0.05)),
+        "fgsm-pgi": lambda: baselines.one_step(seeded(baselines.FGSMPGI, eps=0.05)),
     }
 
 

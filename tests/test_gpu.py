@@ -9,7 +9,7 @@ import torch
 
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
-from bullettrain.baselines import GradAlign, grad_align
+from bullettrain.baselines import GradAlign, one_step
 from bullettrain.config import recipe
 from bullettrain.config.methods import with_method
 from bullettrain.data import ImageSet, load, to_unit
@@ -316,7 +316,7 @@ def test_a_loop_of_ones_own_has_the_plain_gradients(name, compile):
     trains = [
         BulletTrain(bt.AugMix(), budget=StepBudget(1, 0))
         if name == "augmix"
-        else grad_align(GradAlign(eps=0.05))
+        else one_step(GradAlign(eps=0.05))
         if name == "grad-align"
         else make(name, (4, 2, 0))
         for _ in nets

@@ -55,7 +55,7 @@ def test_guided_steps_are_the_literal_ones(name, make):
     net = make(channels=3) if make is norm_net else make(channels=3, size=6)
     net = net.double()
     twin = copy.deepcopy(net)
-    train = baselines.gat(KINDS[name](eps=EPS, generator=torch.Generator().manual_seed(2)))
+    train = baselines.one_step(KINDS[name](eps=EPS, generator=torch.Generator().manual_seed(2)))
     generator, optimizers = torch.Generator().manual_seed(2), []
     optimizers = [torch.optim.SGD(n.parameters(), lr=0.2) for n in (net, twin)]
     for step, done in enumerate((0.2, 0.3, 0.9, 1.0)):
@@ -118,8 +118,6 @@ def test_gat_takes_other_steps_for_other_examples_and_nuat_does_not():
     for budget in (bt.StepBudget(2, 1), bt.StepBudget.uniform(0), bt.EarlyStopBudget(2)):
         with pytest.raises(ValueError, match="the same number of steps for all"):
             BulletTrain(NuAT(eps=EPS), budget=budget)
-    with pytest.raises(TypeError, match="give GAT"):
-        baselines.gat(bt.TRADES())
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
@@ -142,7 +140,7 @@ def test_weights_of_the_examples_count(name):
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_turn_and_weight_are_state(name):
     net, (x, y) = tiny_net(), small_batch()
-    first, second = (baselines.gat(KINDS[name](eps=EPS)) for _ in range(2))
+    first, second = (baselines.one_step(KINDS[name](eps=EPS)) for _ in range(2))
     first.objective.progress(0.45)
     first.step(net, x, y)
     second.load_state_dict(first.state_dict())
@@ -162,7 +160,7 @@ def test_fgsm_pgi_is_the_literal_one(classes):
     twin = copy.deepcopy(net)
     x, y = batch(12, classes=classes, dtype=torch.float64)
     start = (x + 0.05 * torch.randn_like(x)).clamp(0, 1)
-    out = baselines.fgsm_pgi(FGSMPGI(eps=EPS)).step(net, x, y, start=start)
+    out = baselines.one_step(FGSMPGI(eps=EPS)).step(net, x, y, start=start)
 
     soft = torch.full((12, classes), 0.4 / (classes - 1), dtype=torch.float64).scatter(1, y[:, None], 0.6)
     x_prime = attacked(twin, x, start, lambda z: -(soft * z.log_softmax(1)).sum(1).mean())
@@ -181,9 +179,9 @@ def test_fgsm_pgi_is_the_literal_one(classes):
 
 def test_fgsm_pgi_draws_a_start_where_it_is_given_none():
     net, (x, y) = tiny_net(), small_batch()
-    drawn = baselines.fgsm_pgi(FGSMPGI(eps=EPS, generator=torch.Generator().manual_seed(5))).step(net, x, y)
+    drawn = baselines.one_step(FGSMPGI(eps=EPS, generator=torch.Generator().manual_seed(5))).step(net, x, y)
     signs = torch.empty_like(x).bernoulli_(0.5, generator=torch.Generator().manual_seed(5)) * 2 - 1
-    given_ = baselines.fgsm_pgi(FGSMPGI(eps=EPS)).step(net, x, y, start=(x + EPS * signs).clamp(0, 1))
+    given_ = baselines.one_step(FGSMPGI(eps=EPS)).step(net, x, y, start=(x + EPS * signs).clamp(0, 1))
     assert torch.equal(drawn.loss, given_.loss)
 
 
@@ -193,10 +191,8 @@ def test_what_fgsm_pgi_refuses():
             BulletTrain(FGSMPGI(eps=EPS), budget=budget)
     with pytest.raises(ValueError, match="of L∞"):
         FGSMPGI(norm="l2", eps=0.5)
-    with pytest.raises(ValueError, match="smoothing is 1"):
-        FGSMPGI(smoothing=1.0)
-    with pytest.raises(TypeError, match="give FGSMPGI"):
-        baselines.fgsm_pgi(bt.TRADES())
+    with pytest.raises(TypeError, match="FGSMPGI takes no label_smoothing; leave it out"):
+        FGSMPGI(label_smoothing=0.1)
 
 
 # ----------------------------------------------------------------------------------------- a Bernoulli start

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bullettrain.config import ConfigError
+from bullettrain.config.methods import method_name
 from bullettrain.data import ImageSet, Loader
-from bullettrain.formatting import method_name
 from bullettrain.reporting import write_report
 from bullettrain.run_folder import RunFolder
 from bullettrain.training import minutes
@@ -167,7 +167,7 @@ def test_what_the_settings_build():
         (("leave_out_by=chance",), "nothing is left out: --set leave_out=0.5"),
         (("leave_out=0.5", "leave_out_by=luck"), "leave_out_by"),
         (
-            ("leave_out=0.5", "objective=pgd-at", "beta=null", "align=0.2"),
+            ("leave_out=0.5", "objective=grad-align", "beta=null"),
             "leave_out is 0.5, but grad-align takes none",
         ),
     ],

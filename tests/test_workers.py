@@ -20,8 +20,8 @@ from short_runs import free_port
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART, "augmix": bt.AugMix}
 BASELINES = {
     "yopo": lambda: baselines.yopo(bt.TRADES(eps=0.05)),
-    "grad-align": lambda: baselines.grad_align(baselines.GradAlign(eps=0.05)),
-    "free": lambda: baselines.free(baselines.Free(eps=0.05)),
+    "grad-align": lambda: baselines.one_step(baselines.GradAlign(eps=0.05)),
+    "free": lambda: baselines.one_step(baselines.Free(eps=0.05)),
 }
 SIZES = (5, 8)  # unequal shares of the joint batch
 

@@ -8,6 +8,7 @@ import functools
 import inspect
 import itertools
 import sys
+from collections.abc import Collection
 
 
 def first_line(error: BaseException) -> str:
@@ -15,16 +16,16 @@ def first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def one_line(thing: object) -> str:
+def one_line(thing: object, without: Collection[str] = ()) -> str:
     """Return ``Class(argument=value, …)`` with the constructor arguments that are attributes.
 
-    Arguments that are None, and dataclasses that equal the default, are left out.
+    Arguments ``without``, those that are None, and dataclasses that equal the default, are left out.
     """
     kept = []
     for name, default in _arguments(type(thing)).items():
         value = getattr(thing, name, None)
         is_default = dataclasses.is_dataclass(value) and value == default
-        if value is not None and not is_default:
+        if value is not None and not is_default and name not in without:
             kept.append(f"{name}={brief(value)}")
     return f"{type(thing).__name__}({', '.join(kept)})"
 

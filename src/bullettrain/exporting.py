@@ -19,13 +19,14 @@ import torch
 import bullettrain
 from bullettrain.config import Config
 from bullettrain.config.method import MethodConfig
+from bullettrain.config.methods import method_name
 from bullettrain.config.recipes import RECIPES
 from bullettrain.config.settings import as_setting
 from bullettrain.errors import UserError, raised_as
 from bullettrain.evaluation.results import Store
 from bullettrain.evaluation.specs import radius, threat_in_words
 from bullettrain.extras import extra
-from bullettrain.formatting import attack_name, method_name
+from bullettrain.formatting import attack_name
 from bullettrain.loading import EXPORTED, LoadedModel, with_shape
 from bullettrain.run_folder import NetworkMetadata, RunFolder, RunLog, pack_weights
 

@@ -11,8 +11,6 @@ CHANCE = 2.0
 """Number of standard errors within which a difference is too close to tell."""
 DASH = "–"
 THIN = "\u202f"  # narrow no-break space
-METHODS = {"trades": "TRADES", "mart": "MART", "pgd-at": "PGD-AT", "augmix": "AugMix"}
-METHODS |= {"gat": "GAT", "nuat": "NuAT", "fgsm-pgi": "FGSM-PGI"}
 ATTACKS = {
     "clean": "Clean",
     "autoattack": "AutoAttack",
@@ -20,40 +18,6 @@ ATTACKS = {
     "corruptions": "Corruptions",
     "views": "AugMix views",
 }
-
-
-def method_name(method: Mapping[Any, Any]) -> str:
-    """Return the name of a section ``method``: TRADES, FAST on TRADES, YOPO-2-5 on TRADES."""
-    objective = str(method.get("objective") or "")
-    name, steps = METHODS.get(objective, objective), method.get("boundary")
-    if method.get("carry"):
-        return "Free"
-    if method.get("align"):
-        return "GradAlign"
-    if method.get("first_layer"):
-        return f"YOPO-{steps}-{method['first_layer']} on {name}"
-    if method.get("project") is False:
-        return "N-FGSM" if objective == "pgd-at" else f"N-FGSM on {name}"
-    if method.get("start") == "clipped":
-        return f"FAST on {name}" if steps == 1 else f"multi-step FAST, N = {steps}, on {name}"
-    if objective == "augmix" and method.get("jsd") is False:
-        return f"{name} − JSD"
-    return name + _allocated(method)
-
-
-def _allocated(method: Mapping[Any, Any]) -> str:
-    """Return the allocation, if it is not the paper's, and what is left out."""
-    allocation = method.get("allocation") or "categories"
-    parts = [""] if allocation == "categories" else ["", f"allocation {allocation}"]
-    parts += ["shuffled"] if method.get("shuffled") else []
-    return ", ".join(parts) + left_out(method)
-
-
-def left_out(method: Mapping[Any, Any]) -> str:
-    """Return what a section ``method`` leaves out of its epochs: ", leaving out 0.5 by chance"; empty: nothing."""
-    if not method.get("leave_out"):
-        return ""
-    return f", leaving out {method['leave_out']:g}{' by chance' * (method.get('leave_out_by') == 'chance')}"
 
 
 def percent(fraction: float, digits: int = 1) -> str:

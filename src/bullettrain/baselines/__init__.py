@@ -7,12 +7,12 @@ Every function returns a :class:`~bullettrain.BulletTrain` for your own loop:
 docs/baselines.md says what each does, what it costs and when it fails.
 """
 
-from bullettrain.baselines.fast import FAST, N_FGSM, ONE_STEP, fast, fast_budget, n_fgsm
-from bullettrain.baselines.fgsm_pgi import FGSMPGI, fgsm_pgi
-from bullettrain.baselines.free import Free, free
-from bullettrain.baselines.gat import GAT, gat
-from bullettrain.baselines.gradalign import GradAlign, grad_align
-from bullettrain.baselines.nuat import NuAT, nuat
+from bullettrain.baselines.fast import FAST, N_FGSM, ONE_STEP, fast, fast_budget, n_fgsm, one_step
+from bullettrain.baselines.fgsm_pgi import FGSMPGI
+from bullettrain.baselines.free import Free
+from bullettrain.baselines.gat import GAT
+from bullettrain.baselines.gradalign import GradAlign
+from bullettrain.baselines.nuat import NuAT
 from bullettrain.baselines.yopo import FirstLayer, yopo, yopo_budget
 
 __all__ = [
@@ -27,12 +27,8 @@ __all__ = [
     "NuAT",
     "fast",
     "fast_budget",
-    "fgsm_pgi",
-    "free",
-    "gat",
-    "grad_align",
     "n_fgsm",
-    "nuat",
+    "one_step",
     "yopo",
     "yopo_budget",
 ]

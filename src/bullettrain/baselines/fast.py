@@ -42,19 +42,19 @@ def n_fgsm(objective: AdversarialObjective) -> BulletTrain:
 
 
 def attacked(objective: AdversarialObjective, attack: Attack) -> AdversarialObjective:
-    """Return the same objective with another attack; raise TypeError if its corruption is not PGD."""
+    """Return the same objective with another attack; raise TypeError if it has an attack of its own."""
     own = getattr(type(objective), "corrupt", None)
-    if own is not AdversarialObjective.corrupt or objective.one_by_one:
+    if own is not AdversarialObjective.corrupt or not objective.takes("attack"):
         name = getattr(objective, "__name__", type(objective).__name__)
         raise TypeError(f"the objective is {name}; give PGDAT, TRADES or MART, e.g. TRADES(eps=8/255)")
     return objective.attacked_by(attack)
 
 
-def one_step(objective: AdversarialObjective, kind: type[AdversarialObjective]) -> BulletTrain:
-    """Return a training step with one step of ε for all examples; raise TypeError if the objective is no ``kind``."""
-    if not isinstance(objective, kind):
-        name = kind.__name__
-        raise TypeError(f"the objective is {type(objective).__name__}; give {name}, e.g. {name}(eps=8/255)")
+def one_step(objective: AdversarialObjective) -> BulletTrain:
+    """Return a training step with one step of ε for all examples, for `GAT`, `NuAT`, `FGSMPGI`, `GradAlign` and `Free`.
+
+    `Free` and `FGSMPGI` need a loop of their own, see there.
+    """
     return BulletTrain(objective, budget=ONE_STEP)
 
 

@@ -1,24 +1,14 @@
-"""FGSM-PGI: one step from the end of the example's last attack, and a loss that keeps both ends together."""
+"""FGSM-PGI: one step from the example's last perturbation, and a loss that keeps both outputs close."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bullettrain.attacks import NORMS, Attack, Norm
-from bullettrain.attacks.norms import AUTO, Bounds
-from bullettrain.attacks.state import Mode
-from bullettrain.baselines.fast import one_step
+from bullettrain.attacks import NORMS, Attack
 from bullettrain.objectives import PGDAT
 from bullettrain.objectives.base import mean_over
 from bullettrain.precision import at_least_float32
-from bullettrain.step import BulletTrain
-from bullettrain.validation import check_number
-
-RESET_EPOCHS = 40
-"""Epochs after which perturbations are drawn anew, in the authors' code."""
 
 
 class FGSMPGI(PGDAT):
@@ -37,38 +27,23 @@ class FGSMPGI(PGDAT):
 
     Args:
         beta: λ; others: see :class:`AdversarialObjective`.
-        smoothing: probability that is moved from the true class to the others, in equal parts.
     """
 
+    title = "FGSM-PGI"
     usual_beta = 10.0
-    has_clean_term = True
-    uniform_only = True
+    options = ("attack_mode", "generator")
+    smoothing = 0.4
+    """Probability that is moved from the true class to the others, in equal parts."""
+    reset_epochs = 40  # as in the authors' code
+    has_clean_term = uniform_only = carries_perturbations = True
     z_of = "start"
     attack_loss: SmoothedCE  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        *,
-        beta: float | None = None,
-        smoothing: float = 0.4,
-        eps: float = 8 / 255,
-        norm: str | Norm = "linf",
-        bounds: Bounds | Literal["auto"] | None = AUTO,
-        attack_mode: Mode = "eval",
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(
-            beta=beta,
-            eps=eps,
-            norm=norm,
-            bounds=bounds,
-            attack_mode=attack_mode,
-            generator=generator,
-            attack=Attack(start="bernoulli"),
-        )
+    def set_up(self) -> None:
+        """Set attack and loss."""
         if self.norm is not NORMS["linf"]:
             raise ValueError("FGSM-PGI keeps perturbations of L∞; give norm='linf'")
-        self.attack_loss = SmoothedCE(check_number(smoothing, "smoothing", least=0, below=1))
+        self.attack, self.attack_loss = Attack(start="bernoulli"), SmoothedCE(self.smoothing)
 
     def loss(
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
@@ -98,8 +73,3 @@ class SmoothedCE:
         classes = torch.arange(logits.shape[1], device=logits.device)
         rest = self.smoothing / (len(classes) - 1)
         return rest + (1 - self.smoothing - rest) * (labels[:, None] == classes).to(logits.dtype)
-
-
-def fgsm_pgi(objective: FGSMPGI) -> BulletTrain:
-    """FGSM-PGI with its one step of ε for all examples. The loop provides the starting points."""
-    return one_step(objective, FGSMPGI)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bullettrain.allocation import Allocation
-from bullettrain.attacks import Attack, Norm, Normalized
-from bullettrain.attacks.norms import AUTO, Bounds
+from bullettrain.attacks import Attack, Normalized
 from bullettrain.attacks.pgd import AscentFunctions, AttackState
-from bullettrain.baselines.fast import grown, one_step
+from bullettrain.baselines.fast import grown
 from bullettrain.objectives import PGDAT
-from bullettrain.step import BulletTrain
+from bullettrain.validation import MendableError
 
 
 class Free(PGDAT):
@@ -24,7 +23,7 @@ class Free(PGDAT):
     There is no attack: a step is one forward and one backward. δ is carried from step to step, row by row, also to the
     next batch. Replay each batch m times in a row, and divide the number of epochs by m:
 
-        train = baselines.free(baselines.Free(eps=8 / 255))
+        train = baselines.one_step(baselines.Free(eps=8 / 255))
         for x, y in loader:
             for _ in range(8):
                 out = train.step(model, x, y)
@@ -35,27 +34,27 @@ class Free(PGDAT):
     Args:
         eps: radius of the ball.
         norm: "linf" or "l2".
-        bounds: valid range of pixels; None: unbounded.
+        bounds: see :class:`AdversarialObjective`.
     """
 
-    def __init__(
-        self, *, eps: float = 8 / 255, norm: str | Norm = "linf", bounds: Bounds | Literal["auto"] | None = AUTO
-    ) -> None:
-        super().__init__(eps=eps, norm=norm, bounds=bounds, attack=Attack(start="zero"))
-        if isinstance(self.norm, Normalized) or isinstance(self.eps, Tensor):
-            raise ValueError("Free carries perturbations over; give a number for eps, and norm 'linf' or 'l2'")
-        self.delta: Tensor | None = None
-        """(M, …) for the largest batch so far; row i belongs to example i of every batch."""
-
-    one_by_one = True
+    options = ()
+    one_by_one = carries_perturbations = moved_by_update = True
     needs_network = False
     step_passes = 0.0
     """The update's own backward moves δ: 3 passes per replay, as in ordinary training."""
 
+    def set_up(self) -> None:
+        """Start without a perturbation."""
+        if isinstance(self.norm, Normalized) or isinstance(self.eps, Tensor):
+            raise ValueError("Free carries perturbations over; give a number for eps, and norm 'linf' or 'l2'")
+        self.attack = Attack(start="zero")
+        self.delta: Tensor | None = None
+        """(M, …) for the largest batch so far; row i belongs to example i of every batch."""
+
     def check_budget(self, budget: Allocation) -> None:
         """Allow one step for all examples."""
         if budget.uniform_steps != 1:
-            raise ValueError("Free needs a budget of one step for all examples; use baselines.free(objective)")
+            raise MendableError("Free needs one step for all examples; give", boundary=1, robust=1, outlier=1)
 
     def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None) -> None:
         """Set x' to x + δ within bounds; the update's own backward moves δ."""
@@ -94,8 +93,3 @@ class Free(PGDAT):
         """Load the result of :meth:`state_dict`."""
         delta = state.get("delta")
         self.delta = None if delta is None else delta.clone()
-
-
-def free(objective: Free) -> BulletTrain:
-    """Free with its one move of ε per update, for all examples. The loop replays each batch."""
-    return one_step(objective, Free)

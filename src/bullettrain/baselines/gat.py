@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bullettrain.attacks import Attack, AttackLoss, Norm
+from bullettrain.attacks import Attack, AttackLoss
 from bullettrain.attacks.losses import ce, ce_gradient
-from bullettrain.attacks.norms import AUTO, Bounds
-from bullettrain.attacks.state import Mode
-from bullettrain.baselines.fast import one_step
 from bullettrain.objectives import AdversarialObjective
 from bullettrain.objectives.base import cross_entropy
 from bullettrain.precision import accumulation_dtype, at_least_float32
-from bullettrain.step import BulletTrain
 
 BERNOULLI = Attack(start="bernoulli", radius=0.5)
 """Sriramanan et al.: start at x ± ε/2, with random signs for each pixel."""
@@ -38,26 +34,11 @@ class GAT(AdversarialObjective):
 
     usual_beta = 10.0
     needs_target = True
+    options = ("attack_mode", "generator")
 
-    def __init__(
-        self,
-        *,
-        beta: float | None = None,
-        eps: float = 8 / 255,
-        norm: str | Norm = "linf",
-        bounds: Bounds | Literal["auto"] | None = AUTO,
-        attack_mode: Mode = "eval",
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(
-            beta=beta,
-            eps=eps,
-            norm=norm,
-            bounds=bounds,
-            attack_mode=attack_mode,
-            generator=generator,
-            attack=BERNOULLI,
-        )
+    def set_up(self) -> None:
+        """Set the attack and λ."""
+        self.attack = BERNOULLI
         self.weights = torch.tensor([self.beta, 1.0], dtype=torch.float64)
         """Current λ, and whether the current attack has the term; changed in place, where captured graphs read it."""
 
@@ -142,8 +123,3 @@ class _Guided:
         weights = self.objective.weights
         term = self.objective.distance_gradient(logits, target)
         return ce_gradient(logits, labels, None) + weights[0] * weights[1] * term
-
-
-def gat(objective: GAT) -> BulletTrain:
-    """GAT, or NuAT, with its one step of ε for all examples."""
-    return one_step(objective, GAT)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bullettrain.attacks import Attack, Norm
+from bullettrain.attacks import Attack
 from bullettrain.attacks.ascent import LogitGradient, Move, WholeNetwork
-from bullettrain.attacks.norms import AUTO, Bounds, length, per_example
-from bullettrain.attacks.state import Mode, uncompiled, underflows
-from bullettrain.baselines.fast import grown, one_step
+from bullettrain.attacks.norms import length, per_example
+from bullettrain.attacks.state import uncompiled, underflows
+from bullettrain.baselines.fast import grown
 from bullettrain.engine.forwards import forward
 from bullettrain.objectives import PGDAT
-from bullettrain.objectives.base import Selection
 from bullettrain.precision import at_least_float32
-from bullettrain.step import BulletTrain
-from bullettrain.validation import check_number, check_start
+from bullettrain.validation import check_start
 
 
 class GradAlign(PGDAT):
@@ -28,37 +24,20 @@ class GradAlign(PGDAT):
     and the network learns through the other one. Both are computed in training mode.
 
     Args:
-        weight: λ; 0.2 at eps = 8/255, and more for larger eps.
-        Others: see :class:`AdversarialObjective`.
+        beta: λ; 0.2 at eps = 8/255, and more for larger eps; others: see :class:`AdversarialObjective`.
     """
 
-    one_by_one = True
-    uniform_only = True
+    usual_beta = 0.2
+    options = ("attack_mode", "generator")
+    attack_mode = "train"
+    one_by_one = uniform_only = True
     penalty_passes = 6
     """The gradient at x+η is a forward and a backward; learning through it takes two more of each."""
 
-    def __init__(
-        self,
-        *,
-        weight: float = 0.2,
-        eps: float = 8 / 255,
-        norm: str | Norm = "linf",
-        bounds: Bounds | Literal["auto"] | None = AUTO,
-        attack_mode: Mode = "train",
-        selection: Selection | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        self.weight = check_number(weight, "weight", above=0)
+    def set_up(self) -> None:
+        """Attack from x, and keep the first gradient."""
         self._first = _FirstGradient()
-        super().__init__(
-            eps=eps,
-            norm=norm,
-            bounds=bounds,
-            attack_mode=attack_mode,
-            selection=selection,
-            generator=generator,
-            attack=Attack(start="zero", ascent=self._first),
-        )
+        self.attack = Attack(start="zero", ascent=self._first)
 
     def noise(self, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """η (m, …), uniform in the ball."""
@@ -82,7 +61,7 @@ class GradAlign(PGDAT):
         (near_x,) = torch.autograd.grad(value * 1024 if underflows(x.device) else value, at, create_graph=True)
         cosine = (_unit(at_x) * _unit(near_x)).flatten(1).sum(dim=1)
         defined = (length(at_x) > 0) & (length(near_x) > 0)
-        return self.weight * torch.where(defined, 1 - cosine, 0.0).sum() / defined.sum().clamp_min(1)
+        return self.beta * torch.where(defined, 1 - cosine, 0.0).sum() / defined.sum().clamp_min(1)
 
 
 def _unit(gradient: Tensor) -> Tensor:
@@ -119,8 +98,3 @@ class _FirstGradient(WholeNetwork):
             return move(at, to_input)
 
         return super().__call__(net, images, gradient, keep)
-
-
-def grad_align(objective: GradAlign) -> BulletTrain:
-    """GradAlign with its one step of ε for all examples."""
-    return one_step(objective, GradAlign)

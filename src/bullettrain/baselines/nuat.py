@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bullettrain.baselines.gat import GAT, gat
-from bullettrain.step import BulletTrain
+from bullettrain.baselines.gat import GAT
 
 
 class NuAT(GAT):
@@ -24,7 +23,7 @@ class NuAT(GAT):
     """
 
     usual_beta = 4.5
-    uniform_only = True  # the norm is of all rows of the mini-batch
+    uniform_only = whole_batch = True  # the norm is of all rows of the mini-batch
 
     def growth(self, done: float) -> float:
         """Linear, then 1."""
@@ -56,8 +55,3 @@ def polar_factor(matrix: Tensor, iterations: int = 24) -> Tensor:
         for _ in range(iterations):
             found = torch.addmm(found, found, found.mT @ found, beta=1.5, alpha=-0.5)
     return found
-
-
-def nuat(objective: NuAT) -> BulletTrain:
-    """NuAT with its one step of ε for all examples."""
-    return gat(objective)

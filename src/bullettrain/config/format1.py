@@ -13,7 +13,7 @@ RENAMED = {
     "training.tune_after": "training.cudnn_benchmark_after",
 }
 FORMER = {new: old for old, new in RENAMED.items()}
-GONE = {"training": ("fresh", "refresh_steps")}
+GONE = {"training": ("fresh", "refresh_steps"), "method": ("carry", "align")}
 """Removed settings. A configuration that left them at 0 is still valid."""
 
 
@@ -35,6 +35,11 @@ def translate(values: Mapping[str, Any]) -> dict[str, Any]:
         else section
         for name, section in without_gone(values).items()
     }
+    method = translated.get("method")
+    if isinstance(method, dict) and method.pop("carry", False):
+        method["objective"] = "free"
+    if isinstance(method, dict) and (weight := method.pop("align", 0)):
+        method |= {"objective": "grad-align", "beta": weight}
     training = translated.get("training")
     if isinstance(training, dict) and training.get("engine") == "plain":
         training["engine"] = "eager"

@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import bullettrain as bt
 from bullettrain.allocation import Allocation, ShuffledBudget, StepBudget
@@ -15,10 +15,25 @@ from bullettrain.augmix import ViewMaker
 from bullettrain.baselines import FGSMPGI, GAT, FirstLayer, Free, GradAlign, NuAT
 from bullettrain.config.settings import TINY, ConfigError, as_setting, limited
 from bullettrain.history import LeaveOut, LeftOutBy
-from bullettrain.objectives import AdversarialObjective
+from bullettrain.objectives import AdversarialObjective, Objective
+from bullettrain.validation import check_known
 
-ADVERSARIAL: dict[str, type[AdversarialObjective]] = {"pgd-at": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
-GUIDED: dict[str, type[GAT] | type[FGSMPGI]] = {"gat": GAT, "nuat": NuAT, "fgsm-pgi": FGSMPGI}
+ONE_STEP: dict[str, type[Objective]] = {
+    "grad-align": GradAlign,
+    "gat": GAT,
+    "nuat": NuAT,
+    "fgsm-pgi": FGSMPGI,
+    "free": Free,
+}
+"""Baselines that are objectives with one step for all examples, by name: `--method NAME` takes them, too."""
+OBJECTIVES: dict[str, type[Objective]] = {
+    "pgd-at": bt.PGDAT,
+    "trades": bt.TRADES,
+    "mart": bt.MART,
+    "augmix": bt.AugMix,
+    **ONE_STEP,
+}
+"""Objectives by name. A new one needs its file and its line here."""
 SCORES = {
     "svar": bt.signed_prediction_variance,
     "cross-entropy": bt.signed_cross_entropy,
@@ -26,6 +41,22 @@ SCORES = {
     "gradient-norm": bt.signed_gradient_norm,
     "random": bt.random_score,
 }
+ALLOCATIONS: dict[str, Callable[[MethodConfig], Allocation]] = {
+    "gaussian": lambda m: bt.GaussianBudget(m.boundary, width=_value(m, 0.5), least=m.robust, outlier=m.outlier),
+    "history": lambda m: bt.HistoryBudget(m.boundary, least=m.robust),
+    "early-stop": lambda m: bt.EarlyStopBudget(m.boundary, further=_whole(m, 1)),
+    "radius": lambda m: bt.RadiusBudget(m.boundary, eps=m.eps, low=_value(m, 0.5)),
+    "second-step": lambda m: bt.SecondStepBudget(m.boundary, share=_value(m, 0.25)),
+}
+"""Allocations other than the paper's categories, by name, from the settings."""
+if TYPE_CHECKING:
+    ObjectiveName = str
+    ScoreName = str
+    AllocationName = str
+else:  # the names in these tables are the valid values
+    ObjectiveName = Literal[tuple(OBJECTIVES)]
+    ScoreName = Literal[tuple(SCORES)]
+    AllocationName = Literal[("categories", *ALLOCATIONS)]
 
 
 @dataclass(frozen=True)
@@ -40,7 +71,7 @@ class Threat:
 class MethodConfig:
     """The objective, the attack and the allocation of attack steps."""
 
-    objective: Literal["pgd-at", "trades", "mart", "augmix", "gat", "nuat", "fgsm-pgi"] = "trades"
+    objective: ObjectiveName = "trades"
     """Training objective, with its loss and attack."""
     eps: float = 0.031
     """Radius of the perturbations to train against, for pixels in [0, 1]; a fraction such as 8/255 is allowed."""
@@ -56,7 +87,7 @@ class MethodConfig:
     """Attack steps for robust examples; for gaussian and history, the fewest steps."""
     outlier: int = limited(0, 0, 10_000)
     """Attack steps for outliers, with categories and gaussian."""
-    allocation: Literal["categories", "gaussian", "history", "early-stop", "radius", "second-step"] = "categories"
+    allocation: AllocationName = "categories"
     """How attack steps are allocated: by category (the paper), by a Gaussian over the score, by the margin after the
     last attack (history), until the attack succeeds (early-stop), equally but with a smaller eps after a large negative
     margin (radius), or one step and more for large first gradients (second-step)."""
@@ -90,7 +121,7 @@ class MethodConfig:
     selection: Literal["eval", "train", "last"] | None = None
     """Clean logits that select examples: of the network in eval mode, in train mode, or of the last visit to the
     example; null for the default of the objective."""
-    score: Literal["svar", "cross-entropy", "margin", "gradient-norm", "random"] = "svar"
+    score: ScoreName = "svar"
     """Score that selects examples; svar, the signed prediction variance, is the paper's."""
     separation: Literal["quantile", "oracle"] = "quantile"
     """How examples are put into categories: by a quantile of the score (the paper), or by an oracle of ten PGD steps,
@@ -107,11 +138,6 @@ class MethodConfig:
     do not move it."""
     first_layer: int = limited(0, 0, 10_000)
     """YOPO: number of updates through the first layer after each full step; 0 for plain attack steps."""
-    align: float = limited(0.0, 0, 1e30)
-    """GradAlign: weight of the gradient alignment term; 0 for none."""
-    carry: bool = False
-    """Free: keep the perturbation between batches and update it with the gradient of the weight update; set
-    training.replays too."""
     jsd: bool = True
     """AugMix: whether to use the Jensen-Shannon loss; false trains with cross-entropy on one view of each example."""
     severity: float = 3.0
@@ -127,7 +153,7 @@ class MethodConfig:
     @property
     def threat(self) -> Threat | None:
         """The threat model, or None for AugMix, which has no attack."""
-        return None if self.objective == "augmix" else Threat(self.norm, self.eps)
+        return Threat(self.norm, self.eps) if issubclass(self.kind, AdversarialObjective) else None
 
     def budget(self) -> StepBudget:
         """Return the steps of each category."""
@@ -164,47 +190,39 @@ class MethodConfig:
 
     def shortfall(self) -> str | None:
         """Return a warning if all steps together are shorter than eps, else None."""
-        if self.objective == "augmix" or self.allocation != "categories":
+        if self.threat is None or self.allocation != "categories":
             return None
         return self.budget().shortfall(self.eps, max(self.first_layer, 1), "--set method.")
 
     @property
-    def kind(self) -> str:
-        """The objective to build: ``objective``, or free or grad-align, which are settings of pgd-at."""
-        return "free" if self.carry else "grad-align" if self.align else self.objective
+    def kind(self) -> type[Objective]:
+        """The class of the objective."""
+        return OBJECTIVES[check_known(self.objective, OBJECTIVES, "method.objective is", error=ConfigError)]
 
-    def build_objective(self) -> bt.Objective:
+    def build_objective(self) -> Objective:
         """Build the objective.
 
         Raises:
             ConfigError: a setting has no effect with this objective.
         """
-        if self.kind in ("free", "grad-align") and self.objective != "pgd-at":
-            setting = "carry" if self.carry else "align"
-            raise ConfigError(f"method.{setting} goes with pgd-at, not with {self.objective}: --set objective=pgd-at")
-        for key in sorted(set().union(*SETTINGS.values()) - SETTINGS[self.kind]):
-            value, default = as_setting(getattr(self, key)), as_setting(getattr(MethodConfig, key))
-            if value != default:
-                raise ConfigError(f"method.{key} is {value}, but {self.kind} takes none: --set {key}={default}")
+        for key, value in untaken(self.kind).items():
+            if getattr(self, key) != value:
+                own, usual = as_setting(getattr(self, key)), as_setting(value)
+                raise ConfigError(f"method.{key} is {own}, but {self.objective} takes none: --set {key}={usual}")
         if self.leave_out_by != "margin" and not self.leave_out:
             raise ConfigError("method.leave_out_by is set, but nothing is left out: --set leave_out=0.5")
         if self.eps_warmup and self.step_size is not None:
             raise ConfigError("method.eps_warmup lets step sizes grow with eps; give method.scale, not step_size")
-        own = {key: value for key in ("beta", "selection") if (value := getattr(self, key)) is not None}
-        if self.kind == "augmix":
-            self._check_jsd()
-            return bt.AugMix(views=self.view_maker(), jsd=self.jsd, **own)
-        if self.kind == "free":
-            return Free(eps=self.eps, norm=self.norm)
-        if self.kind == "grad-align":
-            return GradAlign(weight=self.align, eps=self.eps, norm=self.norm)
-        if self.kind in GUIDED:
-            return GUIDED[self.kind](eps=self.eps, norm=self.norm, beta=self.beta)
+        self._check_jsd()
+        arguments: dict[str, Any] = {option: getattr(self, option) for option in OPTIONS}
         attack = Attack(self.start, self.start_radius, self.project, stop_at_success=self.stop_at_success)
         if self.first_layer:
             attack = dataclasses.replace(attack, ascent=FirstLayer(self.first_layer))
-        smoothing = self.label_smoothing
-        return ADVERSARIAL[self.kind](eps=self.eps, norm=self.norm, attack=attack, label_smoothing=smoothing, **own)
+        arguments |= {"attack": attack, "views": self.view_maker()}
+        taken = {key: value for key, value in arguments.items() if value is not None and self.kind.takes(key)}
+        if issubclass(self.kind, AdversarialObjective):
+            taken |= {"eps": self.eps, "norm": self.norm}
+        return self.kind(**taken)
 
     def _check_jsd(self) -> None:
         if not self.jsd and self.budget().uniform_steps is None:
@@ -245,25 +263,21 @@ def _whole(method: MethodConfig, usual: int) -> int:
     return int(value)
 
 
-ALLOCATIONS: dict[str, Callable[[MethodConfig], Allocation]] = {
-    "gaussian": lambda m: bt.GaussianBudget(m.boundary, width=_value(m, 0.5), least=m.robust, outlier=m.outlier),
-    "history": lambda m: bt.HistoryBudget(m.boundary, least=m.robust),
-    "early-stop": lambda m: bt.EarlyStopBudget(m.boundary, further=_whole(m, 1)),
-    "radius": lambda m: bt.RadiusBudget(m.boundary, eps=m.eps, low=_value(m, 0.5)),
-    "second-step": lambda m: bt.SecondStepBudget(m.boundary, share=_value(m, 0.25)),
+OPTIONS = ("beta", "selection", "label_smoothing", "jsd")
+"""Settings that are options of some objectives, under the same name."""
+PARTS = {
+    "attack": ("start", "start_radius", "project", "first_layer", "stop_at_success", "clean_warmup"),
+    "views": ("severity", "width", "depth", "all_ops"),
 }
-OWN_ATTACK = frozenset(("beta", "allocation", "eps_warmup", "leave_out"))
-ATTACK = frozenset(("allocation", "eps_warmup", "clean_warmup", "start", "start_radius", "project", "first_layer"))
-ATTACK |= {"selection", "label_smoothing", "leave_out", "stop_at_success"}
-SETTINGS: dict[str, frozenset[str]] = {
-    "pgd-at": ATTACK,
-    "trades": ATTACK | {"beta"},
-    "mart": ATTACK | {"beta"},
-    "gat": OWN_ATTACK,
-    "nuat": OWN_ATTACK,
-    "fgsm-pgi": OWN_ATTACK - {"eps_warmup"},
-    "augmix": frozenset(("beta", "selection", "jsd", "severity", "width", "depth", "all_ops", "leave_out")),
-    "free": frozenset(("carry",)),
-    "grad-align": frozenset(("align", "eps_warmup")),
-}
-"""By objective, which of the settings that not all objectives have."""
+"""Settings that belong to an option of some objectives."""
+
+
+def untaken(kind: type[Objective]) -> dict[str, Any]:
+    """Return the settings that have no effect with a class of objectives, with their defaults."""
+    keys = [key for key in OPTIONS if not kind.takes(key)]
+    keys += [key for option, parts in PARTS.items() if not kind.takes(option) for key in parts]
+    attacks = issubclass(kind, AdversarialObjective)
+    keys += [] if attacks and not kind.one_by_one else ["allocation"]
+    keys += ["leave_out"] if kind.one_by_one else []
+    keys += [] if attacks and not kind.carries_perturbations else ["eps_warmup"]
+    return {field.name: field.default for field in dataclasses.fields(MethodConfig) if field.name in keys}

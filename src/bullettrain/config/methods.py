@@ -1,21 +1,23 @@
-"""Baselines as settings: how `--method NAME` changes a recipe."""
+"""Methods by name: how `--method NAME` changes a recipe, and how reports call a method."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from bullettrain import baselines
 from bullettrain.allocation import StepBudget
+from bullettrain.config.method import OBJECTIVES, ONE_STEP, untaken
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
 from bullettrain.validation import instead
 
-ALIGN, REPLAYS = 0.2, 8
-"""GradAlign's λ, as published for eps = 8/255, and Free's m."""
-AT_ONCE = {"clean_warmup": 0.0, "selection": None}
-"""Objectives with an attack of their own attack from the first step on, and select no examples."""
+REPLAYS = 8
+"""Free's m."""
 
 
 def fast(config: Config, steps: int = 1) -> Config:
@@ -36,33 +38,18 @@ def yopo(config: Config, passes: int = 2, updates: int = 5) -> Config:
     return _with(config, budget, first_layer=updates)
 
 
-def grad_align(config: Config) -> Config:
-    """GradAlign: PGD-AT with one FGSM step of eps, and a term that aligns input gradients."""
-    return _with(config, baselines.ONE_STEP, objective="pgd-at", beta=None, align=ALIGN)
-
-
 def free(config: Config, replays: int = REPLAYS) -> Config:
     """Free (free-M): PGD-AT that reuses training gradients; M replays of each batch (8), epochs ÷ M."""
-    changed = _with(config, baselines.ONE_STEP, objective="pgd-at", beta=None, carry=True)
+    changed = one_step(config, "free")
     epochs = _up(config.training.epochs, replays)
     milestones = tuple(_up(milestone, replays) for milestone in config.schedule.milestones)
     changed = changed.replace_section("schedule", milestones=milestones)
     return changed.replace_section("training", replays=replays, epochs=epochs)
 
 
-def gat(config: Config) -> Config:
-    """GAT: one step from random ±eps/2 noise, and a term that keeps clean and attacked softmax close."""
-    return _with(config, baselines.ONE_STEP, objective="gat", beta=None, **AT_ONCE)
-
-
-def nuat(config: Config) -> Config:
-    """NuAT: like GAT, with the nuclear norm of the change of a batch's logits."""
-    return _with(config, baselines.ONE_STEP, objective="nuat", beta=None, **AT_ONCE)
-
-
-def fgsm_pgi(config: Config) -> Config:
-    """FGSM-PGI: one step from the last epoch's perturbation, and a term that keeps both outputs close."""
-    return _with(config, baselines.ONE_STEP, objective="fgsm-pgi", beta=None, **AT_ONCE, eps_warmup=0.0)
+def one_step(config: Config, objective: str) -> Config:
+    """Return the config with another objective and one step of eps for all examples."""
+    return _with(config, baselines.ONE_STEP, objective=objective, beta=None)
 
 
 COUNT = r"([1-9]\d*)"
@@ -70,13 +57,12 @@ METHODS: dict[str, tuple[str, Callable[..., Config]]] = {
     "fast": (rf"fast(?:-{COUNT})?", fast),
     "n-fgsm": (r"n-fgsm", n_fgsm),
     "yopo": (rf"yopo(?:-{COUNT}-{COUNT})?", yopo),
-    "grad-align": (r"grad-align", grad_align),
+    **{name: (name, partial(one_step, objective=name)) for name in ONE_STEP},
     "free": (rf"free(?:-{COUNT})?", free),
-    "gat": (r"gat", gat),
-    "nuat": (r"nuat", nuat),
-    "fgsm-pgi": (r"fgsm-pgi", fgsm_pgi),
 }
 """By name: the pattern of `--method`, and the function that changes the config."""
+EXAMPLES = {"fast": "fast, fast-3", "yopo": "yopo-2-5", "free": f"free-{REPLAYS}"}
+"""How names with numbers are written."""
 
 
 def with_method(config: Config, name: str) -> Config:
@@ -89,26 +75,69 @@ def with_method(config: Config, name: str) -> Config:
     for pattern, function in METHODS.values():
         if match := re.fullmatch(pattern, name):
             return function(config, *(int(number) for number in match.groups() if number is not None))
-    there = "there are fast, fast-3, n-fgsm, yopo-2-5, grad-align, free-8, gat, nuat, fgsm-pgi"
-    raise ConfigError(f"there is no method {name!r}{instead(name, METHODS, there)}")
+    there = ", ".join(EXAMPLES.get(known, known) for known in METHODS)
+    raise ConfigError(f"there is no method {name!r}{instead(name, METHODS, f'there are {there}')}")
 
 
 def one_line(name: str) -> str:
-    """Return the description of a method."""
-    return (METHODS[name][1].__doc__ or "").strip().splitlines()[0]
+    """Return the description of a method: the first line of its docstring, or of its objective's module."""
+    function = METHODS[name][1]
+    text = inspect.getdoc(sys.modules[ONE_STEP[name].__module__] if isinstance(function, partial) else function)
+    return (text or "").splitlines()[0]
 
 
 def _with(config: Config, budget: StepBudget, **settings: Any) -> Config:
-    """Return the config with a step budget and attack ``settings``; other attack settings get their defaults."""
+    """Return the config with a step budget and ``settings``.
+
+    Other settings of the attack get their defaults, as do those without effect with the objective.
+    """
     steps = {key: getattr(budget, key) for key in ("boundary", "robust", "outlier", "step_size", "scale")}
-    plain = {"start": None, "start_radius": 1.0, "project": True, "first_layer": 0, "align": 0.0, "carry": False}
-    plain["stop_at_success"] = False
-    changed = config.baseline().replace_section("method", **{**plain, **steps, **settings})
-    ungrouped = any(settings.get(key) for key in ("first_layer", "align", "carry"))
-    if ungrouped or settings.get("objective") == "nuat":  # they attack one batch at a time
+    kind = OBJECTIVES[settings.get("objective", config.method.objective)]
+    plain = {"start": None, "start_radius": 1.0, "project": True, "first_layer": 0, "stop_at_success": False}
+    changed = config.baseline().replace_section("method", **{**plain, **untaken(kind), **steps, **settings})
+    if kind.one_by_one or kind.whole_batch or settings.get("first_layer"):  # they attack one batch at a time
         changed = changed.replace_section("training", attack_group=1)
     return changed
 
 
 def _up(epochs: int, replays: int) -> int:
     return -(-epochs // replays)
+
+
+# ------------------------------------------------------------------------------------------ names in reports
+
+
+def title(objective: str) -> str:
+    """Return the name of an objective in reports: "TRADES" for "trades"."""
+    kind = OBJECTIVES.get(objective)
+    return objective if kind is None else vars(kind).get("title") or kind.__name__
+
+
+def method_name(method: Mapping[Any, Any]) -> str:
+    """Return the name of a section ``method``: TRADES, FAST on TRADES, YOPO-2-5 on TRADES."""
+    objective, steps = str(method.get("objective") or ""), method.get("boundary")
+    name = title(objective)
+    if method.get("first_layer"):
+        return f"YOPO-{steps}-{method['first_layer']} on {name}"
+    if method.get("project") is False:
+        return "N-FGSM" if objective == "pgd-at" else f"N-FGSM on {name}"
+    if method.get("start") == "clipped":
+        return f"FAST on {name}" if steps == 1 else f"multi-step FAST, N = {steps}, on {name}"
+    if objective == "augmix" and method.get("jsd") is False:
+        return f"{name} − JSD"
+    return name + _allocated(method)
+
+
+def _allocated(method: Mapping[Any, Any]) -> str:
+    """Return the allocation, if it is not the paper's, and what is left out."""
+    allocation = method.get("allocation") or "categories"
+    parts = [""] if allocation == "categories" else ["", f"allocation {allocation}"]
+    parts += ["shuffled"] if method.get("shuffled") else []
+    return ", ".join(parts) + left_out(method)
+
+
+def left_out(method: Mapping[Any, Any]) -> str:
+    """Return what a section ``method`` leaves out of its epochs: ", leaving out 0.5 by chance"; empty: nothing."""
+    if not method.get("leave_out"):
+        return ""
+    return f", leaving out {method['leave_out']:g}{' by chance' * (method.get('leave_out_by') == 'chance')}"

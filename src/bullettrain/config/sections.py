@@ -178,10 +178,11 @@ class Config:
             check_limits(getattr(self, name), f"{name}.", ConfigError)
         if self.optimizer.nesterov and not self.optimizer.momentum:
             raise ConfigError("optimizer.nesterov is set without momentum; set optimizer.momentum, e.g. to 0.9")
-        if self.method.carry and self.training.accumulate > 1:
-            raise ConfigError("method.carry (Free) moves with every update; training.accumulate has to be 1")
         with raised_as(ConfigError, _of_method, ValueError, TypeError):
             self.method.build()
+        if self.method.kind.moved_by_update and self.training.accumulate > 1:
+            name = self.method.objective
+            raise ConfigError(f"{name} moves its perturbations with every update; training.accumulate has to be 1")
 
     def doubts(self, images: int | None = None) -> list[str]:
         """Return notes on settings that are valid, but probably not intended.

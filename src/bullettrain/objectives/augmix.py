@@ -36,6 +36,7 @@ class AugMix(Objective):
 
     needs_network = False
     max_steps = 1
+    options = ("beta", "selection", "jsd", "views")
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from bullettrain.validation import check_known, check_number, check_range, check
 
 Adversarial = TypeVar("Adversarial", bound="AdversarialObjective")
 
+NO_CHANGES = Attack()
 Selection = Literal["eval", "train", "last"]
 """Which clean logits select: see :class:`Objective`."""
 
@@ -63,16 +64,32 @@ class Objective(ABC):
     """Mode of the network during the attack."""
     one_by_one = False
     """Whether mini-batches are attacked one at a time, because the attack and the update share state."""
+    whole_batch = False
+    """Whether an example's attack or loss depends on the other examples of the mini-batch."""
+    carries_perturbations = False
+    """Whether attacks start from perturbations of earlier steps. All of them have to run in one process."""
+    moved_by_update = False
+    """Whether the backward of an update also moves the perturbations, so that a mini-batch needs its own update."""
+    title = ""
+    """Name in reports, if it is not that of the class."""
+    options: tuple[str, ...] = ()
+    """Optional arguments of the constructor that the class takes, see :meth:`takes`."""
 
     def __init__(self, selection: Selection) -> None:
         self.selection: Selection = check_known(selection, get_args(Selection), "selection is")
 
-    __repr__ = one_line
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @property
     def step_passes(self) -> float:
         """Passes per example of one step of the corruption: a forward, and a backward to the input."""
         return 2 if self.needs_network else 0
+
+    @classmethod
+    def takes(cls, option: str) -> bool:
+        """Return whether the constructor takes an option, one of :attr:`options`."""
+        return option in cls.options
 
     @property
     def cost(self) -> Cost:
@@ -200,6 +217,9 @@ class Objective(ABC):
 class AdversarialObjective(Objective):
     """An objective whose corruption is a PGD attack.
 
+    A subclass says which arguments it takes by class attributes (:attr:`usual_beta`, :attr:`options`), and makes its
+    own state in :meth:`set_up`.
+
     Args:
         beta: weight of the robust term, where the loss has one; None: the objective's own (:attr:`usual_beta`).
         eps: radius of the ball; None: 0.031 in L∞. In L∞ it may be a tensor that broadcasts to one example, (C, 1, 1)
@@ -207,7 +227,7 @@ class AdversarialObjective(Objective):
         norm: "linf", "l2" or :class:`Normalized`.
         bounds: valid range (low, high) of ``x``, numbers or tensors; None: unbounded. "auto": (0, 1), or the range that
             follows from :class:`Normalized`.
-        attack_mode: mode of the network during the attack, "eval" or "train".
+        attack_mode: mode of the network during the attack, "eval" or "train"; None: the objective's default.
         selection: see :class:`Objective`; None: the objective's default.
         generator: generator of the attack's noise.
         attack: start and steps of the attack, if not the objective's own; used by baselines.
@@ -219,7 +239,11 @@ class AdversarialObjective(Objective):
     own_selection: Selection = "eval"
     usual_beta: float | None = None
     """Default of β; None: the loss has no such weight."""
+    options: tuple[str, ...] = ("selection", "attack_mode", "generator", "attack", "label_smoothing")
     beta: float
+    reset_epochs = 0
+    """Attacks start from the last perturbation of each example, which is drawn anew after so many epochs; 0: they do
+    not. The caller keeps the perturbations, see `StoredPerturbations`."""
 
     def __init__(
         self,
@@ -228,13 +252,22 @@ class AdversarialObjective(Objective):
         eps: Limit | None = None,
         norm: str | Norm = "linf",
         bounds: Bounds | Literal["auto"] | None = AUTO,
-        attack_mode: Mode = "eval",
+        attack_mode: Mode | None = None,
         selection: Selection | None = None,
         generator: torch.Generator | None = None,
-        attack: Attack = Attack(),  # noqa: B008 (frozen)
+        attack: Attack = NO_CHANGES,
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(self.own_selection if selection is None else selection)
+        given: dict[str, object] = {
+            "beta": beta,
+            "selection": selection,
+            "attack_mode": attack_mode,
+            "generator": generator,
+        }
+        given |= {"attack": None if attack == NO_CHANGES else attack, "label_smoothing": label_smoothing or None}
+        if refused := [name for name, value in given.items() if value is not None and not self.takes(name)]:
+            raise TypeError(f"{type(self).__name__} takes no {refused[0]}; leave it out")
         norm = find_norm(norm)
         linf = norm is NORMS["linf"]
         if eps is None and not linf:
@@ -245,14 +278,25 @@ class AdversarialObjective(Objective):
         low, high = self.bounds
         if linf and bool(torch.as_tensor(self.eps > high - low).any()):
             raise ValueError(f"eps is {eps:g}, but pixels are in [{low:g}, {high:g}]; did you mean {eps:g}/255?")
-        if beta is not None and self.usual_beta is None:
-            raise TypeError(f"{type(self).__name__} has no beta; leave it out")
         if self.usual_beta is not None:
             self.beta = check_number(self.usual_beta if beta is None else beta, "beta", above=0)
-        self.attack_mode = check_known(attack_mode, get_args(Mode), "attack_mode is")
+        if attack_mode is not None:
+            self.attack_mode = check_known(attack_mode, get_args(Mode), "attack_mode is")
         self.generator = generator
         self.attack = attack
         self.label_smoothing = check_number(label_smoothing, "label_smoothing", least=0, below=1)
+        self.set_up()
+
+    def __repr__(self) -> str:
+        return one_line(self, [option for option in AdversarialObjective.options if not self.takes(option)])
+
+    def set_up(self) -> None:
+        """Check the arguments and make the state of a subclass; called at the end of the constructor."""
+
+    @classmethod
+    def takes(cls, option: str) -> bool:
+        """Return whether the constructor takes an option, one of :attr:`options` or "beta"."""
+        return cls.usual_beta is not None if option == "beta" else option in cls.options
 
     def attacked_by(self: Adversarial, attack: Attack) -> Adversarial:
         """Return the same objective with another attack."""

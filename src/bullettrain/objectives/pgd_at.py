@@ -17,6 +17,7 @@ class PGDAT(AdversarialObjective):
     Args: see :class:`AdversarialObjective`.
     """
 
+    title = "PGD-AT"
     attack_loss = "ce"
     random_start = "uniform"
     has_clean_term = False

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bullettrain import formatting as fmt
+from bullettrain.config.methods import method_name
 from bullettrain.evaluation.results import Entry, Result
 from bullettrain.reporting.paper import paper_boundary
 from bullettrain.reporting.plotting import last
@@ -36,7 +37,7 @@ def title(folder: Path) -> str:
 
 def facts(run: Run) -> list[str]:
     """Return recipe, method, threat, network, dataset and device."""
-    recipe, method = str(run.config.get("recipe") or ""), fmt.method_name(run.section("method"))
+    recipe, method = str(run.config.get("recipe") or ""), method_name(run.section("method"))
     names = (("network", "name"), ("data", "name"), ("environment", "device"))
     candidates = [
         f"recipe {recipe}" if recipe not in ("", title(run.folder)) else "",

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bullettrain.config.format1 import translate
+from bullettrain.config.method import OBJECTIVES
 from bullettrain.config.sections import Config
 from bullettrain.corruptions.table import AVERAGED
 from bullettrain.errors import raised_as
@@ -116,7 +117,7 @@ class Record:
     def sequential(self) -> float | None:
         """The paper's cost of a step: sequential passes. None for methods without one."""
         method = self.config["method"]
-        if method.get("first_layer") or method.get("carry") or method.get("align"):
+        if method.get("first_layer") or OBJECTIVES[method["objective"]].one_by_one:
             return None
         steps = sum(self.shares[name] * float(method[name]) for name in SHARES)
         views = 1 if method["objective"] != "augmix" else 2 if method.get("jsd", True) else 0

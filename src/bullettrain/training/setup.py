@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.allocation import Allocated, Allocation
-from bullettrain.baselines.fgsm_pgi import FGSMPGI, RESET_EPOCHS
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
 from bullettrain.data import Augment, ImageSet, Loader, StoredPerturbations, load, split_validation, to_unit
@@ -171,8 +170,8 @@ class InitialPerturbation:
             engine.budget = self.warm_up
         self.generator = torch.Generator(place.device)
         self.stored: StoredPerturbations | None = None
-        """The last perturbation of each image, from which its next attack starts (FGSM-PGI)."""
-        if isinstance(engine.objective, FGSMPGI):
+        """The last perturbation of each image, if its next attack starts from there."""
+        if isinstance(engine.objective, AdversarialObjective) and engine.objective.reset_epochs:
             n, *shape = loader.data.images.shape
             augment, unit = loader.augment or Augment(), method.eps / 127
             self.stored = StoredPerturbations(n, shape, augment, device=place.device, dtype=torch.int8, unit=unit)
@@ -192,7 +191,7 @@ class InitialPerturbation:
             return draws[loader.share(index)]
         assert isinstance(objective, AdversarialObjective)
         if self.stored is not None:
-            if index == 0 and epoch % RESET_EPOCHS == 0 and epoch < self.config.training.epochs:
+            if index == 0 and epoch % objective.reset_epochs == 0 and epoch < self.config.training.epochs:
                 self.stored.draw(self.config.method.eps, self.generator)
             which = loader.indices(epoch, index), loader.draws(epoch, index)
             self._started.append((x, *which))

@@ -54,8 +54,8 @@ class Stepper:
         if wanted and not self.captured:
             on_message("CUDA graphs are off, steps run one by one: there is no CUDA device")
         method = config.method
-        if place.together and (method.allocation == "gaussian" or method.objective == "nuat"):
-            what = "allocation=gaussian" if method.allocation == "gaussian" else "nuat"
+        if place.together and (method.allocation == "gaussian" or engine.objective.whole_batch):
+            what = "allocation=gaussian" if method.allocation == "gaussian" else method.objective
             on_message(f"{what} is computed in each process by itself, which differs from training in one process")
         ungrouped = None
         if training.accumulate > 1:

@@ -13,11 +13,11 @@ from rich.console import Console
 from torch import Tensor
 
 from bullettrain.config import Config, ConfigError
+from bullettrain.config.methods import method_name
 from bullettrain.data import ImageSet
 from bullettrain.data.base import derive_seed
 from bullettrain.data.sets import fingerprint
 from bullettrain.engine.phases import Batch
-from bullettrain.formatting import method_name
 from bullettrain.processes import Place, StoppedError, StopRequest
 from bullettrain.run_folder import SHARES, CheckpointWriter, RunFolder, Weights
 from bullettrain.step import StepOutput
@@ -57,7 +57,7 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.place, self.keep_going = config, folder, place, keep_going
         self.train_set, self.validation_set, self.test_set = data
-        if config.method.kind in ("free", "fgsm-pgi") and place.together:
+        if config.method.kind.carries_perturbations and place.together:
             name = method_name(vars(config.method))
             raise ConfigError(f"{name} is for one process: each would carry perturbations of its own")
         training = config.training
