@@ -1,6 +1,6 @@
 """Write docs/reproduction.md, its pictures and a table of docs/accuracy.md from the runs that are on record.
 
-They are in results/reproduce, and those of the paper's own network in results/paper_scale.csv.
+They are in results/reproduce; those of scales medium and paper are of the paper's own network.
 
 python benchmarks/reproduction_page.py [--check]
 
@@ -16,13 +16,12 @@ from pathlib import Path
 
 from bullettrain.reporting.plotting import printed
 from bullettrain.reproduction import SCALES, STUDIES, figures, tables
-from bullettrain.reproduction.records import Record, read_csv, read_records
+from bullettrain.reproduction.records import Record, read_records
 from bullettrain.reproduction.results import NOT_RUN, Results, Verdict
 from bullettrain.reproduction.studies import LARGE, Check
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RECORDS = ROOT / "docs" / "reproduction.md", ROOT / "results" / "reproduce"
-PAPER_SCALE = ROOT / "results" / "paper_scale.csv"
 ACCURACY = ROOT / "docs" / "accuracy.md"
 CHOICE = {"plane": ("bt-nr0",), "table-fast": ()}
 """Studies whose rows that table shows, without these: TRADES is what they are set beside."""
@@ -33,9 +32,8 @@ FEW = 3
 
 
 def on_record(scale: str) -> dict[str, Record]:
-    """All runs of a scale: its records, and the lines of results/paper_scale.csv."""
-    rows = STUDIES[LARGE].rows(SCALES[scale])
-    return read_records(RECORDS / scale / "records") | read_csv(PAPER_SCALE, SCALES[scale], rows)
+    """All runs of a scale."""
+    return read_records(RECORDS / scale / "records")
 
 
 def side_by_side() -> list[str]:
@@ -67,7 +65,7 @@ def written(scale: str, *, pictures: bool) -> str:
     """Everything that is on record of one scale, as Markdown; with ``pictures`` they are drawn anew."""
     folder, page = RECORDS / scale, PAGE.read_text(encoding="utf-8")
     records = on_record(scale)
-    large = not (folder / "records").is_dir()  # the runs of results/paper_scale.csv are all there is
+    large = scale != "short"
     found = [Results(study, SCALES[scale], records) for study in STUDIES.values() if (study.name == LARGE) == large]
     lines = [f"## Scale `{scale}`", "", f"{SCALES[scale].about}."]
     for results in found:

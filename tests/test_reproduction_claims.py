@@ -1,5 +1,6 @@
 """Which runs a row is, what its figures are, and whether the paper's claims hold: from made-up records, in no time."""
 
+import csv
 import dataclasses
 import math
 import sys
@@ -17,13 +18,12 @@ from bullettrain.evaluation.scores import rank_correlation
 from bullettrain.processes import Place
 from bullettrain.reporting.paper import paper_figure
 from bullettrain.reproduction import STUDIES, Check, tables
-from bullettrain.reproduction.records import CSV_COLUMNS, Record, read_csv, run_name
+from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.results import Results, Verdict
 from bullettrain.reproduction.rows import panel_rows
-from bullettrain.reproduction.scales import MEDIUM, PAPER, SCALES, SHORT, SMOKE
+from bullettrain.reproduction.scales import PAPER, SCALES, SHORT, SMOKE
 from bullettrain.reproduction.studies import LARGE
 from bullettrain.reproduction.tasks import Task, merged
-from bullettrain.run_folder import RunError
 
 CPU = Place(torch.device("cpu"))
 TRADES = STUDIES["table-trades"]
@@ -437,18 +437,23 @@ ORDER = {
     "medium": "trades bt-nr2 fast-3 random bt-nb5 pgd-at pgd-at-3 pgd-at-bt",
     "paper": "bt-nr2 bt-nb5 trades fast-3 random mart mart-bt bt-nr0 fast",
 }
-LINES = """paper,trades,0,76,last,84.50,56.00,54.10,52.90,10000,,,,27.0,40.0,H200,abc
-paper,bt-nr2,0,76,last,85.50,55.90,54.20,52.80,2000,28,54,18,14.2,22.0,H200,abc
-paper,bt-nr2,0,76,averaged,86.00,56.50,,,,28,54,18,14.2,22.0,H200,abc
-medium,trades,0,30,last,83.00,,,,,,,,27.0,,H200,abc
-"""
 
 
 @pytest.fixture
-def paper_scale(tmp_path):
-    file = tmp_path / "paper_scale.csv"
-    file.write_text(",".join(CSV_COLUMNS) + "\n" + LINES)
-    return file
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+    import paper_scale
+
+    yield paper_scale
+    del sys.modules["paper_scale"]
+
+
+def large(scale: str, row: str, **figures: float) -> Record:
+    """A record of the large network, trained alone in 40 seconds an epoch."""
+    rows = {row.name: row for row in STUDIES[LARGE].rows(SCALES[scale])}
+    made = record(rows[row], SCALES[scale], **figures)
+    made.environment |= {"commit": "abc", "device": "H200"}
+    return dataclasses.replace(made, jobs=1, seconds=40.0 * made.epochs)
 
 
 @pytest.mark.parametrize("scale", ORDER)
@@ -461,47 +466,39 @@ def test_the_large_network_is_trained_in_order(scale):
     assert set(epochs.values()) == ({30} if scale == "medium" else {76, 90})
 
 
-def test_lines_of_the_table_are_runs_of_every_study(paper_scale):
-    records = read_csv(paper_scale, PAPER, STUDIES[LARGE].rows(PAPER))
-    assert len(records) == 2
-    large, table = (Results(STUDIES[name], PAPER, records) for name in (LARGE, "table-trades"))
-    assert large.value("bt-nr2", "pgd20").mean == table.value("bt-nr2", "pgd20").mean == pytest.approx(55.9)
-    assert table.value("bt-nr2", "theoretical").mean == pytest.approx(11 / (1 + 2.8 + 1.08))
+def test_records_of_the_large_network_are_runs_of_every_study():
+    mined = large("paper", "bt-nr2", clean=85.5, pgd20=55.9)
+    mined = dataclasses.replace(mined, seconds=mined.seconds * 22 / 40)
+    mined.averaged.update(clean={"accuracy": 0.86, "examples": 10000}, pgd20={"accuracy": 0.565, "examples": 10000})
+    mined.figures["apgd"] = {"accuracy": 0.528, "examples": 2000}
+    records = {one.name: one for one in (mined, large("paper", "trades", clean=84.5, pgd20=56.0))}
+    shown, table = (Results(STUDIES[name], PAPER, records) for name in (LARGE, "table-trades"))
+    assert shown.value("bt-nr2", "pgd20").mean == table.value("bt-nr2", "pgd20").mean == pytest.approx(55.9)
     assert table.value("bt-nr2", "wall").mean == pytest.approx(40 / 22)
-    assert "averaged weights: Clean 86.00, PGD-20 56.50" in "\n".join(tables.table(large))
-    assert "AutoAttack on 2000 of 10000 test images" in " ".join(large.notes())
-    assert large.status(large.rows["mart"]) == "not run yet"
-    medium = Results(STUDIES[LARGE], MEDIUM, read_csv(paper_scale, MEDIUM, STUDIES[LARGE].rows(MEDIUM)))
-    assert medium.value("trades", "clean").mean == 83
-    assert medium.value("trades", "wall") is None  # it was not timed
+    assert "averaged weights: Clean 86.00, PGD-20 56.50" in "\n".join(tables.table(shown))
+    assert "APGD on 2000 of 10000 test images" in " ".join(shown.notes())
+    assert shown.status(shown.rows["mart"]) == "not run yet"
 
 
-def test_a_finished_run_becomes_lines_of_the_table(paper_scale, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "benchmarks"))
-    import paper_scale as script
-
-    rows = {row.name: row for row in STUDIES[LARGE].rows(MEDIUM)}
-    made = record(rows["trades"], MEDIUM, clean=83.5, pgd20=55, autoattack=52)
-    made = dataclasses.replace(made, averaged={"clean": {"accuracy": 0.84, "examples": 10000}}, jobs=1)
-    made.environment["commit"] = "abc"
-    last, averaged = script.add(made, paper_scale, timed=True)
-    assert (last["scale"], last["row"], last["clean"], last["autoattack"]) == ("medium", "trades", "83.50", "52.00")
-    assert (averaged["weights"], averaged["clean"], averaged["pgd20"]) == ("averaged", "84.00", "")
-    assert len(paper_scale.read_text().splitlines()) == 6  # in the place of the line of the same row, and one more
-    medium = Results(STUDIES[LARGE], MEDIUM, read_csv(paper_scale, MEDIUM, rows.values()))
-    assert medium.value("trades", "clean").mean == pytest.approx(83.5)
+def test_records_of_the_large_network_become_lines_of_the_table(tmp_path, script):
+    folders = {scale: tmp_path / "reproduce" / scale / "records" for scale in ORDER}
+    made = large("medium", "trades", clean=83.5, pgd20=55, apgd=52)
+    made.averaged["clean"] = {"accuracy": 0.84, "examples": 10000}
+    made.write(folders["medium"])
+    large("medium", "bt-nr2", clean=84).write(folders["medium"])
+    large("paper", "trades", clean=84.5).write(folders["paper"])
+    lines = list(csv.DictReader(script.table(tmp_path).splitlines()))
+    found = [(line["scale"], line["row"], line["weights"]) for line in lines]
+    medium = [("medium", "trades", "last"), ("medium", "trades", "averaged"), ("medium", "bt-nr2", "last")]
+    assert found == [*medium, ("paper", "trades", "last")]
+    assert (lines[0]["clean"], lines[0]["apgd"], lines[0]["seconds_per_epoch"]) == ("83.50", "52.00", "40.00")
+    assert (lines[1]["clean"], lines[1]["pgd20"]) == ("84.00", "")
     with pytest.raises(SystemExit, match="is no row of the study"):
-        script.lines_of(record(ROWS["trades"]), timed=False)
-    del sys.modules["paper_scale"]
+        script.lines_of(record(ROWS["trades"]))
 
 
-@pytest.mark.parametrize(("old", "new"), [("paper,trades", "paper,nothing"), ("scale,row", "scale,name")])
-def test_a_table_of_other_rows_is_refused(paper_scale, old, new):
-    paper_scale.write_text(paper_scale.read_text().replace(old, new))
-    with pytest.raises(
-        RunError, match=r"at scale paper there is no row 'nothing'; there are bt-nr2|columns have to be scale,row"
-    ):
-        read_csv(paper_scale, PAPER, STUDIES[LARGE].rows(PAPER))
+def test_the_table_of_the_large_network_is_that_of_the_records(script):
+    assert (script.RESULTS / "paper_scale.csv").read_text() == script.table()
 
 
 # ---------------------------------------------------------------------------------- measures, times

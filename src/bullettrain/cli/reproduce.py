@@ -23,7 +23,7 @@ from bullettrain.evaluation import autoattack
 from bullettrain.formatting import plural
 from bullettrain.precision import Precision
 from bullettrain.reproduction import figures, runs, tables
-from bullettrain.reproduction.records import Record, read_csv, read_records
+from bullettrain.reproduction.records import Record, read_records
 from bullettrain.reproduction.results import NOT_RUN, Results, Verdict
 from bullettrain.reproduction.rows import Row
 from bullettrain.reproduction.runs import TaskResult
@@ -77,7 +77,7 @@ def reproduce(options: Reproduce) -> None:
     records = read_records(out / RECORDS)  # find damaged records before training
     if options.dry_run:
         title = f"{', '.join(study.name for study in studies)}, scale {scale}"
-        show_plan(console, title, tasks, on_record(at) | records, environment(device)["device"], options.jobs)
+        show_plan(console, title, tasks, on_record() | records, environment(device)["device"], options.jobs)
         return
     trains = not (options.timing or options.tables)
     remaining = [task for task in tasks if trains and task.state() not in (DONE, ON_RECORD)]
@@ -220,7 +220,8 @@ def show(console: Console, results: Results) -> None:
     for row in results.rows.values():
         if (status := results.status(row)) and (status != NOT_RUN or few):
             statuses.setdefault(status, []).append(row.name)
-    for text in (*(f"{status}: {'; '.join(names)}" for status, names in statuses.items()), *results.notes()):
+    notes = results.notes() if results.scale.like_paper else []
+    for text in (*(f"{status}: {'; '.join(names)}" for status, names in statuses.items()), *notes):
         say(console, text, style="dim")
     marks = {verdict: Text(f"{tables.MARKS[verdict]} {verdict.value}", STYLES[verdict]) for verdict in Verdict}
     say_rows(console, [(marks[verdict], text + remark) for verdict, remark, text, _ in tables.claims(results)])
@@ -233,13 +234,10 @@ def _cell(results: Results, row: Row, column: tables.Column) -> Text:
     return Text(cell.marked, STYLES.get(cell.verdict, "dim" if column.kind == "paper" else ""))
 
 
-def on_record(scale: Scale) -> dict[str, Record]:
-    """Return the published records: those of all scales, and of the paper's network at this one."""
-    records: dict[str, Record] = {}
-    for folder in sorted(CHECKOUT.glob("reproduce/*/records")):
-        records |= read_records(folder)
-    table = CHECKOUT / "paper_scale.csv"
-    return records | (read_csv(table, scale, STUDIES[LARGE].rows(scale)) if table.is_file() else {})
+def on_record() -> dict[str, Record]:
+    """Return the published records of all scales."""
+    folders = sorted(CHECKOUT.glob("reproduce/*/records"))
+    return {name: record for folder in folders for name, record in read_records(folder).items()}
 
 
 def show_plan(

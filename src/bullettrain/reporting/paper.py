@@ -212,6 +212,7 @@ CLAIMS: dict[str, dict[str, str]] = {
             "bt-nr2 pgd20 ≥ fast-3 +2.83; bt-nr2 clean ≥ fast-3 +1.42"
         ),
         "… also under AutoAttack, which the paper did not run": "bt-nr2 autoattack ≥ fast-3 0",
+        "… also under APGD, AutoAttack's first two attacks, which the paper did not run": "bt-nr2 apgd ≥ fast-3 0",
         "Choosing by SVar is a point more robust than by chance, which the paper did not run": (
             "bt-nr2 pgd20 ≥ random +1"
         ),

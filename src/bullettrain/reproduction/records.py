@@ -1,14 +1,13 @@
 """Records of runs: one JSON file per run with its settings, device, commit, time, counted work and accuracies.
 
-Tables and figures are made from records alone. Runs of the paper's network are in one CSV file instead.
+Tables and figures are made from records alone.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,13 @@ from bullettrain.corruptions.table import AVERAGED
 from bullettrain.errors import raised_as
 from bullettrain.evaluation.results import Entry, Result, Store
 from bullettrain.reporting.plotting import thin
-from bullettrain.reproduction.rows import Row
-from bullettrain.reproduction.scales import Scale
 from bullettrain.run_folder import SHARES, RunError, RunFolder, RunLog, Table
 from bullettrain.schema import conform
-from bullettrain.validation import check_known
 
 FORMAT = 1
 WEIGHTS = "last"
 """The weights that the paper evaluates."""
 CURVE = ("step", "epoch", *SHARES, *(f"svar_{name}" for name in SHARES), "robust_accuracy", "loss")
-CSV_ATTACKS = ("clean", "pgd20", "pgd100x10", "autoattack")
-CSV_COLUMNS = (
-    *("scale", "row", "seed", "epochs", "weights", *CSV_ATTACKS, "autoattack_images", "boundary", "robust", "outlier"),
-    *("passes", "seconds_per_epoch", "device", "commit"),
-)
 Figure = dict[str, Any]
 """An accuracy as a share, its number of images, which images were right, and the precision of the attack; for
 corruptions, the accuracy of each at every severity."""
@@ -175,11 +166,13 @@ def record_of(path: Path, *, jobs: int = 1, kept: Record | None = None) -> Recor
         images = {"fingerprint": item.fingerprint, "survived": item.survived} if item.survived else {}
         figure = _figure(item.accuracy, item.examples, item.precision) | images
         figures.setdefault(item.weights, {})[item.attack] = figure
-    last, threat = figures[WEIGHTS], (config.method.norm, config.method.eps)
+    threat = (config.method.norm, config.method.eps)
     for entry in Store(path).entries:
-        for result in entry.results if entry.weights == WEIGHTS else ():
+        for result in entry.results:
             if result.role == "attack" and result.threat in (None, threat):
-                last = better(last, {result.name: figure_of(entry, result)})
+                known = figures.setdefault(entry.weights, {})
+                figures[entry.weights] = better(known, {result.name: figure_of(entry, result)})
+    last = figures[WEIGHTS]
     total = {name: value if math.isfinite(value) else 0.0 for name, value in run.totals.items()}
     about: dict[str, Any] = {key: total[key] for key in ("seconds", "capture_seconds", "examples", "work")}
     about |= {"epochs": int(total["epochs"]), "shares": {name: total[name] for name in SHARES}, "jobs": jobs}
@@ -192,6 +185,7 @@ def record_of(path: Path, *, jobs: int = 1, kept: Record | None = None) -> Recor
     if kept is not None:
         last = better(kept.figures, last)
         about |= {"measures": dict(kept.measures), "timing": kept.timing, "note": kept.note}
+        figures = {"averaged": kept.averaged} | figures
     averaged = figures.get("averaged", {})
     return Record(name=run_name(config), config=config.to_dict(), figures=last, averaged=averaged, **about)
 
@@ -243,36 +237,6 @@ def read_records(folder: Path) -> dict[str, Record]:
     """Read all records in ``folder``, by name."""
     records = map(read_record, sorted(folder.glob("*.json")))
     return {record.name: record for record in records if record is not None}
-
-
-def read_csv(file: Path, scale: Scale, rows: Iterable[Row]) -> dict[str, Record]:
-    """Read the runs of ``scale`` from a CSV file, by name.
-
-    There is one line for each set of weights of a run of one of ``rows``. Accuracies and shares are in percent. Empty
-    fields were not measured.
-    """
-    known, records = {row.name: row for row in rows}, dict[str, Record]()
-    with file.open(encoding="utf-8", newline="") as lines:
-        reader = csv.DictReader(lines)
-        if tuple(reader.fieldnames or ()) != CSV_COLUMNS:
-            raise RunError(f"{file}: its columns have to be {','.join(CSV_COLUMNS)}")
-        selected = [line for line in reader if line["scale"] == scale.name]
-    for line in selected:
-        row = known[check_known(line["row"], known, f"{file}: at scale {scale.name} there is no row", error=RunError)]
-        config = row.config(scale).replace_section("training", seed=int(line["seed"]))
-        name, epochs, seconds = run_name(config), int(line["epochs"]), float(line["seconds_per_epoch"] or 0)
-        shares = {share: float(line[share] or 0) for share in SHARES}
-        total = sum(shares.values())
-        about: dict[str, Any] = {"seconds": epochs * seconds, "epochs": epochs, "examples": 50_000.0 * epochs}
-        # Without shares, all examples are boundary examples.
-        about["shares"] = {key: share / total if total else float(key == "boundary") for key, share in shares.items()}
-        about |= {"work": float(line["passes"] or 0), "jobs": 1 if seconds else 2, "figures": {}}
-        environment = {"device": line["device"], "commit": line["commit"]}
-        record = records.setdefault(name, Record(name, config.to_dict(), environment, "finished", **about))
-        images = {"autoattack": float(line["autoattack_images"] or 10_000)}
-        figures = {a: _figure(float(line[a]) / 100, images.get(a, 10_000)) for a in CSV_ATTACKS if line[a]}
-        (record.figures if line["weights"] == WEIGHTS else record.averaged).update(figures)
-    return records
 
 
 def _short(value: float) -> float | None:

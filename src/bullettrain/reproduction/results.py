@@ -78,7 +78,9 @@ class Results:
 
     def metric(self, name: str) -> str:
         """Return the name of a metric at this scale, which may replace the paper's attacks."""
-        return attack_name(self.scale.attacks.get(name, name)) if name.startswith(("pgd", "autoattack")) else name
+        return (
+            attack_name(self.scale.attacks.get(name, name)) if name.startswith(("pgd", "apgd", "autoattack")) else name
+        )
 
     def title(self, metric: str) -> str:
         """Return the title of an attack at this scale."""
@@ -180,7 +182,7 @@ class Results:
         whole = run.figures.get("clean", {}).get("examples", 0)
         if run.note:
             yield run.note
-        for name in dict.fromkeys(self.metric(attack) for attack in self.study.attacks):
+        for name in dict.fromkeys(map(self.metric, (*self.study.attacks, *self.columns))):
             figure, title = run.figures.get(name, {}), attack_title(name)
             if figure.get("over", 15) != 15:
                 yield f"{title}: the mean of {figure['over']:.0f}, not of 15"

@@ -193,5 +193,5 @@ def large_rows(scale: Scale) -> tuple[Row, ...]:
         names = "bt-nr2 bt-nb5 trades fast-3 random mart mart-bt bt-nr0 fast"
     rows = {row.name: row for row in LARGE_ROWS}
     first, second, *others = (rows[name] for name in names.split())
-    whole = (replace(row, attacks=("pgd100x10",)) for row in (first, second))
-    return *whole, *(replace(row, images=2000) for row in others)
+    whole = (replace(row, attacks=("apgd", "autoattack", "pgd100x10")) for row in (first, second))
+    return *whole, *(replace(row, attacks=("apgd",), images=2000) for row in others)

@@ -78,7 +78,7 @@ SMOKE = Scale(
     robust_steps=(0, 2, 5),
     attacks={
         **{"pgd20": "pgd10", "pgd100x20": "pgd10", "pgd100x5": "pgd10", "pgd100x10": "pgd10x2"},
-        "pgd1000x5": "pgd20x2",
+        **dict.fromkeys(("pgd1000x5", "apgd"), "pgd20x2"),
         "autoattack": "pgd:steps=10,restarts=2,loss=margin",  # the real one takes seconds even here
     },
     images=100,
