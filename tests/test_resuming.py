@@ -195,6 +195,16 @@ def test_a_run_moves_to_another_machine_with_three_files(tmp_path, unfinished, w
     assert weights_of(tmp_path / "moved") == weights_of(whole)
 
 
+def test_a_machine_without_a_network_card_has_one_name(monkeypatch):
+    def name(address: int) -> str:
+        monkeypatch.setattr("uuid.getnode", lambda: address)
+        return environment(CPU.device)["machine"]
+
+    random = 1 << 40  # the bit of addresses that Python makes up, anew in each process
+    assert name(random | 5) == name(random | 9)
+    assert name(5) != name(9)
+
+
 def test_a_log_that_was_left_behind_is_missed(unfinished):
     (unfinished / "metrics.jsonl").write_text("")
     with pytest.raises(RunError, match=r"metrics\.jsonl is shorter than its checkpoint says: copy it again"):

@@ -19,7 +19,9 @@ import bullettrain
 def environment(device: torch.device) -> dict[str, Any]:
     """Return versions, machine, device, commit and command."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-    machine = f"{platform.node()} {uuid.getnode()}".encode()
+    address = uuid.getnode()
+    known = not address >> 40 & 1  # without a network card, it is a random number with this bit set
+    machine = f"{platform.node()} {address if known else ''}".encode()
     return {
         "bullettrain": bullettrain.__version__,
         "torch": str(torch.__version__),
