@@ -270,7 +270,8 @@ def test_autoattack_that_is_not_there_names_the_extra(run, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
-    assert capsys.readouterr().err == ('bullettrain: AutoAttack needs pyautoattack: pip install "bullettrain[eval]"\n')
+    install = 'in your clone of bullettrain, pip install ".[eval]"'
+    assert capsys.readouterr().err == f"bullettrain: AutoAttack needs pyautoattack: {install}\n"
 
 
 def test_a_report_does_not_trust_the_file(run):

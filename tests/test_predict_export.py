@@ -128,7 +128,7 @@ def test_what_cannot_be_predicted(here, words, said):
 
 
 def test_onnx_runs_elsewhere_and_agrees(here):
-    pytest.importorskip("onnxscript", reason="ONNX export needs onnxscript: pip install 'bullettrain[export]'")
+    pytest.importorskip("onnxscript", reason="ONNX export needs onnxscript: pip install '.[export]'")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime, which runs the exported file, is not installed")
     import onnx
 

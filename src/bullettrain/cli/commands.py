@@ -224,7 +224,7 @@ class Export(_Images, Model):
     """
 
     format_: str = "onnx"
-    """Format: onnx, torch-export, hub."""
+    """Format: onnx (needs the extra export), torch-export, hub."""
     out: Path | None = None
     """File to write, or folder for hub. Default: model.onnx, model.pt2 or hub, in the run's folder or here."""
 
