@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
+from bullettrain.attacks import pgd
 from bullettrain.augmix import ViewMaker
 from conftest import assert_same, batch, norm_net, snapshot
 
@@ -145,6 +146,10 @@ def test_nan_that_appears_in_mid_training_names_its_step():
         (lambda: bt.MART(eps=-1), "eps is -1"),
         (lambda: bt.PGDAT(eps=float("inf")), "eps is inf"),
         (lambda: bt.TRADES(eps=8), r"eps is 8, but pixels are in \[0, 1\]; did you mean 8/255"),
+        (lambda: bt.TRADES(eps=torch.full((3, 1, 1), 8.0)), "eps is 8, but pixels .* did you mean 8/255"),
+        (lambda: bt.TRADES(eps=8, norm=bt.Normalized([0.5], [0.2])), "eps is 8, but pixels .* did you mean 8/255"),
+        (lambda: pgd(norm_net(), X, Y, eps=8, steps=1, step_size=2), "eps is 8, but pixels .* did you mean 8/255"),
+        (lambda: pgd(norm_net(), X, Y, eps=0.1, steps=1, step_size=2), "step_size is 2, but pixels .* mean 2/255"),
         (lambda: bt.TRADES(beta=0), "beta is 0"),
         (lambda: bt.TRADES(eps=-torch.rand(3)), "eps has values that are not above 0"),
         (lambda: bt.AugMix(beta=-2), "beta is -2"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bullettrain.allocation import needs_selection
-from bullettrain.attacks.norms import USUAL_EPS
+from bullettrain.attacks.norms import USUAL_EPS, Ball
 from bullettrain.config.format1 import FORMER
 from bullettrain.config.method import MethodConfig
 from bullettrain.config.settings import TINY, ConfigError, as_setting, find, limited, parse
@@ -180,6 +180,10 @@ class Config:
             raise ConfigError("optimizer.nesterov is set without momentum; set optimizer.momentum, e.g. to 0.9")
         with raised_as(ConfigError, _of_method, ValueError, TypeError):
             self.method.build()
+        ball = Ball.of(self.method.norm, self.method.eps)
+        for name in ("method", "evaluation"):
+            with raised_as(ConfigError, "{error}", ValueError):
+                ball.check_step(getattr(self, name).step_size or 0.0, f"{name}.step_size")
         if self.method.kind.moved_by_update and self.training.accumulate > 1:
             name = self.method.objective
             raise ConfigError(f"{name} moves its perturbations with every update; training.accumulate has to be 1")

@@ -269,15 +269,11 @@ class AdversarialObjective(Objective):
         if refused := [name for name, value in given.items() if value is not None and not self.takes(name)]:
             raise TypeError(f"{type(self).__name__} takes no {refused[0]}; leave it out")
         norm = find_norm(norm)
-        linf = norm is NORMS["linf"]
-        if eps is None and not linf:
+        if eps is None and norm is not NORMS["linf"]:
             usual = f"{USUAL_EPS['linf']}, which it is unless given, is of L∞; in L2 {USUAL_EPS['l2']} is usual"
             raise ValueError(f"give eps as well: {usual}")
         ball = Ball.of(norm, USUAL_EPS["linf"] if eps is None else eps, bounds)
         self.norm, self.eps, self.bounds = ball.norm, ball.eps, ball.bounds
-        low, high = self.bounds
-        if linf and bool(torch.as_tensor(self.eps > high - low).any()):
-            raise ValueError(f"eps is {eps:g}, but pixels are in [{low:g}, {high:g}]; did you mean {eps:g}/255?")
         if self.usual_beta is not None:
             self.beta = check_number(self.usual_beta if beta is None else beta, "beta", above=0)
         if attack_mode is not None:
