@@ -205,7 +205,7 @@ MISTAKES = {
         "there are float32, tf32, bf16, both; did you mean 'float32'?",
     ),
     "no data": (["their.pt", "--network", "wrn-10-1"], "say which images to evaluate it on"),
-    "data": (["runs/robust", "--data", "svhn"], "dataset 'svhn' is unknown"),
+    "data": (["runs/robust", "--data", "svhn"], "there is no dataset 'svhn'"),
     "missing data": (["runs/robust", "--data", "cifar10", "--data-dir", "nowhere"], "bullettrain data prepare cifar10"),
     "classes": (["hundred.pt", "--network", "wrn-10-1", "--data", "digits"], "has 100 classes, but digits has 10"),
     "keys": (

@@ -89,7 +89,7 @@ class Train(_Device, _Data):
       torchrun --nproc-per-node 2 -m bullettrain train cifar10-trades
     """
 
-    recipe: Annotated[str, typer.Argument()] = "digits"
+    recipe: Annotated[str | None, typer.Argument(show_default="digits")] = None
     """Recipe to train (see --list), YAML file of settings (see --show), or folder of a run."""
     data: str | None = None
     """Dataset: digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,9 @@ def train(options: Train) -> None:
         show_list(console)
         return
     config = _config(options)
+    if options.recipe is None and re.match("folder:.", config.data.name):
+        command = shlex.join(["bullettrain", "train", "own-images", "--data", config.data.name])
+        raise ConfigError(f"for your own images run `{command}`; without a recipe the settings are for the digits")
     if options.show:
         print(as_yaml(config), end="")
         return
@@ -82,11 +86,15 @@ def _config(options: Train) -> Config:
     changes |= {f"training.{key}": getattr(options, key) for key in ("epochs", "batch_size", "seed", "accumulate")}
     settings = [*(options.settings or ()), *(f"{key}={value}" for key, value in changes.items() if value is not None)]
     networks = [setting.partition("=")[2].strip() for setting in settings if setting.startswith("network.name=")]
-    config = find_recipe(options.recipe, network=networks[-1] if networks else None, trust=options.trust)
+    config = find_recipe(_recipe(options), network=networks[-1] if networks else None, trust=options.trust)
     config = (with_method(config, options.method) if options.method else config).with_settings(settings)
     if options.compare and config == config.baseline():
         raise ConfigError("this recipe is its own baseline, with the same steps for all examples: leave out --compare")
     return config.baseline() if options.baseline else config
+
+
+def _recipe(options: Train) -> str:
+    return "digits" if options.recipe is None else options.recipe
 
 
 def _folder(options: Train, config: Config) -> Path:
@@ -96,10 +104,11 @@ def _folder(options: Train, config: Config) -> Path:
     """
     if options.out is not None:
         return options.out
-    if options.resume and RunFolder(Path(options.recipe)).exists:
-        return Path(options.recipe)
+    recipe = Path(_recipe(options))
+    if options.resume and RunFolder(recipe).exists:
+        return recipe
     kind = options.method or ("compare" if options.compare else "baseline" if options.baseline else "")
-    name = "-".join(filter(None, (re.sub(r"\.ya?ml$", "", Path(options.recipe).resolve().name), kind)))
+    name = "-".join(filter(None, (re.sub(r"\.ya?ml$", "", recipe.resolve().name), kind)))
     parts = {"baseline": config.baseline(), "bullettrain": config} if options.compare else {"": config}
     existing = []
     free = Path("runs") / name
