@@ -320,6 +320,9 @@ def test_progress_bar_takes_what_prepare_tells(tmp_path, published, capsys):
     with progress_bar() as progress:
         prepare("cifar10", tmp_path / "new", progress=progress)
     assert "ten.tar.gz" in capsys.readouterr().out
+    with pytest.raises(DataError), progress_bar() as progress:
+        prepare("nothing", tmp_path, progress=progress)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("name", list(SOURCES))
