@@ -103,6 +103,14 @@ def test_predict_takes_images_of_any_size_and_colour(here):
     assert len(json.loads(invoke("predict", "run", "large.jpg", "palette.gif", "--json"))) == 2
 
 
+def test_predict_takes_a_folder_of_images(here):
+    Path("photos").mkdir()
+    for file in FILES:
+        Path(file).rename(Path("photos", file))
+    predicted = json.loads(invoke("predict", here, "photos", "--json"))
+    assert [values["image"] for values in predicted] == [f"photos/{file}" for file in FILES]
+
+
 def test_predict_with_weights_of_others(here):
     torch.save(build("wrn-10-1", num_classes=4).state_dict(), "net.pt")
     (entry,) = json.loads(invoke("predict", "net.pt", "0.png", "--network", "wrn-10-1", "--json"))
@@ -113,7 +121,7 @@ def test_predict_with_weights_of_others(here):
     ("words", "said"),
     [
         (["run", "none.png"], "none.png is missing: give image files"),
-        (["run", "run"], "run is a folder, not an image"),
+        (["run", "run"], "not an image that Pillow can read"),
         (["run", "/dev/zero"], "/dev/zero is a pipe, socket or device"),
         (["run", "run/config.yaml"], "config.yaml is truncated or not an image"),
         (["nothing", "0.png"], "'nothing' is no network"),
