@@ -198,11 +198,11 @@ class Predict(_Device, _Images, Model):
     Examples:
 
       bullettrain predict runs/digits seven.png
-      bullettrain predict runs/cifar10-trades photos/*.jpg --top 1 --json
+      bullettrain predict runs/cifar10-trades photos --top 1 --json
     """
 
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", show_default=False)]
-    """Image files."""
+    """Image files, or folders of them."""
     top: Count = 3
     """Number of classes to show for each image."""
     json_: bool = False
@@ -224,7 +224,7 @@ class Export(_Images, Model):
     """
 
     format_: str = "onnx"
-    """Format: onnx (needs the extra export), torch-export, hub."""
+    """Format: onnx, torch-export, hub. onnx needs the extra export."""
     out: Path | None = None
     """File to write, or folder for hub. Default: model.onnx, model.pt2 or hub, in the run's folder or here."""
 

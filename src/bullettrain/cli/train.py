@@ -22,6 +22,7 @@ from bullettrain.config import RECIPES, Config, ConfigError
 from bullettrain.config.describe import as_yaml
 from bullettrain.config.methods import METHODS, with_method
 from bullettrain.config.methods import one_line as method_line
+from bullettrain.config.methods import title as objective_title
 from bullettrain.config.recipes import one_line
 from bullettrain.formatting import attack_name
 from bullettrain.processes import Place
@@ -198,8 +199,11 @@ def print_result(console: Console, result: Result) -> None:
     lines = [f"trained {duration(end['seconds'])}{formatting.plain(captured)}, {end['work']:.1f} passes an example"]
     if end["boundary"] < 1:
         lines.append(", ".join(f"{name} {percent(end[name])}" for name in SHARES) + _paper_boundary(result))
-        theoretical = formatting.times(end["theoretical_speedup"])
-        lines.append(f"speed-up {theoretical} theoretical, {end['work_speedup']:.2f}× counted work")
+        method, theoretical = RunFolder(result.folder).config().method, formatting.times(end["theoretical_speedup"])
+        steps = f"{method.boundary} {formatting.plural('step', method.boundary)}"
+        full = f"{objective_title(method.objective)} with {steps} for all"
+        fewer = f"{end['work_speedup']:.2f}× fewer passes than {full} (theoretical {theoretical})"
+        lines.append(f"{fewer}; counted, not timed: --compare times both")
     console.print(f"{result.folder}", style="bold", soft_wrap=True)
     show_table(console, ["weights", *map(attack_name, attacks)], rows)
     say(console, "\n".join(lines))
