@@ -47,7 +47,7 @@ class DivergedError(ValueError):
     """The network returns NaN or infinity."""
 
 
-class MendableError(ValueError):
+class SettingsError(ValueError):
     """An invalid combination of arguments, with the arguments that would fix it.
 
     The command line replaces the Python arguments in the message by its own options.

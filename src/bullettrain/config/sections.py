@@ -19,7 +19,7 @@ from bullettrain.config.settings import TINY, ConfigError, as_setting, find, lim
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
 from bullettrain.errors import raised_as
 from bullettrain.schema import SchemaError, conform
-from bullettrain.validation import MendableError, check_limits
+from bullettrain.validation import SettingsError, check_limits
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class Config:
 
 def _of_method(error: Exception) -> str:
     """Return the message of an error in building the method, in terms of settings."""
-    if isinstance(error, MendableError):
+    if isinstance(error, SettingsError):
         return f"method: {error.wrong} {' '.join(f'--set {k}={as_setting(v)}' for k, v in error.mend.items())}"
     return str(error) if isinstance(error, ConfigError) else f"method: {error}"
 
