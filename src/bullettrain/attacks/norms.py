@@ -251,7 +251,8 @@ class Ball:
         """Raise ValueError if a length in L∞ is above the range of pixels: 8 is meant as 8/255."""
         norm, (low, high) = self.norm, getattr(self.norm, "pixels", self.bounds)
         inner = norm.norm if isinstance(norm, Normalized) else norm
-        if isinstance(inner, Linf) and bool(torch.as_tensor(length > high - low).any()):
+        above = length > high - low
+        if isinstance(inner, Linf) and (bool(above.any()) if isinstance(above, Tensor) else above):
             size, *ends = (f"{float(torch.as_tensor(value).max()):g}" for value in (length, low, high))
             raise ValueError(f"{name} is {size}, but pixels are in [{', '.join(ends)}]; did you mean {size}/255?")
 
