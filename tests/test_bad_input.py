@@ -9,6 +9,8 @@ from torch.distributed.fsdp import FSDPModule
 
 import bullettrain as bt
 from bullettrain import BulletTrain, StepBudget
+from bullettrain.attacks import pgd
+from bullettrain.attacks.losses import margin
 from bullettrain.augmix import ViewMaker
 from conftest import assert_same, batch, norm_net, snapshot
 
@@ -145,6 +147,13 @@ def test_nan_that_appears_in_mid_training_names_its_step():
         (lambda: bt.MART(eps=-1), "eps is -1"),
         (lambda: bt.PGDAT(eps=float("inf")), "eps is inf"),
         (lambda: bt.TRADES(eps=8), r"eps is 8, but pixels are in \[0, 1\]; did you mean 8/255"),
+        (lambda: bt.TRADES(eps=torch.full((3, 1, 1), 8.0)), "eps is 8, but pixels .* did you mean 8/255"),
+        (lambda: bt.TRADES(eps=8, norm=bt.Normalized([0.5], [0.2])), "eps is 8, but pixels .* did you mean 8/255"),
+        (lambda: pgd(norm_net(), X, Y, eps=8, steps=1, step_size=2), "eps is 8, but pixels .* did you mean 8/255"),
+        (lambda: pgd(norm_net(), X, Y, eps=0.1, steps=1, step_size=2), "step_size is 2, but pixels .* mean 2/255"),
+        (lambda: bt.TRADES(bta=6), "^TRADES takes no bta; there are beta, eps, .*; did you mean 'beta'"),
+        (lambda: bt.TRADES(6.0), r"^TRADES takes its arguments by name, e\.g\. TRADES\(eps=8/255\)"),
+        (lambda: bt.PGDAT(steps=3), "^PGDAT takes no steps; there are eps, norm"),
         (lambda: bt.TRADES(beta=0), "beta is 0"),
         (lambda: bt.TRADES(eps=-torch.rand(3)), "eps has values that are not above 0"),
         (lambda: bt.AugMix(beta=-2), "beta is -2"),
@@ -167,6 +176,15 @@ def test_nan_that_appears_in_mid_training_names_its_step():
             lambda: BulletTrain(bt.TRADES(), budget=StepBudget(2, 1)).load_state_dict({"model": {}}),
             r"robust_fraction and steps_taken missing; give what state_dict\(\) of BulletTrain returned",
         ),
+        (
+            lambda: BulletTrain(bt.TRADES(), budget=StepBudget(2, 1)).load_state_dict(None),
+            "the state is None; give what",
+        ),
+        (
+            lambda: BulletTrain(bt.TRADES(), budget=StepBudget(2, 1)).load_state_dict("a.pt"),
+            "the state is 'a.pt'; give",
+        ),
+        (lambda: bt.Captured(BulletTrain(bt.TRADES(), budget=StepBudget(2, 1)), norm_net(), dtype="bf16"), "is 'bf16'"),
         (lambda: StepBudget(2, 5), "robust=5, outlier=0 are out of order; .* For a study, say ordered=False$"),
     ],
 )
@@ -234,6 +252,41 @@ def test_networks_that_wait_for_other_workers_are_refused(check_every):
 )
 def test_a_score_that_returns_no_scores_is_named(score, message):
     refused(BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), score=score), norm_net(), X, Y, message)
+
+
+@pytest.mark.parametrize("budget", [StepBudget(2, 1), StepBudget.uniform(2), StepBudget.uniform(0)])
+@pytest.mark.parametrize("check_every", [100, 0])
+@pytest.mark.parametrize(("x", "weights"), [(X.double(), "float32"), (X.half(), "float32"), (X, "float64")])
+def test_images_of_another_dtype_than_the_weights_are_named(budget, check_every, x, weights):
+    train = BulletTrain(bt.TRADES(), budget=budget, check_every=check_every)
+    message = f"x is .*, but the network's weights are {weights}; give x.to\\(torch.{weights}\\)"
+    refused(train, norm_net().to(getattr(torch, weights)), x, Y, message)
+
+
+def test_a_network_may_convert_its_images_itself():
+    class Converting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = norm_net()
+
+        def forward(self, x):
+            return self.net(x.float())
+
+    train = BulletTrain(bt.TRADES(), budget=StepBudget(2, 1))
+    assert torch.isfinite(train.step(Converting(), X.double(), Y).loss)
+
+
+def test_an_attack_loss_that_is_no_loss_of_each_example_is_named():
+    class Method(bt.PGDAT):
+        attack_loss = margin  # a function becomes a method
+
+    class Mean(bt.PGDAT):
+        attack_loss = staticmethod(lambda logits, labels, target: margin(logits, labels, target).mean())
+
+    with pytest.raises(TypeError, match=r"attack_loss takes .*; .* \(logits, labels, target\); declare it with static"):
+        BulletTrain(Method(), budget=StepBudget(2, 1))
+    message = r"the attack's loss returned float32 of shape \(\); it has to return: .* of shape \(16,\)"
+    refused(BulletTrain(Mean(), budget=StepBudget.uniform(2)), norm_net(), X, Y, message)
 
 
 @pytest.mark.parametrize("wrong", [Y + 5, Y - 1])

@@ -136,7 +136,7 @@ STREAMS = {
     "without typer": (
         f"{sys.executable} -c \"import sys; sys.modules['typer'] = None; from bullettrain.cli import main; main()\"",
         2,
-        'bullettrain: the command needs typer: pip install "bullettrain[app]"\n',
+        'bullettrain: the command needs typer: in your clone of bullettrain, pip install ".[app]"\n',
     ),
 }
 

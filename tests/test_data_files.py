@@ -125,7 +125,7 @@ def test_a_folder_of_nobody():
 
 def test_wrong_folders_are_named(tmp_path):
     name = f"folder:{tmp_path / 'x'}"
-    complains("x is missing: give a folder with one", name, tmp_path)
+    complains("x is missing: name yours with --data folder:PATH, a folder with one", name, tmp_path)
     (tmp_path / "x").mkdir()
     complains("x has no class folders", name, tmp_path)
     (tmp_path / "x" / "dog").mkdir()
@@ -151,7 +151,7 @@ def test_wrong_folders_are_named(tmp_path):
 def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
     write_folder(tmp_path)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ImportError, match=r'needs Pillow: pip install "bullettrain\[app\]"'):
+    with pytest.raises(ImportError, match=r'needs Pillow: .* pip install "\.\[app\]"'):
         load(f"folder:{tmp_path}", split="train")
 
 

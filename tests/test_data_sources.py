@@ -310,7 +310,7 @@ def test_available_counts_files(tmp_path, published):
 def test_digits_need_nothing_and_others_are_unknown(tmp_path):
     assert prepare("digits", tmp_path) == verify("digits", tmp_path) == []
     for function in (prepare, verify):
-        with pytest.raises(DataError, match="'imagenet' is unknown: mnist, cifar10, cifar100 can be"):
+        with pytest.raises(DataError, match="no dataset 'imagenet'; mnist, cifar10, cifar100 can be"):
             function("imagenet", tmp_path)
         with pytest.raises(DataError, match="'npz:x' is your own"):
             function("npz:x", tmp_path)
@@ -320,6 +320,9 @@ def test_progress_bar_takes_what_prepare_tells(tmp_path, published, capsys):
     with progress_bar() as progress:
         prepare("cifar10", tmp_path / "new", progress=progress)
     assert "ten.tar.gz" in capsys.readouterr().out
+    with pytest.raises(DataError), progress_bar() as progress:
+        prepare("nothing", tmp_path, progress=progress)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("name", list(SOURCES))

@@ -205,7 +205,7 @@ MISTAKES = {
         "there are float32, tf32, bf16, both; did you mean 'float32'?",
     ),
     "no data": (["their.pt", "--network", "wrn-10-1"], "say which images to evaluate it on"),
-    "data": (["runs/robust", "--data", "svhn"], "dataset 'svhn' is unknown"),
+    "data": (["runs/robust", "--data", "svhn"], "there is no dataset 'svhn'"),
     "missing data": (["runs/robust", "--data", "cifar10", "--data-dir", "nowhere"], "bullettrain data prepare cifar10"),
     "classes": (["hundred.pt", "--network", "wrn-10-1", "--data", "digits"], "has 100 classes, but digits has 10"),
     "keys": (
@@ -270,7 +270,8 @@ def test_autoattack_that_is_not_there_names_the_extra(run, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
-    assert capsys.readouterr().err == ('bullettrain: AutoAttack needs pyautoattack: pip install "bullettrain[eval]"\n')
+    install = 'in your clone of bullettrain, pip install ".[eval]"'
+    assert capsys.readouterr().err == f"bullettrain: AutoAttack needs pyautoattack: {install}\n"
 
 
 def test_a_report_does_not_trust_the_file(run):

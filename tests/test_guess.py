@@ -5,7 +5,7 @@ import pytest
 from bullettrain.config.recipes import RECIPES
 from bullettrain.config.sections import Config, flatten
 from bullettrain.corruptions import CORRUPTIONS
-from bullettrain.errors import guesses
+from bullettrain.errors import guesses, near
 from bullettrain.evaluation.specs import PGD
 from bullettrain.models import NETWORKS
 from bullettrain.precision import Precision
@@ -60,3 +60,13 @@ def test_the_sentence():
         "; --list shows all; did you mean 'a-trades' or 'b-trades'?"
     )
     assert instead("words", ["digits", "letters"]) == "; there are digits, letters"
+
+
+def test_paths_mean_what_lies_beside_them(tmp_path):
+    (tmp_path / "Digits").mkdir()
+    for file in ("cifar.pt", "mine.yaml", ".hidden"):
+        (tmp_path / file).touch()
+    assert near(tmp_path / "digts") == f"; did you mean {tmp_path / 'Digits'}?"
+    assert near(tmp_path / "cifr.pt") == f"; did you mean {tmp_path / 'cifar.pt'}?"
+    for name in ("cifr.yaml", "hidden", "other", "mine/x"):
+        assert near(tmp_path / name) == ""

@@ -286,6 +286,9 @@ def test_a_state_goes_on_with_its_scores_and_refuses_others():
     with pytest.warns(UserWarning, match="no last scores: until they are trained on again all are on the boundary"):
         other.load_state_dict(old)
     assert not any(values.any() for values in other.history.tensors())
+    without = bt.BulletTrain(bt.TRADES(), budget=bt.StepBudget(2, 1))
+    with pytest.warns(UserWarning, match="a history of the examples, which is lost; to keep it, give BulletTrain exam"):
+        without.load_state_dict({name: value for name, value in train.state_dict().items() if name != "generators"})
 
 
 def test_a_forward_that_overflowed_leaves_its_examples_on_the_boundary_and_the_others_alone():

@@ -31,6 +31,12 @@ def test_named_attacks(text, steps, restarts):
     assert one(text) == PGD(steps, restarts, 0.003, "ce", "linf", 0.031)
 
 
+@pytest.mark.parametrize("text", ["PGD20", "pgd-20", "PGD_20", " Pgd-20x1"])
+def test_case_and_hyphens_of_a_name_do_not_count(text):
+    assert one(text) == one("pgd20")
+    assert one("Auto-Attack:norm=l2,eps=0.5") == AutoAttack("l2", 0.5)
+
+
 def test_every_parameter_and_fractions():
     attack = one("pgd:steps=7,restarts=3,step=2/255,loss=margin,norm=l2,eps=128/255")
     assert attack == PGD(7, 3, 2 / 255, "margin", "l2", 128 / 255)
@@ -66,6 +72,8 @@ def test_default_steps_reach_across_the_ball(steps):
 
 MISTAKES = {
     "nothing": ("pgf20", "there is no attack 'pgf20'; there are clean, pgd20, pgd100x10, pgd1000x5"),
+    "letters": ("pdg50x2", "corruptions; did you mean 'pgd50x2'?"),
+    "a letter less": ("autoatack", "corruptions; did you mean 'autoattack'?"),
     "all are listed": ("fgsm", "autoattack, autoattack:norm=linf|l2,eps=…, apgd"),
     "parameter": ("pgd:stps=3", "no parameter 'stps'; there are steps, restarts, step, loss, norm, eps; did you mean"),
     "of autoattack": ("autoattack:steps=3", "there is no parameter 'steps'; there are norm, eps"),
@@ -81,6 +89,7 @@ MISTAKES = {
     "restarts": ("pgd20x0", "restarts is 0"),
     "negative": ("pgd:step=-1", "step is -1.0; it has to be at least 1e-30"),
     "of 255": ("pgd20:eps=8", "did you mean 8/255?"),
+    "step of 255": ("pgd:step=5", "step is 5, but pixels are in [0, 1]; did you mean 5/255?"),
     "nan": ("pgd20:eps=nan", "above 0"),
 }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from bullettrain.history import Past
 from bullettrain.mining import Category, signed_gradient_norm
 from bullettrain.precision import accumulation_dtype
-from bullettrain.validation import MendableError, check_limits, check_number, limits
+from bullettrain.validation import SettingsError, check_limits, check_number, limits
 
 DEFAULT_SCALE = 2.25
 """Step size of boundary examples as a multiple of ε/N_B."""
@@ -85,7 +85,7 @@ class StepBudget:
         if self.ordered and not self.boundary >= self.robust >= self.outlier:
             steps = f"boundary={self.boundary}, robust={self.robust}, outlier={self.outlier}"
             wanted = "the method wants boundary ≥ robust ≥ outlier"
-            raise MendableError(f"{steps} are out of order; {wanted}. For a study, say", ordered=False)
+            raise SettingsError(f"{steps} are out of order; {wanted}. For a study, say", ordered=False)
         if self.step_size is not None and self.scale is not None:
             raise ValueError("step_size and scale are both given; give one of them")
 

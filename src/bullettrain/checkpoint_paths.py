@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from bullettrain.errors import near
 from bullettrain.run_folder import WEIGHTS, RunError, RunFolder, preferred, weights_in
 from bullettrain.validation import check_known
 
@@ -33,17 +35,20 @@ def check_kind(file: Path, give: str = GIVE) -> str:
     raise RunError(f"{file} is not a checkpoint: it is {what}; {rather(file, f'give {give}')}")
 
 
-def check_run(path: Path) -> RunFolder:
+def check_run(path: Path, give: str = GIVE) -> RunFolder:
     """Return the run in a folder. Raises RunError, which lists runs in subfolders, if it is none."""
     folder = RunFolder(path)
     if folder.exists:
         return folder
+    if not path.is_dir():
+        wrong = "no folder" if os.path.lexists(path) else "missing"
+        raise RunError(f"{path} is {wrong}; give {give}{near(path)}")
     content = sorted(path.iterdir())
     runs = [str(part) for part in content if RunFolder(part).exists]
     if runs:
         more = " …" if len(runs) > SHOWN else ""
         raise RunError(f"{path} is not a run but a folder of runs; give one of them: {', '.join(runs[:SHOWN])}{more}")
-    raise RunError(f"{path} is not a run: it {'has no config.yaml' if content else 'is empty'}; give {GIVE}")
+    raise RunError(f"{path} is not a run: it {'has no config.yaml' if content else 'is empty'}; give {give}")
 
 
 def choose_weights(path: Path, weights: str | None) -> str:

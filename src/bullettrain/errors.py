@@ -92,6 +92,17 @@ def guesses(name: str, names: Sequence[str]) -> list[str]:
     return best_matches if len(best_matches) <= MOST_GUESSES else []
 
 
+def near(path: Path) -> str:
+    """Return the end of an error message about a missing path: the folders, or files of its kind, that it may mean."""
+    try:
+        beside = [part for part in path.parent.iterdir() if part.is_dir() or part.suffix == path.suffix != ""]
+    except OSError:
+        return ""
+    paths = {part.name.lower(): str(part) for part in beside if not part.name.startswith(".")}
+    meant = " or ".join(paths[name] for name in guesses(path.name, list(paths)))
+    return f"; did you mean {meant}?" if meant else ""
+
+
 def _letters(name: str) -> str:
     return re.sub(r"[\W_]", "", name)
 

@@ -28,4 +28,5 @@ def extra(what: str, name: str = "app") -> Iterator[None]:
     except ImportError as error:
         module = (error.name or "a package").partition(".")[0]
         package = PACKAGES.get(module, module)
-        raise MissingPackageError(f'{what} needs {package}: pip install "bullettrain[{name}]"') from error
+        install = f'pip install ".[{name}]"'  # the package is not on PyPI
+        raise MissingPackageError(f"{what} needs {package}: in your clone of bullettrain, {install}") from error

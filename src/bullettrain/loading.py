@@ -21,7 +21,7 @@ from bullettrain.brief import first_line
 from bullettrain.checkpoint_paths import SAFETENSORS, check_kind, choose_weights, rather
 from bullettrain.config.sections import Config, DataConfig
 from bullettrain.config.settings import ConfigError, limits_of, number
-from bullettrain.errors import raised_as, user_path
+from bullettrain.errors import near, raised_as, user_path
 from bullettrain.models import Normalize, build
 from bullettrain.models.external import build_external, is_external
 from bullettrain.run_folder import Metadata, NetworkMetadata, RunError, RunFolder, read_weights
@@ -133,7 +133,7 @@ def find_source(model: str | Path, weights: str | None = None) -> Source:
         return Source(name if path.name == EXPORTED else path.name, path.name, path)
     if not is_external(text := str(model)):
         hint = " (no such file or folder)" if os.sep in text or path.suffix else ""
-        raise RunError(f"{text!r} is no network{hint}; {rather(path, f'give {FORMS}')}")
+        raise RunError(f"{text!r} is no network{hint}; {rather(path, f'give {FORMS}')}{near(path)}")
     _unused(f"{text} is not a run's folder", weights=weights)
     return Source(text, text)
 

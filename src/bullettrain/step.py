@@ -325,7 +325,8 @@ class BulletTrain:
             self._network_checked = True
         self.checking = due
         try:
-            yield
+            with validation.dtypes_named(network, batches[0].x):
+                yield
             self._checked = self._checked or due
         finally:
             self.checking = False
@@ -367,8 +368,11 @@ class BulletTrain:
 
         Generators of the objective and the separation are restored; torch's global generator is up to the caller.
         """
+        give = "give what state_dict() of BulletTrain returned"
+        if not isinstance(state, Mapping):
+            raise TypeError(f"the state is {validation.shown(state)}; {give}, from a file by torch.load")
         if missing := {"robust_fraction", "steps_taken"} - state.keys():
-            raise ValueError(f"{' and '.join(sorted(missing))} missing; give what state_dict() of BulletTrain returned")
+            raise ValueError(f"{' and '.join(sorted(missing))} missing; {give}")
         if self.history.examples and "history" in state:
             self.history.check_state(state["history"])  # before anything is changed
         self._restore_generators(state.get("generators", {}))
@@ -382,6 +386,9 @@ class BulletTrain:
         self.objective.load_state_dict(state.get("objective", {}))
         if self.history.examples and "history" in state:
             self.history.load_state_dict(state["history"])
+        elif "history" in state:
+            lost = "the state has a history of the examples, which is lost; to keep it, give BulletTrain examples="
+            warnings.warn(lost, stacklevel=2)
         elif self.history.examples:
             self.history.clear()
             if self.selects_by_history:

@@ -47,7 +47,7 @@ class DivergedError(ValueError):
     """The network returns NaN or infinity."""
 
 
-class MendableError(ValueError):
+class SettingsError(ValueError):
     """An invalid combination of arguments, with the arguments that would fix it.
 
     The command line replaces the Python arguments in the message by its own options.
@@ -211,9 +211,10 @@ def check_parts(objective: Any, budget: Any, score: object, separation: object) 
         "budget's allocate": (budget.allocate, "category", "score", "past"),
         "budget's step_sizes": (budget.step_sizes, "category", "steps", "eps"),
         "objective's loss": (objective.loss, "z", "z_prime", "y", "touched"),
+        "objective's attack_loss": (getattr(objective, "attack_loss", None), "logits", "labels", "target"),
     }
     for name, (function, *arguments) in called.items():
-        if callable(function):  # a separation that sees the network is not called itself
+        if callable(function):  # not a separation that sees the network, nor the name of a loss
             check_takes(function, name, arguments)
 
 
@@ -221,7 +222,10 @@ def check_takes(function: Callable[..., Any], name: str, arguments: Sequence[str
     """Check that a function can be called with these positional arguments."""
     with suppress(ValueError):  # a built-in function that does not say
         own = inspect.signature(function)
-        with raised_as(TypeError, f"the {name} takes {own}; it is called with ({', '.join(arguments)})", TypeError):
+        wrong = f"the {name} takes {own}; it is called with ({', '.join(arguments)})"
+        if inspect.ismethod(function) and "self" not in inspect.signature(function.__func__).parameters:
+            wrong += "; declare it with staticmethod"
+        with raised_as(TypeError, wrong, TypeError):
             own.bind(*arguments)
 
 
@@ -278,6 +282,19 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         raise ValueError(f"labels have the shape {tuple(y.shape)}; {len(x)} examples need ({len(x)},)")
     if x.device != y.device:
         raise ValueError(f"x is on {x.device} and the labels are on {y.device}; move them to one device")
+
+
+@contextmanager
+def dtypes_named(network: nn.Module, x: Tensor) -> Iterator[None]:
+    """Let an error about dtypes name those of ``x`` and of the weights. A network may convert its input itself."""
+    try:
+        yield
+    except RuntimeError as error:
+        weight = next((weight for weight in network.parameters() if weight.is_floating_point()), x)
+        if x.dtype == weight.dtype or "type" not in str(error):
+            raise
+        wrong = f"x is {_dtype(x)}, but the network's weights are {_dtype(weight)}"
+        raise TypeError(f"{wrong}; give x.to({weight.dtype})") from error
 
 
 def check_start(start: Tensor, x: Tensor) -> Tensor:

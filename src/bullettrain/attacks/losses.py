@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bullettrain.validation import check_known
+from bullettrain.validation import check_known, check_returned
 
 AttackLoss = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 """``loss(logits (n, K), labels (n,), target (n, K) or None) -> (n,)``, which the attack maximises.
@@ -48,7 +48,8 @@ def gradient_at_logits(loss: AttackLoss, logits: Tensor, labels: Tensor, target:
     """Return the gradient (n, K) of the summed loss at the logits, by autograd."""
     with torch.enable_grad():
         at = logits.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(loss(at, labels, target).sum(), at)
+        values = check_returned(loss(at, labels, target), "the attack's loss", (len(labels),), "floating-point")
+        (gradient,) = torch.autograd.grad(values.sum(), at)
     return gradient
 
 

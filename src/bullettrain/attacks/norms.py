@@ -209,7 +209,9 @@ class Ball:
     def of(cls, norm: str | Norm, eps: Limit, bounds: Bounds | Literal["auto"] | None = AUTO) -> Ball:
         """Return the ball of these settings, after checking them."""
         norm = find_norm(norm)
-        return cls(norm, check_eps(eps, norm), find_bounds(norm, bounds))
+        ball = cls(norm, check_eps(eps, norm), find_bounds(norm, bounds))
+        ball._check_length(eps, "eps")
+        return ball
 
     def on(self, x: Tensor, *, check: bool = True) -> Ball:
         """Return the ball with its tensors on the device and in the dtype of ``x``."""
@@ -239,6 +241,20 @@ class Ball:
             direction = direction * self.eps
         radius = math.inf if not self.projects else self.eps if eps is None else eps
         return self.norm.project(images + size * direction, clean, radius, self.bounds)
+
+    def check_step(self, size: float, name: str) -> None:
+        """Raise ValueError if a step crosses the ball and the range of pixels. With a tensor as eps it is unchecked."""
+        if not isinstance(self.eps, Tensor) and size > 2 * self.eps:
+            self._check_length(size, name)
+
+    def _check_length(self, length: Limit, name: str) -> None:
+        """Raise ValueError if a length in L∞ is above the range of pixels: 8 is meant as 8/255."""
+        norm, (low, high) = self.norm, getattr(self.norm, "pixels", self.bounds)
+        inner = norm.norm if isinstance(norm, Normalized) else norm
+        above = length > high - low
+        if isinstance(inner, Linf) and (bool(above.any()) if isinstance(above, Tensor) else above):
+            size, *ends = (f"{float(torch.as_tensor(value).max()):g}" for value in (length, low, high))
+            raise ValueError(f"{name} is {size}, but pixels are in [{', '.join(ends)}]; did you mean {size}/255?")
 
     def check_inputs(self, x: Tensor) -> None:
         """Raise ValueError if ``x`` is outside the bounds; synchronises with the device."""

@@ -87,9 +87,11 @@ def pgd(
     """
     check_module(model)
     check_batch(x, y)
+    ball = dataclasses.replace(Ball.of(norm, eps, bounds), projects=project)
     if not torch.is_tensor(step_size):
         check_number(step_size, "step_size", above=0)
-    ball = dataclasses.replace(Ball.of(norm, eps, bounds), projects=project).on(x)
+        ball.check_step(step_size, "step_size")
+    ball = ball.on(x)
     if check:
         ball.check_inputs(x)
     ascended = loss_named(loss) if isinstance(loss, str) else loss

@@ -14,7 +14,7 @@ from bullettrain.attacks import Attack, Normalized
 from bullettrain.attacks.pgd import AscentFunctions, AttackState
 from bullettrain.baselines.fast import grown
 from bullettrain.objectives import PGDAT
-from bullettrain.validation import MendableError
+from bullettrain.validation import SettingsError
 
 
 class Free(PGDAT):
@@ -54,7 +54,7 @@ class Free(PGDAT):
     def check_budget(self, budget: Allocation) -> None:
         """Allow one step for all examples."""
         if budget.uniform_steps != 1:
-            raise MendableError("Free needs one step for all examples; give", boundary=1, robust=1, outlier=1)
+            raise SettingsError("Free needs one step for all examples; give", boundary=1, robust=1, outlier=1)
 
     def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None) -> None:
         """Set x' to x + δ within bounds; the update's own backward moves δ."""

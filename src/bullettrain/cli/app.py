@@ -6,9 +6,10 @@ import typer
 
 import bullettrain
 from bullettrain.cli import commands
-from bullettrain.cli.command import add_command
+from bullettrain.cli.command import Group, add_command
 
 app = typer.Typer(
+    cls=Group,
     help="Train robust neural networks with less compute.",
     epilog="Start here:  bullettrain train",
     no_args_is_help=True,
@@ -17,6 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 data_app = typer.Typer(
+    cls=Group,
     help="List, download, verify and corrupt datasets.",
     epilog="Example:  bullettrain data prepare cifar10",
     no_args_is_help=True,
@@ -45,9 +47,9 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, metavar="", help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     pass
 

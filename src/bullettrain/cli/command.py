@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 from bullettrain.brief import meanings
 from bullettrain.errors import guesses
 
-METAVARS = {bool: "", int: "N", float: "NUMBER", str: "NAME", Path: "PATH"}
+METAVARS = {int: "N", float: "NUMBER", str: "NAME", Path: "PATH"}
 """What help shows for the value of an option. Typer's own names leave little room for the text."""
 RENAMED = {"--size": "--images", "--curve-size": "--curve-images", "--again": "--overwrite", "--pace": "--timing"}
 """Options of earlier versions, and their present names."""
@@ -51,7 +51,7 @@ def add_command(app: typer.Typer, name: str, options: type, target: str) -> None
                 if info.default is ...:  # otherwise it is the option's name
                     info.param_decls = (f"--{key.rstrip('_').replace('_', '-')}",)
                 if info.metavar is None:
-                    info.metavar = METAVARS[(typing.get_args(kind) or (kind,))[0]]
+                    info.metavar = METAVARS.get((typing.get_args(kind) or (kind,))[0])
             parameter = fields[key].replace(annotation=Annotated[kind, info])
             parameters.insert(len(parameters) if isinstance(info, OptionInfo) else 0, parameter)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -61,8 +61,28 @@ def add_command(app: typer.Typer, name: str, options: type, target: str) -> None
     app.command(name, cls=Command, help="\n\n".join(unwrapped))(run)
 
 
+def _without_values(params: list[Any]) -> list[Any]:
+    """Let help show no value for flags, the ones that typer adds included."""
+    for parameter in params:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return params
+
+
+class Group(TyperGroup):
+    """A group of commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options."""
+        return _without_values(super().get_params(ctx))
+
+
 class Command(TyperCommand):
     """A command that suggests options or settings for an unknown option."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the arguments and options."""
+        return _without_values(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line."""

@@ -89,7 +89,7 @@ class Train(_Device, _Data):
       torchrun --nproc-per-node 2 -m bullettrain train cifar10-trades
     """
 
-    recipe: Annotated[str, typer.Argument()] = "digits"
+    recipe: Annotated[str | None, typer.Argument(show_default="digits")] = None
     """Recipe to train (see --list), YAML file of settings (see --show), or folder of a run."""
     data: str | None = None
     """Dataset: digits, mnist, cifar10, cifar100, folder:PATH or npz:PATH."""
@@ -198,11 +198,11 @@ class Predict(_Device, _Images, Model):
     Examples:
 
       bullettrain predict runs/digits seven.png
-      bullettrain predict runs/cifar10-trades photos/*.jpg --top 1 --json
+      bullettrain predict runs/cifar10-trades photos --top 1 --json
     """
 
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", show_default=False)]
-    """Image files."""
+    """Image files, or folders of them."""
     top: Count = 3
     """Number of classes to show for each image."""
     json_: bool = False
@@ -224,7 +224,7 @@ class Export(_Images, Model):
     """
 
     format_: str = "onnx"
-    """Format: onnx, torch-export, hub."""
+    """Format: onnx, torch-export, hub. onnx needs the extra export."""
     out: Path | None = None
     """File to write, or folder for hub. Default: model.onnx, model.pt2 or hub, in the run's folder or here."""
 

@@ -23,7 +23,7 @@ from bullettrain.errors import raised_as, read_settings_text
 from bullettrain.evaluation import evaluate as evaluation
 from bullettrain.evaluation.progress import EvaluationProgress, interval, share
 from bullettrain.evaluation.results import FILE, Entry, Result, Store
-from bullettrain.evaluation.specs import Defaults, NormName, check_eps, parse_attacks, threat_of
+from bullettrain.evaluation.specs import Defaults, NormName, check_ball, parse_attacks, threat_of
 from bullettrain.loading import find_source
 from bullettrain.precision import Precision
 from bullettrain.processes import StoppedError, StopRequest
@@ -106,7 +106,8 @@ def _defaults(config: Config | None, eps: str | None, norm: str | None) -> Defau
     check_known(norm or own.norm, ("linf", "l2"), "--norm is", error=ConfigError)
     chosen = Defaults(cast(NormName, norm or own.norm))
     if eps is not None:
-        chosen = Defaults(chosen.norm, check_eps(number(eps), chosen.norm, "--"))
+        check_ball(chosen.norm, radius := number(eps), "--")
+        chosen = Defaults(chosen.norm, radius)
     return own if chosen.norm == own.norm and chosen.eps in (None, own.eps) else chosen
 
 

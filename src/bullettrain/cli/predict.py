@@ -1,6 +1,7 @@
 """`bullettrain predict`: classify image files."""
 
 import json
+import os
 
 import torch
 import typer
@@ -9,7 +10,7 @@ from rich.text import Text
 from bullettrain.cli.commands import Predict
 from bullettrain.cli.options import load
 from bullettrain.data.augment import to_unit
-from bullettrain.data.files import read_images
+from bullettrain.data.files import files_in, read_images
 from bullettrain.evaluation.specs import threat_in_words
 from bullettrain.loading import with_shape
 from bullettrain.processes import find_place
@@ -24,12 +25,13 @@ def predict(options: Predict) -> None:
     loaded = load(options, image_size=options.image_size, channels=options.channels)
     about = with_shape(loaded).about
     assert about.network is not None
-    pixels = read_images(options.images, channels=about.network.channels, image_size=about.network.image_size)
+    files = [file for path in options.images for file in (files_in(path) if os.path.isdir(path) else [path])]
+    pixels = read_images(files, channels=about.network.channels, image_size=about.network.image_size)
     network = loaded.network.to(place.device)
     with torch.no_grad():
         logits = torch.cat([network(to_unit(part.to(place.device))) for part in torch.split(pixels, BATCH)])
     predictions = []
-    for file, shares in zip(options.images, logits.float().softmax(dim=1).tolist(), strict=True):
+    for file, shares in zip(files, logits.float().softmax(dim=1).tolist(), strict=True):
         ranked = sorted(zip(about.classes, shares, strict=True), key=lambda pair: -pair[1])
         predictions.append((str(file), ranked))
     if options.json_:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from bullettrain.config import RECIPES, Config, ConfigError
 from bullettrain.config.describe import as_yaml
 from bullettrain.config.methods import METHODS, with_method
 from bullettrain.config.methods import one_line as method_line
+from bullettrain.config.methods import title as objective_title
 from bullettrain.config.recipes import one_line
 from bullettrain.formatting import attack_name
 from bullettrain.processes import Place
@@ -46,6 +48,9 @@ def train(options: Train) -> None:
         show_list(console)
         return
     config = _config(options)
+    if options.recipe is None and re.match("folder:.", config.data.name):
+        command = shlex.join(["bullettrain", "train", "own-images", "--data", config.data.name])
+        raise ConfigError(f"for your own images run `{command}`; without a recipe the settings are for the digits")
     if options.show:
         print(as_yaml(config), end="")
         return
@@ -82,11 +87,15 @@ def _config(options: Train) -> Config:
     changes |= {f"training.{key}": getattr(options, key) for key in ("epochs", "batch_size", "seed", "accumulate")}
     settings = [*(options.settings or ()), *(f"{key}={value}" for key, value in changes.items() if value is not None)]
     networks = [setting.partition("=")[2].strip() for setting in settings if setting.startswith("network.name=")]
-    config = find_recipe(options.recipe, network=networks[-1] if networks else None, trust=options.trust)
+    config = find_recipe(_recipe(options), network=networks[-1] if networks else None, trust=options.trust)
     config = (with_method(config, options.method) if options.method else config).with_settings(settings)
     if options.compare and config == config.baseline():
         raise ConfigError("this recipe is its own baseline, with the same steps for all examples: leave out --compare")
     return config.baseline() if options.baseline else config
+
+
+def _recipe(options: Train) -> str:
+    return "digits" if options.recipe is None else options.recipe
 
 
 def _folder(options: Train, config: Config) -> Path:
@@ -96,10 +105,11 @@ def _folder(options: Train, config: Config) -> Path:
     """
     if options.out is not None:
         return options.out
-    if options.resume and RunFolder(Path(options.recipe)).exists:
-        return Path(options.recipe)
+    recipe = Path(_recipe(options))
+    if options.resume and RunFolder(recipe).exists:
+        return recipe
     kind = options.method or ("compare" if options.compare else "baseline" if options.baseline else "")
-    name = "-".join(filter(None, (re.sub(r"\.ya?ml$", "", Path(options.recipe).resolve().name), kind)))
+    name = "-".join(filter(None, (re.sub(r"\.ya?ml$", "", recipe.resolve().name), kind)))
     parts = {"baseline": config.baseline(), "bullettrain": config} if options.compare else {"": config}
     existing = []
     free = Path("runs") / name
@@ -189,8 +199,11 @@ def print_result(console: Console, result: Result) -> None:
     lines = [f"trained {duration(end['seconds'])}{formatting.plain(captured)}, {end['work']:.1f} passes an example"]
     if end["boundary"] < 1:
         lines.append(", ".join(f"{name} {percent(end[name])}" for name in SHARES) + _paper_boundary(result))
-        theoretical = formatting.times(end["theoretical_speedup"])
-        lines.append(f"speed-up {theoretical} theoretical, {end['work_speedup']:.2f}× counted work")
+        method, theoretical = RunFolder(result.folder).config().method, formatting.times(end["theoretical_speedup"])
+        steps = f"{method.boundary} {formatting.plural('step', method.boundary)}"
+        full = f"{objective_title(method.objective)} with {steps} for all"
+        fewer = f"{end['work_speedup']:.2f}× fewer passes than {full} (theoretical {theoretical})"
+        lines.append(f"{fewer}; counted, not timed: --compare times both")
     console.print(f"{result.folder}", style="bold", soft_wrap=True)
     show_table(console, ["weights", *map(attack_name, attacks)], rows)
     say(console, "\n".join(lines))

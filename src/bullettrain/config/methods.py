@@ -13,7 +13,8 @@ from bullettrain import baselines
 from bullettrain.allocation import StepBudget
 from bullettrain.config.method import OBJECTIVES, ONE_STEP, untaken
 from bullettrain.config.sections import Config
-from bullettrain.config.settings import ConfigError
+from bullettrain.config.settings import ConfigError, as_setting
+from bullettrain.errors import guesses
 from bullettrain.validation import instead
 
 REPLAYS = 8
@@ -75,6 +76,11 @@ def with_method(config: Config, name: str) -> Config:
     for pattern, function in METHODS.values():
         if match := re.fullmatch(pattern, name):
             return function(config, *(int(number) for number in match.groups() if number is not None))
+    if objective := next(iter(guesses(name, [known for known in OBJECTIVES if known not in METHODS])), None):
+        unsuited = untaken(OBJECTIVES[objective]).items()
+        changes = {"objective": objective} | {k: v for k, v in unsuited if getattr(config.method, k) != v}
+        words = " ".join(f"--set {key}={as_setting(value)}" for key, value in changes.items())
+        raise ConfigError(f"{name!r} is an objective, not a --method; give {words}")
     there = ", ".join(EXAMPLES.get(known, known) for known in METHODS)
     raise ConfigError(f"there is no method {name!r}{instead(name, METHODS, f'there are {there}')}")
 

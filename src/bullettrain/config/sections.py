@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bullettrain.allocation import needs_selection
-from bullettrain.attacks.norms import USUAL_EPS
+from bullettrain.attacks.norms import USUAL_EPS, Ball
 from bullettrain.config.format1 import FORMER
 from bullettrain.config.method import MethodConfig
 from bullettrain.config.settings import TINY, ConfigError, as_setting, find, limited, parse
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
 from bullettrain.errors import raised_as
 from bullettrain.schema import SchemaError, conform
-from bullettrain.validation import MendableError, check_limits
+from bullettrain.validation import SettingsError, check_limits
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,10 @@ class Config:
             raise ConfigError("optimizer.nesterov is set without momentum; set optimizer.momentum, e.g. to 0.9")
         with raised_as(ConfigError, _of_method, ValueError, TypeError):
             self.method.build()
+        ball = Ball.of(self.method.norm, self.method.eps)
+        for name in ("method", "evaluation"):
+            with raised_as(ConfigError, "{error}", ValueError):
+                ball.check_step(getattr(self, name).step_size or 0.0, f"{name}.step_size")
         if self.method.kind.moved_by_update and self.training.accumulate > 1:
             name = self.method.objective
             raise ConfigError(f"{name} moves its perturbations with every update; training.accumulate has to be 1")
@@ -275,7 +279,7 @@ class Config:
 
 def _of_method(error: Exception) -> str:
     """Return the message of an error in building the method, in terms of settings."""
-    if isinstance(error, MendableError):
+    if isinstance(error, SettingsError):
         return f"method: {error.wrong} {' '.join(f'--set {k}={as_setting(v)}' for k, v in error.mend.items())}"
     return str(error) if isinstance(error, ConfigError) else f"method: {error}"
 

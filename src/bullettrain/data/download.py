@@ -159,12 +159,17 @@ def progress_bar() -> Iterator[Progress]:
     """Show a progress bar in the terminal; yields the ``progress`` argument of `prepare`."""
     with extra("a progress bar"):
         import rich.progress as rich
-    with rich.Progress(*rich.Progress.get_default_columns(), rich.DownloadColumn()) as bar:
-        tasks: dict[str, rich.TaskID] = {}
+    bar = rich.Progress(*rich.Progress.get_default_columns(), rich.DownloadColumn())
+    tasks: dict[str, rich.TaskID] = {}
 
-        def update(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name, total=total)
-            bar.update(tasks[name], completed=done, total=total)
+    def update(name: str, done: int, total: int | None) -> None:
+        if name not in tasks:
+            bar.start()
+            tasks[name] = bar.add_task(name, total=total)
+        bar.update(tasks[name], completed=done, total=total)
 
+    try:
         yield update
+    finally:
+        if tasks:  # an empty bar is a blank line
+            bar.stop()

@@ -45,8 +45,8 @@ def read_folder(path: Path, *, like: Path | None = None, image_size: tuple[int, 
         raise DataError(f"{like} has one class folder, {classes[0]}: at least two are needed.")
     if unknown := sorted(set(names) - set(classes)):
         raise DataError(f"{path / unknown[0]} is a class that the training folder does not have: add it there.")
-    entries = [(file, classes.index(name)) for name in names for file in _files(path / name)]
-    example = _files(like / classes[0])[0]
+    entries = [(file, classes.index(name)) for name in names for file in files_in(path / name)]
+    example = files_in(like / classes[0])[0]
     first = read_image(example)
     mode = "L" if first.mode in _GREY else "RGB"
     height, width = image_size or (first.height, first.width)
@@ -109,7 +109,8 @@ def read_image(path: Path) -> Any:
     return image
 
 
-def _files(folder: Path) -> list[Path]:
+def files_in(folder: Path) -> list[Path]:
+    """Return the sorted files in a folder of images, without hidden ones."""
     files = sorted(f for f in folder.iterdir() if not f.name.startswith("."))
     if not files:
         raise DataError(f"{folder} has no images: fill it or remove it.")

@@ -15,7 +15,7 @@ from bullettrain.data.base import root as find_root
 from bullettrain.data.files import read_folder, read_npz
 from bullettrain.data.readers import image_set, read_cifar10, read_cifar100, read_digits, read_mnist
 from bullettrain.errors import user_path
-from bullettrain.validation import check_count
+from bullettrain.validation import check_count, check_known
 
 NAMES = ("digits", "mnist", "cifar10", "cifar100")
 OWN = {"folder": "a folder with one folder of images per class", "npz": "an .npz file with arrays x and y"}
@@ -54,12 +54,12 @@ def load(
         prefix = "folder" if os.path.isdir(file) else "npz" if os.path.isfile(file) and file.endswith(".npz") else ""
         hint = f"; for this path write {prefix}:{name_or_path}" if prefix else ""
         known = f"there are {', '.join(NAMES)}, folder:PATH and npz:PATH{hint}"
-        raise DataError(f"dataset {name_or_path!r} is unknown: {known}.")
+        check_known(name_or_path, NAMES, "there is no dataset", error=DataError, listed=known)
     if image_size is not None and kind != "folder":
         raise DataError(f"an image size was given for {name_or_path}: only folders of images are resized.")
     if kind in OWN:
         path, what = user_path(location), OWN[kind]
-        with reading(path, what, f"give {what}"):
+        with reading(path, what, f"give {what}", missing=f"name yours with --data {kind}:PATH, {what}"):
             return _load_npz(path, split) if kind == "npz" else _load_folder(path, split, _size(image_size))
     if kind == "digits":
         return _part(read_digits(), split)

@@ -15,6 +15,7 @@ import numpy as np
 from bullettrain.data.base import DataError, reading
 from bullettrain.data.base import root as find_root
 from bullettrain.data.readers import idx_bytes, idx_path, read_batch, read_names
+from bullettrain.validation import check_known
 
 Kind = Literal["bytes", "idx", "batch", "names"]
 State = Literal["here", "partly", "missing", "built in", "needs extra"]
@@ -140,10 +141,10 @@ SOURCES: dict[str, Source] = {
 
 def source(name: str) -> Source:
     """Return the source of dataset ``name``. Raises DataError if it cannot be downloaded."""
-    if name not in SOURCES:
-        reason = "is your own" if name.startswith(("folder:", "npz:")) else "is unknown"
-        raise DataError(f"dataset {name!r} {reason}: {', '.join(SOURCES)} can be prepared and verified.")
-    return SOURCES[name]
+    known = f"{', '.join(SOURCES)} can be prepared and verified"
+    if name.startswith(("folder:", "npz:")):
+        raise DataError(f"dataset {name!r} is your own: {known}.")
+    return SOURCES[check_known(name, SOURCES, "there is no dataset", error=DataError, listed=known)]
 
 
 def verify(name: str, root: str | Path | None = None) -> list[FileCheck]:

@@ -34,7 +34,7 @@ class Captured:
         train = BulletTrain(TRADES(beta=6.0, eps=8/255), budget=StepBudget(boundary=10, robust=2), gamma=0.8)
         fast = Captured(train, model, dtype=torch.bfloat16, compile=True)
         for x, y in loader:
-            out = fast.step(x, y)  # computes gradients, as after out.loss.backward()
+            out = fast.step(x, y)  # computes the gradients; out.loss carries no graph, and needs no backward()
             optimizer.step()
 
     Optimiser, scheduler, clipping and weight averages stay in your loop. Each step overwrites all gradients, so no
@@ -80,6 +80,8 @@ class Captured:
         if not hasattr(train, "robust_fraction"):
             raise TypeError(f"train is {type(train).__name__}; give a BulletTrain")
         check_module(model)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(f"dtype is {dtype!r}; give a floating-point torch.dtype, e.g. torch.bfloat16, or None")
         if bare(model) is not model or isinstance(model, nn.DataParallel):
             raise ValueError("the model is wrapped for several devices; give the network itself")
         if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:

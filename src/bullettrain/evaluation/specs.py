@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bullettrain.attacks.norms import USUAL_EPS
+from bullettrain.attacks.norms import USUAL_EPS, Ball
 from bullettrain.config.sections import Config, EvaluationConfig
 from bullettrain.config.settings import ConfigError, limits_of, parse
+from bullettrain.errors import raised_as
 from bullettrain.validation import check_number, instead
 
 PAPER_STEP = 0.003
@@ -125,47 +126,51 @@ def parse_attacks(texts: Sequence[str], defaults: Defaults | None = None) -> lis
 
 
 def parse_attack(text: str, defaults: Defaults) -> Attack:
-    """Parse one attack.
+    """Parse one attack. Case, hyphens and underscores in its name do not count: `PGD-20` is `pgd20`.
 
     Raises:
         ConfigError: the attack or a parameter is unknown, or a value is not valid.
     """
-    name, colon, rest = text.strip().partition(":")
+    given, colon, rest = text.strip().partition(":")
+    name, where = re.sub(r"[-_ ]", "", given).lower(), f"--attack {text}: "
     short = re.fullmatch(r"pgd(\d+)(?:x(\d+))?", name)
     kind = PGD if short else KINDS.get(name)
     hints = typing.get_type_hints(kind) if kind else {}
     if kind is None or (colon and not hints):
-        raise ConfigError(f"there is no attack {text!r}; there are {MENU}")
+        numbers = re.search(r"\d+(x\d+)?", name)
+        known = [*KINDS, *([f"pgd{numbers[0]}"] if numbers else [])]
+        raise ConfigError(f"there is no attack {text!r}{instead(name, known, f'there are {MENU}')}")
     if colon and not rest:
-        raise ConfigError(f"--attack {text}: write pgd:steps=20,eps=8/255, or {name} without a colon")
+        raise ConfigError(f"{where}write pgd:steps=20,eps=8/255, or {name} without a colon")
     words = {"steps": short[1], "restarts": short[2] or "1"} if short else {}
     for part in filter(None, rest.split(",")):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or key not in hints:
             what = f"there is no parameter {key!r}" if equals else f"{part!r} is no parameter"
-            raise ConfigError(f"--attack {text}: {what}{instead(key, hints)}")
+            raise ConfigError(f"{where}{what}{instead(key, hints)}")
         if key in words:
-            raise ConfigError(f"--attack {text}: {key} is given twice")
+            raise ConfigError(f"{where}{key} is given twice")
         words[key] = value
-    values: dict[str, Any] = {key: parse(value, hints[key], f"--attack {text}: {key}") for key, value in words.items()}
+    values: dict[str, Any] = {key: parse(value, hints[key], f"{where}{key}") for key, value in words.items()}
     if hints:
         norm = values.setdefault("norm", defaults.norm)
-        eps = check_eps(values.setdefault("eps", defaults.radius(norm)), norm, f"--attack {text}: ")
+        eps = values.setdefault("eps", defaults.radius(norm))
+        ball = check_ball(norm, eps, where)
     if kind is PGD:
         steps = values.setdefault("steps", 20)
         values = {"restarts": 1, "loss": "ce", "step": defaults.step_size(steps, norm, eps), **values}
         for key, setting in (("steps", "steps"), ("restarts", "restarts"), ("step", "step_size")):
             limits = limits_of(EvaluationConfig, setting)
-            check_number(values[key], f"--attack {text}: {key}", error=ConfigError, **limits)
+            check_number(values[key], f"{where}{key}", error=ConfigError, **limits)
+        with raised_as(ConfigError, f"{where}{{error}}", ValueError):
+            ball.check_step(values["step"], "step")
     return kind(**values)
 
 
-def check_eps(eps: float, norm: str, where: str) -> float:
-    """Return ``eps``. Raises ConfigError, which starts with ``where``, if it is no radius in ``norm``."""
-    check_number(eps, f"{where}eps", above=0, error=ConfigError)
-    if norm == "linf" and eps > 1:
-        raise ConfigError(f"{where}eps is {eps:g}, but pixels are in [0, 1]; did you mean {eps:g}/255?")
-    return eps
+def check_ball(norm: str, eps: float, where: str) -> Ball:
+    """Return the ball. Raises ConfigError, which starts with ``where``, if ``eps`` is no radius in ``norm``."""
+    with raised_as(ConfigError, f"{where}{{error}}", ValueError):
+        return Ball.of(norm, eps)
 
 
 def as_dict(attack: Attack) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +21,9 @@ from bullettrain.attacks.pgd import AscentFunctions, AttackState, Compile, ascen
 from bullettrain.attacks.state import Mode
 from bullettrain.brief import one_line
 from bullettrain.cost import Cost
-from bullettrain.validation import check_known, check_number, check_range, check_start
+from bullettrain.validation import check_known, check_number, check_range, check_start, instead
 
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
 Adversarial = TypeVar("Adversarial", bound="AdversarialObjective")
 
 NO_CHANGES = Attack()
@@ -214,6 +217,23 @@ class Objective(ABC):
             raise ValueError(f"the checkpoint carries {', '.join(state)}, which {type(self).__name__} does not")
 
 
+def names_its_class(init: Constructor) -> Constructor:
+    """Let errors about the arguments of a constructor, which subclasses share, name the class that is made."""
+    known = list(inspect.signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def checked(self: AdversarialObjective, *args: Any, **kwargs: Any) -> None:
+        name, optional = type(self).__name__, ("beta", *AdversarialObjective.options)
+        if args:
+            raise TypeError(f"{name} takes its arguments by name, e.g. {name}(eps=8/255)")
+        if unknown := [key for key in kwargs if key not in known]:
+            taken = [key for key in known if key not in optional or self.takes(key)]
+            raise TypeError(f"{name} takes no {unknown[0]}{instead(unknown[0], taken)}")
+        init(self, **kwargs)
+
+    return cast(Constructor, checked)
+
+
 class AdversarialObjective(Objective):
     """An objective whose corruption is a PGD attack.
 
@@ -245,6 +265,7 @@ class AdversarialObjective(Objective):
     """Attacks start from the last perturbation of each example, which is drawn anew after so many epochs; 0: they do
     not. The caller keeps the perturbations, see `StoredPerturbations`."""
 
+    @names_its_class
     def __init__(
         self,
         *,
@@ -269,15 +290,11 @@ class AdversarialObjective(Objective):
         if refused := [name for name, value in given.items() if value is not None and not self.takes(name)]:
             raise TypeError(f"{type(self).__name__} takes no {refused[0]}; leave it out")
         norm = find_norm(norm)
-        linf = norm is NORMS["linf"]
-        if eps is None and not linf:
+        if eps is None and norm is not NORMS["linf"]:
             usual = f"{USUAL_EPS['linf']}, which it is unless given, is of L∞; in L2 {USUAL_EPS['l2']} is usual"
             raise ValueError(f"give eps as well: {usual}")
         ball = Ball.of(norm, USUAL_EPS["linf"] if eps is None else eps, bounds)
         self.norm, self.eps, self.bounds = ball.norm, ball.eps, ball.bounds
-        low, high = self.bounds
-        if linf and bool(torch.as_tensor(self.eps > high - low).any()):
-            raise ValueError(f"eps is {eps:g}, but pixels are in [{low:g}, {high:g}]; did you mean {eps:g}/255?")
         if self.usual_beta is not None:
             self.beta = check_number(self.usual_beta if beta is None else beta, "beta", above=0)
         if attack_mode is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from bullettrain.checkpoint_paths import check_run
 from bullettrain.errors import raised_as
 from bullettrain.evaluation.results import FILE as EVALUATIONS
 from bullettrain.evaluation.results import Entry, Store
@@ -166,6 +167,7 @@ def read_contents(folder: Path) -> Contents:
         comparison = _read_comparison(folder)
         return Contents(folder, [comparison.bullettrain, comparison.baseline], [], comparison)
     if (folder / "config.yaml").is_file() or not (folder / EVALUATIONS).is_file():
+        check_run(folder, "the folder of a run, a comparison or an evaluation")
         return Contents(folder, [Run.read(folder)], [])
     return Contents(folder, [], [entry for entry in Store(folder).entries if entry.results])
 

@@ -88,9 +88,7 @@ class RunFolder:
             import yaml
         path = self.path / CONFIG
         if not self.exists:
-            inside = [name for name in ("bullettrain", "baseline") if RunFolder(self.path / name).exists]
-            hint = f"; there is one in {self.path / inside[0]}" if inside else ""
-            raise RunError(f"{self.path} is not a run: it has no {CONFIG}{hint}")
+            raise RunError(f"{self.path} is not a run: it has no {CONFIG}")
         unread = f"{path} cannot be read as YAML: {{error}}"
         with raised_as(RunError, unread, yaml.YAMLError, ValueError, OSError, RecursionError):
             values = yaml.safe_load(read_settings_text(path))

@@ -71,7 +71,7 @@ def for_minutes(
     epochs = timing.epochs(remaining)
     if timing.total(epochs) > 1.1 * remaining:
         least = (time.monotonic() - began + timing.total(1)) / 60
-        raise ConfigError(f"--minutes {minutes:g} is too short: an epoch and evaluation take {least:.2g}; give more")
+        raise ConfigError(f"--minutes {minutes:g} is too short: an epoch and evaluation take {least:.2g} minutes")
     logger.info("%d epochs, in %s: %s an epoch", epochs, duration(timing.total(epochs)), duration(timing.epoch))
     part = epochs / config.training.epochs
     milestones = tuple(max(1, round(milestone * part)) for milestone in config.schedule.milestones)

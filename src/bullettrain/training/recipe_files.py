@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from bullettrain.config.format1 import without_gone
 from bullettrain.config.recipes import RECIPES, recipe
 from bullettrain.config.sections import Config
 from bullettrain.config.settings import ConfigError
-from bullettrain.errors import raised_as, read_settings_text, user_path
+from bullettrain.errors import near, raised_as, read_settings_text, user_path
 from bullettrain.extras import extra
 from bullettrain.loading import permitted
 from bullettrain.validation import instead
@@ -41,8 +42,8 @@ def read_recipe(name: str) -> Config:
     """Like :func:`find_recipe`, without its check of the network: do not build it."""
     path = user_path(name)
     if name in RECIPES or not path.exists():
-        if path.suffix in (".yaml", ".yml"):
-            raise ConfigError(f"{name} is missing; {GIVE}")
+        if path.suffix in (".yaml", ".yml") or os.sep in name:
+            raise ConfigError(f"{name} is missing; {GIVE}{near(path)}")
         return recipe(name)
     if path.is_dir():
         return check_run(path).config()
