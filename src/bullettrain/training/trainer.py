@@ -82,7 +82,7 @@ class Trainer:
         self.optimizer = self.stepper.optimizer
         group, seed = training.batch_size * self.stepper.unit, derive_seed(training.seed, "leave out")
         self.leave_out = config.method.leaves_out(training.epochs, group, seed)
-        for doubt in config.doubts(len(self.train_set)):
+        for doubt in config.doubts(len(self.train_set), on_cpu=place.device.type == "cpu"):
             self.recorder.note(doubt)
         self.display = Display(console, config, self.batches, with_categories=self.needs_selection)
         self.evaluator = Evaluator(config, place.device, self.display.evaluating)
