@@ -15,7 +15,7 @@ results:
     <!-- plane: PGD-AT, 3 steps | TRADES, 10 steps -->
     <!-- plane: all -->
 
-The pictures need matplotlib and adjustText (the extra ``docs``); they keep a description of what they show, which
+The pictures need matplotlib (the extra ``docs``); they keep a description of what they show, which
 ``--check`` compares.
 """
 
@@ -277,15 +277,12 @@ RAMPS = {"light": ["#7c2d12", "#ea580c", "#0891b2", "#1e3a8a"], "dark": ["#f9731
 def draw(found: list[dict[str, Any]], picture: str, theme: str, file: Path) -> None:
     """Accuracy over cost, coloured by clean accuracy."""
     import matplotlib as mpl
-    import numpy as np
 
     mpl.use("svg")
-    from adjustText import adjust_text
     from matplotlib import pyplot as plt
     from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.lines import Line2D
 
-    np.random.seed(0)  # adjustText draws from it
     ink, best = INK[theme], max(point["accuracy"] for point in found)
     near = [point for point in found if point["accuracy"] > best - MOST_POINTS_BELOW]
     far = [point for point in found if point not in near]
@@ -339,15 +336,57 @@ def draw(found: list[dict[str, Any]], picture: str, theme: str, file: Path) -> N
         bar.set_label("clean accuracy, %")
         bar.outline.set_visible(False)
         legend(axes, found, far, ink, Line2D)
-        spots = [(point["cost"], floor + 0.25 if point in far else point["accuracy"]) for point in found]
-        adjust_text(
-            labels, x=[x for x, _ in spots], y=[y for _, y in spots], ax=axes, expand=(1.3, 1.9),
-            ensure_inside_axes=True, iter_lim=3000, explode_radius=40,
-            arrowprops={"arrowstyle": "-", "color": ink["soft"], "linewidth": 0.7},
-        )  # fmt: skip
+        place(axes, labels, ink["soft"])
         file.parent.mkdir(exist_ok=True)
         figure.savefig(file, format="svg", metadata={"Date": None, "Description": description(found)})
         plt.close(figure)
+
+
+def place(axes: Any, labels: list[Any], colour: str) -> None:
+    """Move each label, which starts at its point, near it to where it covers least, and tie it to the point."""
+    figure = axes.figure
+    figure.draw_without_rendering()  # computes the layout
+    figure.set_layout_engine("none")
+    scale, to_data = figure.dpi / 72, axes.transData.inverted()
+    # Marks and bars, as boxes (left, bottom, right, top) in pixels.
+    taken = []
+    for line in axes.lines:
+        xy, reach = axes.transData.transform(line.get_xydata()), scale * (7 if line.get_marker() != "None" else 2.5)
+        taken.append((*(xy.min(axis=0) - reach), *(xy.max(axis=0) + reach)))
+    frame = axes.bbox.extents
+
+    def cost(box: tuple[float, ...], point: tuple[float, float], away: float) -> float:
+        covered = sum(overlap(box, other) for other in taken)
+        outside = (box[2] - box[0]) * (box[3] - box[1]) - overlap(box, frame)
+        middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
+        way = [[p + part / 12 * (m - p) for p, m in zip(point, middle, strict=True)] for part in range(5, 12)]
+        crossed = sum(x0 < x < x1 and y0 < y < y1 for x, y in way for x0, y0, x1, y1 in taken)
+        return float(covered + 9 * outside + 40 * crossed + 4 * away)
+
+    for label in labels:
+        extent, point = label.get_window_extent(), axes.transData.transform(label.get_position())
+        width, height = extent.width + 6 * scale, extent.height + 4 * scale
+        spots = []
+        for away, right, up in itertools.product((8, 16, 28, 44, 64), (1, -1, 0.5, -0.5, 0), (0, 1, -1)):
+            x = point[0] + right * (width / 2 + (away * scale if abs(right) == 1 else 0))
+            y = point[1] + up * (height / 2 + away * scale)
+            box = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+            spots.append((cost(box, tuple(point), away + 2 * abs(up) + (right < 0)), box, away))
+        _, box, away = min(spots)
+        taken.append(box)
+        middle = to_data.transform(((box[0] + box[2]) / 2, (box[1] + box[3]) / 2))
+        if away > 8:
+            near = [min(max(p, low), high) for p, low, high in zip(point, box[:2], box[2:], strict=True)]
+            (x0, y0), (x1, y1) = label.get_position(), to_data.transform(near)
+            axes.plot([x0, x1], [y0, y1], color=colour, linewidth=0.7, zorder=2.5)
+        label.set(position=middle, ha="center", va="center")
+
+
+def overlap(one: Any, other: Any) -> float:
+    """Area that two boxes (left, bottom, right, top) share."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return float(max(width, 0) * max(height, 0))
 
 
 def legend(axes: Any, found: list[dict[str, Any]], far: list[dict[str, Any]], ink: dict[str, str], line: Any) -> None:

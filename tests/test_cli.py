@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,43 @@ def test_the_heading_of_printed_epochs_comes_again():
             display.epoch(FIGURES | {"epoch": epoch})
     lines = console.file.getvalue().splitlines()
     assert [index for index, line in enumerate(lines) if line.startswith("epoch")] == [0, 21]
+
+
+def test_without_a_bar_what_takes_long_is_told_once(monkeypatch):
+    from bullettrain import progress
+    from bullettrain.training.display import Display
+
+    class Told(io.StringIO):
+        def write(self, text):
+            written.set()
+            return super().write(text)
+
+    written, console = threading.Event(), Console(file=Told(), width=80)
+    monkeypatch.setattr(progress, "LONG_SECONDS", 1e-3)
+    with Display(console, recipe("digits").with_settings(["epochs=2"]), 3, with_categories=True) as display:
+        for epoch in (0, 1):
+            with display.training(epoch):
+                assert written.wait(60)
+        written.clear()
+        with display.evaluating("probe for collapse: PGD-10", 48) as bar:
+            assert written.wait(60)
+            bar(48)
+    lines = console.file.getvalue().splitlines()
+    assert re.match(r"  epoch 1/2  .* so far$", lines[0])
+    assert re.match(r"  probe for collapse: PGD-10  .* so far", lines[-1])
+    assert not [line for line in lines if "epoch 2/2" in line]
+
+
+def test_a_bar_names_what_goes_on_and_shows_the_time_so_far():
+    from bullettrain.training.display import Display
+
+    config = recipe("digits").with_settings(["epochs=2", "compile=true"])
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with Display(console, config, 3, with_categories=True) as display:
+        for begin, words in ((display.warming_up, "compiling"), (lambda: display.training(1), "epoch 2/2")):
+            with begin():
+                console.print(display.progress.get_renderable())
+                assert re.search(rf"{words}.*0/6.*\d\d:\d\d so far", plain(console.file.getvalue()))
 
 
 MISTAKES = {

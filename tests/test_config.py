@@ -345,3 +345,11 @@ def test_a_batch_that_is_larger_than_the_training_set_is_noted():
     assert config.doubts(80) == [
         "80 training images do not fill a batch of 128, so an epoch is one step; give a smaller --batch-size, e.g. 8"
     ]
+
+
+def test_a_large_network_on_a_cpu_is_noted():
+    (note,) = recipe("own-images").doubts(on_cpu=True)
+    assert note.endswith("--network small-cnn --set image_size=32")
+    (note,) = recipe("cifar10-trades").doubts(on_cpu=True)
+    assert note.endswith("--network small-cnn")
+    assert recipe("digits").doubts(on_cpu=True) == recipe("own-images").doubts() == []

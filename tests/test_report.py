@@ -182,6 +182,7 @@ def test_headline_and_figures(pages):
     assert "10 times amplified" in page.text
     assert "8/255 = 0.0313725" in page.text
     assert "$ bullettrain train trades-short --seed 0" in page.text
+    assert ">probe for collapse</text>" in page.source
     assert re.search(r">boundary \d\d %</text>", page.source), "a figure's words are text, beside what they name"
     assert page.source.count("data:image/png") == 73, "eight examples of each class, three images each, and the icon"
 
@@ -261,6 +262,32 @@ def test_robustness_is_what_autoattack_leaves(tmp_path):
     assert "last weights; baseline 48.3 %, −2.1 points Clean accuracy" in report(folder).text
     evaluated(folder / "bullettrain", "pgd50", 0.5, "last", examples=1000)  # on fewer images than training ended with
     assert "PGD-50 (L∞ 8/255) accuracy 50.0 %" not in report(folder).text
+
+
+def test_attacks_are_sorted_by_threat(tmp_path):
+    folder = make_run(tmp_path / "run")
+    parsed = [
+        parse_attack(name, Defaults("linf", eps))
+        for name, eps in (("pgd20", 0.1), ("clean", 0.1), ("pgd50", 0.05), ("pgd10", 0.1))
+    ]
+    results = [new_result(attack, 50, 100, 1.0) for attack in parsed]
+    entry = Entry("run", "best", "digest", "cifar10", "images", 100, ["a", "b"], {}, results)
+    RunFolder(folder).write_json("evaluation.json", {"format": 1, "evaluations": [asdict(entry)]})
+    table = report(folder).text.partition("Evaluated after training")[2]
+    names = [table.index(name) for name in ("Clean none", "PGD-50 L∞ 0.05", "PGD-20 L∞ 0.1", "PGD-10 L∞ 0.1")]
+    assert names == sorted(names)
+
+
+def test_a_headline_from_few_images_has_its_interval(tmp_path):
+    folder = make_run(tmp_path / "run", epochs=2)
+    assert "95\u202f%: " not in Path(write_report(folder)).read_text(encoding="utf-8")
+    records = [record | ({"examples": 12, "accuracy": 1.0} if record.get("kind") == "evaluation" else {})
+               for record in read_log(folder)]  # fmt: skip
+    write_log(folder, records)
+    page = Path(write_report(folder)).read_text(encoding="utf-8").replace("\xa0", " ").replace("\u202f", " ")
+    low = 100 / (1 + 1.96**2 / 12)  # Wilson's score if all are correct
+    assert f"100.0 % (95 %: {low:.0f} to 100) on clean images" in page
+    assert page.count(f"test set, best weights; 95 %: {low:.0f} to 100") == 2
 
 
 @pytest.mark.parametrize("paired", [True, False])

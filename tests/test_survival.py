@@ -162,20 +162,20 @@ def test_more_restarts_never_raise_the_accuracy():
     assert accuracies[0] > accuracies[-1]
 
 
-def test_what_is_left_is_an_upper_bound_that_ends_at_zero():
-    net = shaky_net()
-    data = images(20, net)
-    rounds = [clean_round(net), *pgd_rounds(net, PGD(1, 2, 0.02, "ce", "linf", 0.02))]
-    state, done = Survival.fresh(20), [0]
-    left = [state.left(rounds, 6)]
+def test_what_is_left_is_exact_if_every_batch_loses_the_same_share():
+    data, done, left, state = images(24, shaky_net()), [0], [], Survival.fresh(24)
+    rounds = [
+        Round("one", lambda x, y, seed: torch.arange(len(x)) % 2 == 0),
+        Round("two", lambda x, y, seed: torch.ones(len(x), dtype=torch.bool), passes=10),
+    ]
+    assert state.left(rounds, 6) == 24 + 24 * 10  # nothing is known yet
 
     def tick(count):
         done[0] += count
-        left.append(state.left(rounds, 6))
+        left.append(done[0] + state.left(rounds, 6))
 
     survive(rounds, data, device=CPU, batch_size=6, tick=tick, state=state)
-    assert left == sorted(left, reverse=True)
-    assert left[0] == 60 >= done[0]
+    assert set(left) == {24 + 12 * 10}
     assert state.left(rounds, 6) == 0
 
 

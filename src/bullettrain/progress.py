@@ -1,22 +1,67 @@
-"""Progress bars."""
+"""Progress bars, and words about what takes long."""
 
 from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskProgressColumn,
     TextColumn,
-    TimeRemainingColumn,
 )
+from rich.text import Text
 
 from bullettrain.processes import StoppedError, StopRequest
 
+LONG_SECONDS = 30.0
+"""Without a progress bar, what takes longer than this is told."""
+SPEED_SECONDS = 600.0
+"""Time over which the speed of a bar is averaged: on a CPU a single step or batch can take a minute."""
+
+
+@contextmanager
+def long_waits(say: Callable[[float], None]) -> Iterator[None]:
+    """Call ``say`` with the seconds so far after LONG_SECONDS, and whenever they have doubled, from another thread."""
+    done, began, due = threading.Event(), time.monotonic(), LONG_SECONDS
+
+    def wait() -> None:
+        nonlocal due
+        while not done.wait(due + began - time.monotonic()):
+            say(time.monotonic() - began)
+            due *= 2
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+class _TimeColumn(ProgressColumn):
+    """The time left, or the time so far as long as that is unknown."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        left = task.time_remaining
+        minutes, seconds = divmod(int((task.elapsed or 0) if left is None else left), 60)
+        hours, minutes = divmod(minutes, 60)
+        clock = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes:02}:{seconds:02}"
+        return Text(f"{clock} {'so far' if left is None else 'left'}", style="progress.remaining")
+
 
 def progress_bar(console: Console, *, transient: bool = False, percent: bool = False) -> Progress:
-    """Return a progress display with name, bar, amount and remaining time.
+    """Return a progress display with name, bar, amount and time.
 
     Args:
         console: where to show it.
@@ -27,9 +72,9 @@ def progress_bar(console: Console, *, transient: bool = False, percent: bool = F
         TextColumn("{task.description}", style="bold", markup=False),
         BarColumn(bar_width=None),
         TaskProgressColumn() if percent else MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("left"),
+        _TimeColumn(),
         console=console,
+        speed_estimate_period=SPEED_SECONDS,
         expand=True,
         transient=transient,
     )

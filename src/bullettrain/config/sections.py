@@ -188,16 +188,21 @@ class Config:
             name = self.method.objective
             raise ConfigError(f"{name} moves its perturbations with every update; training.accumulate has to be 1")
 
-    def doubts(self, images: int | None = None) -> list[str]:
+    def doubts(self, images: int | None = None, *, on_cpu: bool = False) -> list[str]:
         """Return notes on settings that are valid, but probably not intended.
 
         Args:
             images: number of training images, if known.
+            on_cpu: whether to train on a CPU.
         """
         doubts, size = [self.method.shortfall()], self.training.batch_size
         if images is not None and images < size:
             mend = f"give a smaller --batch-size, e.g. {max(1, images // 10)}"
             doubts.append(f"{images} training images do not fill a batch of {size}, so an epoch is one step; {mend}")
+        name, side = self.network.name, self.data.image_size or 0
+        if on_cpu and name != "small-cnn" and ":" not in name:
+            mend = "--network small-cnn" + " --set image_size=32" * (side > 32)
+            doubts.append(f"{name} is slow on a CPU; much faster, but less accurate: {mend}")
         if self.method.selection == "last" and self.training.epochs == 1:
             doubts.append("selection=last has no logits in the first epoch: every example is a boundary example")
         group = size * (self.training.accumulate if self.training.accumulate > 1 else self.training.attack_group)

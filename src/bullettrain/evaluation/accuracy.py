@@ -154,13 +154,18 @@ class Survival:
         self.pending, self.batches = self.alive.clone(), 0
 
     def left(self, rounds: Sequence[Round], batch_size: int) -> int:
-        """Return an upper bound on the passes left, for a progress bar."""
+        """Estimate the passes left: as many of the round's other images survive as so far, and later rounds break none.
+
+        Before a round's first batch that is an upper bound.
+        """
         if len(self.shares) == len(rounds):
             return 0
         current, *later = rounds[len(self.shares) :]
         pending = int(self.pending.sum())
-        images = max(pending - self.batches * current.size(pending, batch_size), 0)
-        return images * current.passes + sum(part.passes for part in later) * int(self.alive.sum())
+        done = min(self.batches * current.size(pending, batch_size), pending)
+        lost = pending - int(self.alive.sum())
+        survivors = round(pending * (1 - lost / done)) if done else pending
+        return (pending - done) * current.passes + sum(part.passes for part in later) * survivors
 
 
 def survive(

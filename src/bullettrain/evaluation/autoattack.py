@@ -24,8 +24,6 @@ STANDARD = ("apgd-ce", "apgd-t", "fab-t", "square")
 """Attacks of the standard version, in order; each attacks the images that the ones before have left."""
 TARGETS = 9
 """Number of target classes in the standard version."""
-PASSES = {"apgd-ce": 2 * 101, "apgd-t": 2 * 101 * TARGETS, "fab-t": 3 * 100 * TARGETS, "square": 5001}
-"""Forward and backward passes per image of each attack."""
 PACKAGES = ("pyautoattack", "autoattack")
 """Supported packages; the first is preferred."""
 
@@ -34,6 +32,12 @@ def attack_names(classes: int, *, only_apgd: bool = False) -> tuple[str, ...]:
     """Return the attacks to run. The targeted DLR loss of apgd-t needs at least four classes."""
     names = STANDARD[:2] if only_apgd else STANDARD
     return names if classes >= 4 else tuple(name for name in names if name != "apgd-t")
+
+
+def passes(name: str, classes: int) -> int:
+    """Return the forward and backward passes per image of an attack."""
+    targets = min(TARGETS, classes - 1)
+    return {"apgd-ce": 2 * 101, "apgd-t": 2 * 101 * targets, "fab-t": 3 * 100 * targets, "square": 5001}[name]
 
 
 class Notes(list[str]):
@@ -87,7 +91,7 @@ class Ensemble(ABC):
             if "apgd-t" not in names:
                 reason = f"its loss compares four classes, and there are {self.classes}"
                 self.notes.warning(f"apgd-t is left out: {reason}")
-        return [Round(name, partial(self.survives, name), PASSES[name], self.even) for name in names]
+        return [Round(name, partial(self.survives, name), passes(name, self.classes), self.even) for name in names]
 
     @abstractmethod
     def survives(self, name: str, x: Tensor, y: Tensor, seed: int) -> Tensor:

@@ -210,15 +210,19 @@ class AttackRunner:
             state.alive = clean.clone()
             state.end_round()
         began = time.monotonic()
+        first = 0.0, 0  # seconds and passes of the first batch, which may compile or capture
 
         def tick(passes: int) -> None:
+            nonlocal first
             seconds, number = time.monotonic() - began, len(state.shares)
             saved, ended = self.store.keep(key, state, before + seconds), state.batches == 0
             bar.left(left := state.left(rounds, size))
+            bar(passes)
             if left and bar.done and (saved or (ended and isinstance(attack, AutoAttack))):
                 name = f"after {rounds[number - 1].name}" if ended else f"in {rounds[number].name}"
-                self.progress.part(name, state.share, seconds, seconds * left / bar.done)
-            bar(passes)
+                passed, done = (seconds - first[0], bar.done - first[1]) if bar.done > first[1] else (seconds, bar.done)
+                self.progress.part(name, state.share, seconds, passed * left / done)
+            first = first if first[1] else (seconds, bar.done)
 
         how: dict[str, Any] = {"device": self.device, "batch_size": size, "seed": self.plan.seed}
         try:

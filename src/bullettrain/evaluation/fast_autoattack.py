@@ -16,7 +16,7 @@ from bullettrain.attacks.state import dynamic, frozen, uncompiled
 from bullettrain.engine.cuda_graphs import CudaGraphRunner
 from bullettrain.engine.frozen_copy import FrozenCopy
 from bullettrain.evaluation.accuracy import EvaluatedModel, float32_logits, is_right
-from bullettrain.evaluation.autoattack import PASSES, TARGETS, Ensemble
+from bullettrain.evaluation.autoattack import TARGETS, Ensemble, passes
 from bullettrain.evaluation.search import ATTACKS, Attack, MakeRunner, eager, margins
 from bullettrain.precision import arithmetic
 
@@ -71,7 +71,7 @@ class FastEnsemble(Ensemble):
             target = order[rows, -rank]
 
             def tick(share: float, number: int = number) -> None:
-                self.tick(round(len(x) * PASSES[name] * (number + share) / len(ranks)))
+                self.tick(round(len(x) * passes(name, self.classes) * (number + share) / len(ranks)))
 
             x_adv, estimate = self.search(name, x[rows], y[rows], target, generator, tick)
             found = estimate.isfinite()  # FAB may not have entered the ball

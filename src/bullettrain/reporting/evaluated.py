@@ -13,7 +13,7 @@ from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation.results import Entry, Result
 from bullettrain.evaluation.specs import radius
 from bullettrain.formatting import DASH, attack_name, duration, number, percent
-from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows
+from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_words, rows, weakest
 from bullettrain.reporting.plotting import COLOURS, DASHED, Curve, Plate, draw_lines, panels
 from bullettrain.reporting.tables import Grid, table
 
@@ -29,17 +29,23 @@ def section(entry: Entry, values: Mapping[str, Any] | None, index: int) -> dict[
         values: configuration of the run, if the network is of a run.
         index: makes the names of figures unique.
     """
-    attacks = [result for result in entry.results if result.role == "attack"]
-    device, note = str(entry.environment.get("device") or ""), difference(attacks)
+    attacks = sorted((result for result in entry.results if result.role == "attack"), key=_order)
+    device, notes = str(entry.environment.get("device") or ""), (difference(attacks), weakest(entry, attacks))
     plates = (over_eps(entry), over_steps(entry), by_class(entry, attacks))
     return {
         "title": f"{entry.weights} weights on {entry.data}" if entry.recipe else f"{entry.model} on {entry.data}",
         "note": f"{number(entry.examples, 0)} test images" + (f", {device}" if device else ""),
         "warnings": entry.warnings,
-        "table": _attacks(rows(entry, attacks, _config(values)), f"{note}." if note else ""),
+        "table": _attacks(rows(entry, attacks, _config(values))),
+        "notes": [f"{note[0].upper()}{note[1:]}." for note in notes if note],
         "plates": [replace(plate, name=f"evaluated{index}-{plate.name}") for plate in plates if plate],
         "corruptions": next((_corruptions(result) for result in attacks if result.corruptions), None),
     }
+
+
+def _order(result: Result) -> tuple[str, float]:
+    """Return what the table is sorted by: results without a threat, then those of each norm by ε."""
+    return result.threat or ("", 0.0)
 
 
 def _config(values: Mapping[str, Any] | None) -> Config | None:
@@ -49,7 +55,7 @@ def _config(values: Mapping[str, Any] | None) -> Config | None:
         return None  # a run of another version, without the paper's figures
 
 
-def _attacks(rows: Sequence[AttackRow], note: str) -> Grid:
+def _attacks(rows: Sequence[AttackRow]) -> Grid:
     """Return the table of attacks. The worst case is shown if it is below all attacks."""
     lowest = min(row.accuracy for row in rows if row.kind != "worst")
     several = {row.precision for row in rows} != {"float32"}
@@ -67,7 +73,7 @@ def _attacks(rows: Sequence[AttackRow], note: str) -> Grid:
         for row in rows
         if row.kind != "worst" or row.accuracy < lowest
     ]
-    return table(["Attack", "Threat", "Accuracy", "95 % interval", "Precision", "Paper", "Time"], cells, note)
+    return table(["Attack", "Threat", "Accuracy", "95 % interval", "Precision", "Paper", "Time"], cells)
 
 
 def _corruptions(result: Result) -> Grid:

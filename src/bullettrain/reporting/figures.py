@@ -66,7 +66,7 @@ def accuracy(run: Run) -> Plate | None:
             Curve(epochs["epoch"], epochs["validation_robust"], "accent", end, "o", f"validation, {how}"),
         ],
         f"dashed: PGD-10{at} on a few training examples, where a fall to zero means collapse": [
-            Curve(epochs["epoch"], epochs["probe_robust"], "accent", style="--")
+            Curve(epochs["epoch"], epochs["probe_robust"], "accent", style="--", name="probe for collapse")
         ],
     }
     groups = {text: curves for text, curves in groups.items() if any(np.isfinite(curve.y).any() for curve in curves)}

@@ -11,13 +11,16 @@ import numpy as np
 
 from bullettrain import formatting as fmt
 from bullettrain.config.methods import method_name
-from bullettrain.evaluation.results import Entry, Result
+from bullettrain.evaluation.results import Entry, Result, wilson
 from bullettrain.reporting.paper import paper_boundary
 from bullettrain.reporting.plotting import last
 from bullettrain.reporting.run import Comparison, Numbers, Run
 from bullettrain.run_folder import SHARES, preferred
+from bullettrain.run_folder.log import Evaluation
 
 NAN = math.nan
+FEW_IMAGES = 1000
+"""Below this number of test images a headline figure is shown with its 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,14 @@ def outcome(run: Run, comparison: Comparison | None) -> str:
         text = _compared(run, comparison)
     else:
         evaluations = [e for e in run.evaluations if e.weights == weights]
-        accuracies = fmt.listed([f"{fmt.percent(e.accuracy)} {_against(run, e.attack)}" for e in evaluations])
+        accuracies = fmt.listed(
+            [f"{fmt.percent(e.accuracy)}{_interval(e, ' ({})')} {_against(run, e.attack)}" for e in evaluations]
+        )
         text = f"{accuracies}, after {fmt.duration(run.seconds)} of training." if accuracies else ""
     if (strong := strongest(run, weights)) is None:
         return text
     entry, result = strong
-    left = f"{fmt.percent(result.accuracy)} of {fmt.number(result.examples, 0)} test images"
+    left = f"{fmt.percent(result.accuracy)}{_interval(result, ' ({})')} of {fmt.number(result.examples, 0)} test images"
     return f"{text} {run.attack_name(result.name)} leaves {left} ({entry.weights} weights)."
 
 
@@ -153,14 +158,15 @@ def headline(run: Run, comparison: Comparison | None) -> list[Card]:
         entry, result = strong
         other = strongest(comparison.baseline, weights) if comparison else None
         same = other is not None and (other[1].name, other[1].examples) == (result.name, result.examples)
-        where = f"{fmt.number(result.examples, 0)} test images, {entry.weights} weights"
+        where = f"{fmt.number(result.examples, 0)} test images, {entry.weights} weights{_interval(result, '; {}')}"
         base = other[1].accuracy if other and same else NAN
         cards.append(_accuracy(run.attack_name(result.name), result.accuracy, where, base))
     for attack in attacks:
         tested = run.accuracy(weights, attack)
         latest = last(run.epochs["validation_clean" if attack == "clean" else "validation_robust"])
         if math.isfinite(tested):
-            where = f"test set, {weights} weights"
+            (found, *_) = [e for e in run.evaluations if (e.weights, e.attack) == (weights, attack)]
+            where = f"test set, {weights} weights{_interval(found, '; {}')}"
             cards.append(_accuracy(run.attack_name(attack), tested, where, plain[attack]))
         elif attack in ("clean", robust) and math.isfinite(latest):  # not tested yet
             name = run.attack_name("pgd10" if attack == "pgd20" else attack)
@@ -174,6 +180,14 @@ def headline(run: Run, comparison: Comparison | None) -> list[Card]:
     if np.isfinite(rates).any():
         cards.append(Card(fmt.number(float(np.nanmedian(rates)), 0), "Examples a second", "median over epochs"))
     return cards
+
+
+def _interval(result: Evaluation | Result, form: str) -> str:
+    """Format the 95 % interval of an accuracy on few images; empty for many, or if their number is unknown."""
+    if not 0 < result.examples < FEW_IMAGES:
+        return ""
+    low, high = wilson(result.accuracy * result.examples, round(result.examples))
+    return form.format(f"95{fmt.THIN}%: {100 * low:.0f} to {100 * high:.0f}".replace(" ", "\N{NO-BREAK SPACE}"))
 
 
 def _accuracy(name: str, accuracy: float, where: str, baseline: float = NAN) -> Card:

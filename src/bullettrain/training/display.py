@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console, Group
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from bullettrain.config import Config
 from bullettrain.processes import StopRequest
-from bullettrain.progress import EvaluationBar, progress_bar
+from bullettrain.progress import EvaluationBar, long_waits, progress_bar
 from bullettrain.run_folder import SHARES
 from bullettrain.terminal import duration, percent
 
@@ -40,6 +41,8 @@ class Display:
         self.bar = self.progress.add_task("starting", total=self.total)
         self.stop: StopRequest | None = None
         self.position, self.detail, self.validation = 0.0, Text(overflow="fold"), ""
+        self.kinds: set[str] = set()
+        self.compiles = config.training.compile
         # Beside the bar the figures would not fit into 80 columns.
         self.live = Live(Group(self.progress, self.detail), console=self.progress.console, refresh_per_second=8)
 
@@ -52,10 +55,38 @@ class Display:
     def __exit__(self, *_: object) -> None:
         self.live.stop()
 
-    def tick(self, epoch: int, position: float) -> None:
-        """Advance the bar to ``position``, in steps of whole epochs; ``epoch`` counts from 0."""
+    def tick(self, position: float) -> None:
+        """Advance the bar to ``position``, in steps of whole epochs."""
         self.position = position
-        self.progress.update(self.bar, completed=position, description=f"epoch {epoch + 1}/{self.epochs}")
+        self.progress.update(self.bar, completed=position)
+
+    @contextmanager
+    def told(self, what: str, kind: str = "") -> Iterator[None]:
+        """Print a line about ``what`` if it takes long, unless there is a bar, or ``kind`` has occurred before."""
+        kind = kind or what
+
+        def say(seconds: float) -> None:
+            left = self.progress.tasks[-1].time_remaining
+            about = "" if left is None else f", about {duration(left)} left"
+            console.print(f"  {what}  {duration(seconds)} so far{about}", soft_wrap=True)
+
+        console = self.progress.console
+        silent = self.console is None or self.shown or kind in self.kinds
+        self.kinds.add(kind)
+        with nullcontext() if silent else long_waits(say):
+            yield
+
+    def warming_up(self) -> AbstractContextManager[None]:
+        """Name the one-time work before the first epoch."""
+        what = "compiling" if self.compiles else "warming up"
+        self.progress.update(self.bar, description=what)
+        return self.told(what)
+
+    def training(self, epoch: int) -> AbstractContextManager[None]:
+        """Name an epoch; ``epoch`` counts from 0."""
+        what = f"epoch {epoch + 1}/{self.epochs}"
+        self.progress.update(self.bar, description=what)
+        return self.told(what, kind="epoch")
 
     def interval(self, record: Mapping[str, Any]) -> None:
         """Update the live lines."""
@@ -95,9 +126,11 @@ class Display:
         remaining = (record["seconds"] + record["evaluation_seconds"]) * (self.epochs - record["epoch"])
         return row | {"time left": duration(remaining)}
 
-    def evaluating(self, what: str, total: int) -> EvaluationBar:
-        """Return a progress bar for an evaluation of ``total`` images."""
-        return EvaluationBar(self.progress, what, total, self.stop)
+    @contextmanager
+    def evaluating(self, what: str, total: int) -> Iterator[EvaluationBar]:
+        """Show a progress bar for an evaluation of ``total`` images."""
+        with EvaluationBar(self.progress, what, total, self.stop) as bar, self.told(what):
+            yield bar
 
 
 def _loss(record: Mapping[str, Any]) -> str:

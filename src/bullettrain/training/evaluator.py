@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from bullettrain.evaluation.accuracy import (
 )
 from bullettrain.evaluation.results import pack
 from bullettrain.evaluation.specs import PGD, threat_of
+from bullettrain.formatting import attack_name
 from bullettrain.precision import arithmetic
 from bullettrain.progress import EvaluationBar
 
@@ -32,10 +34,12 @@ class Evaluator:
     Args:
         config: of the run.
         device: of the networks.
-        bar: makes a progress bar from the name of an evaluation and the number of images.
+        bar: shows a progress bar with the name of an evaluation and the number of images.
     """
 
-    def __init__(self, config: Config, device: torch.device, bar: Callable[[str, int], EvaluationBar]) -> None:
+    def __init__(
+        self, config: Config, device: torch.device, bar: Callable[[str, int], AbstractContextManager[EvaluationBar]]
+    ) -> None:
         self.config, self.device, self.bar = config, device, bar
         self.makes_views, self.norm = config.method.objective == "augmix", threat_of(config).norm
 
@@ -43,16 +47,18 @@ class Evaluator:
         """Return clean and robust accuracy; None if there are no validation images."""
         if not len(images):
             return None, None
-        return self._clean(model, images, "clean accuracy").share, self._quick(model, images)
+        return self._clean(model, images, "validation").share, self._quick(model, images, "validation")
 
     def probe(self, model: nn.Module, images: ImageSet) -> float | None:
         """Return the accuracy under PGD-10 on some training images, to detect catastrophic overfitting."""
         size = self.config.training.probe
-        return self._quick(model, probe_images(images, size)) if size and not self.makes_views else None
+        if not size or self.makes_views:
+            return None
+        return self._quick(model, probe_images(images, size), "probe for collapse")
 
-    def _quick(self, model: nn.Module, images: ImageSet) -> float:
+    def _quick(self, model: nn.Module, images: ImageSet, what: str) -> float:
         """Return the accuracy under PGD with ten steps of eps/5, or on AugMix views."""
-        return self._corrupted(model, images, self._pgd(10, 1, self.config.method.eps / 5), "PGD-10").share
+        return self._corrupted(model, images, self._pgd(10, 1, self.config.method.eps / 5), what).share
 
     def records(
         self, networks: Iterable[tuple[str, nn.Module]], images: ImageSet, epoch: int
@@ -76,20 +82,22 @@ class Evaluator:
         step = threat_of(self.config).step_size(evaluation.steps, self.norm, method.eps)
         pgd = self._pgd(evaluation.steps, evaluation.restarts, step)
         with arithmetic(evaluation.search):
-            attack = "views" if self.makes_views else pgd.name
-            corrupted = self._corrupted(model, images, pgd, f"{name}: {attack}")
-            return {"clean": self._clean(model, images, f"{name}: clean"), attack: corrupted}
+            attack, what = "views" if self.makes_views else pgd.name, f"test of {name} weights"
+            corrupted = self._corrupted(model, images, pgd, what)
+            return {"clean": self._clean(model, images, what), attack: corrupted}
 
     def _pgd(self, steps: int, restarts: int, step_size: float) -> PGD:
         return PGD(steps, restarts, step_size, "ce", self.norm, self.config.method.eps)
 
     def _clean(self, model: nn.Module, images: ImageSet, what: str) -> Survival:
-        return self._survive([clean_round(model)], images, what)
+        return self._survive([clean_round(model)], images, f"{what}: clean")
 
     def _corrupted(self, model: nn.Module, images: ImageSet, attack: PGD, what: str) -> Survival:
         if self.makes_views:
-            return self._survive([view_round(model, self.config.method.view_maker())], images, what)
-        return self._survive([clean_round(model), *pgd_rounds(model, attack)], images, what)
+            return self._survive([view_round(model, self.config.method.view_maker())], images, f"{what}: views")
+        return self._survive(
+            [clean_round(model), *pgd_rounds(model, attack)], images, f"{what}: {attack_name(attack.name)}"
+        )
 
     def _survive(self, rounds: Sequence[Round], images: ImageSet, what: str) -> Survival:
         size, seed = self.config.evaluation.batch_size, self.config.training.seed

@@ -170,7 +170,7 @@ def average_statistics(trainer: Trainer) -> bool:
     first, _ = next(iter(trainer.loader.epoch(epoch)))
     dtype = trainer.stepper.fast.dtype
     with (
-        trainer.display.evaluating("averaged: statistics", sum(map(trainer.loader.joint_size, shown))) as bar,
+        trainer.display.evaluating("batch norms of the average", sum(map(trainer.loader.joint_size, shown))) as bar,
         torch.autocast(place.device.type, dtype or torch.bfloat16, enabled=dtype is not None),
         statistics_anew(network, first),
     ):

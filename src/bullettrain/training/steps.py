@@ -94,7 +94,8 @@ class Stepper:
         """Do one-time work on the first of ``batches``, without a change to the run's state.
 
         With CUDA graphs only a mini-batch is made, which may compile augmentations; captures are timed as they occur.
-        Otherwise a copy of the network takes a step, and with compilation also one on a smaller mini-batch.
+        Otherwise a copy of the network takes a step, and with compilation also one on a smaller mini-batch. On a CPU
+        without compilation a step on two images has all of that work.
         """
         if self.captured:
             began = time.perf_counter()
@@ -113,7 +114,8 @@ class Stepper:
             fast = Captured(engine, network, dtype=self.fast.dtype, compile=compiled, capture=False)
             optimizer = make_optimizer(network, self.config.optimizer)
             x, y = next(iter(batches))
-            for part in (x, x[: max(2, len(x) // 2)]) if compiled else (x,):
+            sizes = (len(x), max(2, len(x) // 2)) if compiled else (len(x) if devices else 2,)
+            for part in (x[:size] for size in sizes):
                 index = torch.arange(len(part), device=y.device) if engine.history.examples else None
                 fast.step(part, y[: len(part)], index=index)
             optimizer.step()

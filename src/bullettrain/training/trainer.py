@@ -82,7 +82,7 @@ class Trainer:
         self.optimizer = self.stepper.optimizer
         group, seed = training.batch_size * self.stepper.unit, derive_seed(training.seed, "leave out")
         self.leave_out = config.method.leaves_out(training.epochs, group, seed)
-        for doubt in config.doubts(len(self.train_set)):
+        for doubt in config.doubts(len(self.train_set), on_cpu=place.device.type == "cpu"):
             self.recorder.note(doubt)
         self.display = Display(console, config, self.batches, with_categories=self.needs_selection)
         self.evaluator = Evaluator(config, place.device, self.display.evaluating)
@@ -109,7 +109,8 @@ class Trainer:
             self.display.stop = None if self.place.together else stop
             try:
                 if self.at.epoch < self.config.training.epochs:
-                    self.stepper.warm_up(self.loader.epoch(0))  # not counted as training time
+                    with self.display.warming_up():
+                        self.stepper.warm_up(self.loader.epoch(0))  # not counted as training time
                 while self.at.epoch < self.config.training.epochs:
                     self._epoch(stop)
                 self._evaluate()
@@ -135,6 +136,11 @@ class Trainer:
         Raises:
             StoppedError: the run was asked to stop.
         """
+        with self.display.training(self.at.epoch):
+            self._train(stop)
+        self._end_of_epoch()
+
+    def _train(self, stop: StopRequest) -> None:
         training = self.config.training
         self.clock.start()
         self._choose_examples()
@@ -157,7 +163,6 @@ class Trainer:
                 self.clock.start()
         self._interval()
         self.clock.stop(self.at)
-        self._end_of_epoch()
 
     def _choose_examples(self) -> None:
         """Choose the examples of the epoch; in the middle of one, keep those that the history's weights keep."""
@@ -212,7 +217,7 @@ class Trainer:
         out = self.stepper.take(unit, lambda i: self.rate(first + i * stretch))
         self.metrics.left_out += sum(len(batch.y) for batch in unit) * (1 / self.loader.kept_share - 1)
         self.at.step, self.at.index = self.at.step + len(unit), self.at.index + len(unit)
-        self.display.tick(self.at.epoch, self.position)
+        self.display.tick(self.position)
         return out
 
     def rate(self, position: float) -> float:
