@@ -27,7 +27,7 @@ CHOICE = {"plane": ("bt-nr0",), "table-fast": ()}
 """Studies whose rows that table shows, without these: TRADES is what they are set beside."""
 SHOWN = ("short", "medium", "paper")
 """Scales whose figures mean something."""
-FEW = 3
+MAX_FIGURES = 3
 """Figures of a claim that have room in one cell."""
 
 
@@ -55,7 +55,7 @@ def told(results: Results, checks: list[Check]) -> str:
     if all(check.found is None for check in found):
         return NOT_RUN
     said = [tables.found_in_words(check) for check in found]
-    if len(said) > FEW:
+    if len(said) > MAX_FIGURES:
         said = [f"{sum(check.verdict is Verdict.HOLDS for check in found)} of its {len(found)} parts hold"]
     near = ", near enough" if verdict is Verdict.HOLDS and any(check.near for check in found) else ""
     return f"{tables.MARKS[verdict]} {verdict.value}{near}: {'; '.join(said)}"

@@ -35,9 +35,9 @@ from bullettrain.config.methods import left_out, title
 from bullettrain.evaluation.results import Store
 from bullettrain.run_folder import RunFolder
 
-HOW = ["--precision", "bf16", "--compile", "--batch-size", "2500", "--weights", "averaged"]
-APGD = ["--attack", "apgd:eps=8/255", "--images", "4000", *HOW]
-AUTOATTACK = ["--attack", "autoattack:eps=8/255", *HOW]
+JUDGE_OPTIONS = ["--precision", "bf16", "--compile", "--batch-size", "2500", "--weights", "averaged"]
+APGD = ["--attack", "apgd:eps=8/255", "--images", "4000", *JUDGE_OPTIONS]
+AUTOATTACK = ["--attack", "autoattack:eps=8/255", *JUDGE_OPTIONS]
 SECONDS = "command_seconds.txt"
 """File of a run that had the GPU to itself: wall-clock seconds of its whole ``train`` command."""
 

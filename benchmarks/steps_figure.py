@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RESULTS = ROOT / "results"
 PAGE, PICTURE = RESULTS / "README.md", RESULTS / "fig-steps.png"
 OBJECTIVES = ("PGD-AT", "TRADES")
-FIRST = "3/3/3"
+REFERENCE = "3/3/3"
 """What the other settings of the same objective are compared with."""
 IMAGES = "4000"
 LIMITS = {"apgd": (-6.3, 2.1), "clean": (-1.7, 6.4)}
@@ -112,7 +112,7 @@ def table(found: dict[str, Result]) -> str:
     lines = [HEAD, ["---"] * len(HEAD)]
     for name, result in found.items():
         means = [rounded(statistics.fmean(accuracies(result, attack))) for attack in ("clean", "pgd20", "apgd")]
-        apart = [compared(found, name, FIRST, attack) for attack in ("apgd", "clean")] if name != FIRST else []
+        apart = [compared(found, name, REFERENCE, attack) for attack in ("apgd", "clean")] if name != REFERENCE else []
         points = [f"{rounded(value, '+')} ± {rounded(error)}" for value, error in apart] or ["", ""]
         passes = f"{result.mean('passes'):.2f}"
         chosen_by = CHOSEN_BY[result.setting["score"]]
@@ -155,7 +155,7 @@ def drawn() -> Figure:
 def _mark(axes: Axes, found: dict[str, Result], name: str, attack: str, place: int) -> None:
     """One difference with its error bar; an arrow at the edge where it is out of sight."""
     result = found[name]
-    value, error = compared(found, name, FIRST, attack) if name != FIRST else (0.0, 0.0)
+    value, error = compared(found, name, REFERENCE, attack) if name != REFERENCE else (0.0, 0.0)
     low, high = LIMITS[attack]
     shown = min(max(value, low + 0.25), high - 0.25)
     marker = "o" if shown == value else "<" if value < shown else ">"

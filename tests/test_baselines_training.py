@@ -188,7 +188,7 @@ def test_names_in_reports():
     ("method", "settings", "message"),
     [
         ("grad-algin", [], "did you mean 'grad-align'"),
-        ("pgd", [], "there is no method 'pgd'; there are fast, fast-3, .*, grad-align, gat, nuat, fgsm-pgi, free-8$"),
+        ("xyz", [], "there is no method 'xyz'; there are fast, fast-3, .*, grad-align, gat, nuat, fgsm-pgi, free-8$"),
         ("yopo-2", [], "there is no method 'yopo-2'"),
         ("fast-0", [], "there is no method 'fast-0'; there are fast, fast-3"),
         ("free-0", [], "there is no method 'free-0'; there are fast, fast-3"),

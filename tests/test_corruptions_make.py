@@ -60,7 +60,7 @@ def test_labels_are_the_released_ones(tmp_path, real_data):
 def test_batches_do_not_change_a_byte(tmp_path, monkeypatch):
     data, names = small_set(), ["gaussian_noise", "frost", "jpeg_compression", "spatter", "zoom_blur"]
     make(data, tmp_path / "one", names, overlays=OVERLAYS)
-    monkeypatch.setitem(make.__globals__["BATCH"], "cpu", 3)
+    monkeypatch.setitem(make.__globals__["BATCH_SIZE"], "cpu", 3)
     make(data, tmp_path / "two", names, overlays=OVERLAYS)
     assert files(tmp_path / "one") == files(tmp_path / "two")
 
@@ -81,7 +81,7 @@ def test_files_that_are_there_are_kept(tmp_path):
 
 
 def test_what_is_broken_off_leaves_nothing_and_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setitem(make.__globals__["BATCH"], "cpu", 3)
+    monkeypatch.setitem(make.__globals__["BATCH_SIZE"], "cpu", 3)
     data = small_set()
 
     def stop(name, done, total):

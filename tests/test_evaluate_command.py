@@ -78,7 +78,9 @@ def test_a_run_is_evaluated_and_the_report_says_it(run):
     assert " leaves " not in (run / "report.html").read_text()  # more than it was trained for
     invoke(run, "--attack", "pgd50x3", "--images", 0)
     head = (run / "report.html").read_text().split('id="evaluated"')[0]
-    assert re.search(r"PGD-50×3 \(L∞ 0\.15\) leaves \d+\.\d\s% of \d+ test images \(last weights\)\.", head)
+    found = re.search(r"PGD-50×3 \(L∞ 0\.15\) leaves \d+\.\d\s% of \d+ test images \(last weights(.*?)\)\.", head)
+    assert found
+    assert found[1].startswith("; 95")
     # Other weights of the run stand beside these.
     invoke(run, "--attack", "pgd2", "--images", 60, "--weights", "averaged")
     page = (run / "report.html").read_text()

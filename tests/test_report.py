@@ -22,7 +22,7 @@ from bullettrain.evaluation.results import Entry, new_result
 from bullettrain.evaluation.specs import Defaults, parse_attack
 from bullettrain.formatting import duration, number, percent, points, setting, times
 from bullettrain.reporting import Run, write_report, write_reports
-from bullettrain.reporting.plotting import POINTS, thin
+from bullettrain.reporting.plotting import MAX_CURVE_POINTS, thin
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.run_folder import log as log_module
 from made_runs import make_comparison, make_run, read_log, write_config, write_log, write_samples
@@ -557,7 +557,7 @@ def test_a_long_run_stays_small(tmp_path):
     assert len(page.source) < 1_500_000
     x, y = np.arange(12345.0), np.where(np.arange(12345) % 50 < 25, np.nan, 2.0)
     thinned = thin(x, y)
-    assert len(thinned[0]) == len(thinned[1]) == POINTS <= 400
+    assert len(thinned[0]) == len(thinned[1]) == MAX_CURVE_POINTS <= 400
     assert set(thinned[1][np.isfinite(thinned[1])]) == {2.0}
 
 

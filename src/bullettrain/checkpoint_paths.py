@@ -10,24 +10,24 @@ from bullettrain.run_folder import WEIGHTS, RunError, RunFolder, preferred, weig
 from bullettrain.validation import check_known
 
 SAFETENSORS, SAVED = "safetensors", "a file of torch.save"
-GIVE = "a run's folder or one of its .safetensors files"
-LONGEST_HEADER = 100_000_000
+EXPECTED = "a run's folder or one of its .safetensors files"
+MAX_HEADER_BYTES = 100_000_000
 """Maximum size of a safetensors header, by its specification."""
-SHOWN = 4
+MAX_RUNS_LISTED = 4
 
 
-def rather(file: Path, otherwise: str = f"give {GIVE}") -> str:
+def rather(file: Path, otherwise: str = f"give {EXPECTED}") -> str:
     """Return a hint on what to give instead of ``file``: the run that it lies in, if there is one."""
     return f"give {file.parent}, the run that it lies in" if RunFolder(file.parent).exists else otherwise
 
 
-def check_kind(file: Path, give: str = GIVE) -> str:
+def check_kind(file: Path, give: str = EXPECTED) -> str:
     """Return whether a file is SAFETENSORS or SAVED, by its first bytes. Raises RunError if it is neither."""
     if not file.is_file():
         raise RunError(f"{file} is missing; {rather(file, f'give {give}')}")
     with file.open("rb") as opened:
         start = opened.read(9)
-    if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= LONGEST_HEADER:
+    if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= MAX_HEADER_BYTES:
         return SAFETENSORS
     if start.startswith((b"PK\x03\x04", b"\x80")):  # a zip archive, or a pickle of torch before 1.6
         return SAVED
@@ -35,7 +35,7 @@ def check_kind(file: Path, give: str = GIVE) -> str:
     raise RunError(f"{file} is not a checkpoint: it is {what}; {rather(file, f'give {give}')}")
 
 
-def check_run(path: Path, give: str = GIVE) -> RunFolder:
+def check_run(path: Path, give: str = EXPECTED) -> RunFolder:
     """Return the run in a folder. Raises RunError, which lists runs in subfolders, if it is none."""
     folder = RunFolder(path)
     if folder.exists:
@@ -46,8 +46,10 @@ def check_run(path: Path, give: str = GIVE) -> RunFolder:
     content = sorted(path.iterdir())
     runs = [str(part) for part in content if RunFolder(part).exists]
     if runs:
-        more = " …" if len(runs) > SHOWN else ""
-        raise RunError(f"{path} is not a run but a folder of runs; give one of them: {', '.join(runs[:SHOWN])}{more}")
+        more = " …" if len(runs) > MAX_RUNS_LISTED else ""
+        raise RunError(
+            f"{path} is not a run but a folder of runs; give one of them: {', '.join(runs[:MAX_RUNS_LISTED])}{more}"
+        )
     raise RunError(f"{path} is not a run: it {'has no config.yaml' if content else 'is empty'}; give {give}")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from bullettrain.brief import first_line
 
-SAME = (
+SYNONYMS = (
     ("float32", "fp32", "f32", "single"),
     ("bf16", "bfloat16"),
     ("lr", "learning_rate"),
@@ -24,8 +24,8 @@ SAME = (
     ("precision", "amp"),
 )
 """Synonyms."""
-MOST_GUESSES = 3
-CUTOFF = 0.85
+MAX_GUESSES = 3
+MIN_SIMILARITY = 0.85
 """Minimum similarity of two names, as difflib measures it."""
 MAX_SETTINGS_BYTES = 1 << 20
 
@@ -77,19 +77,19 @@ def guesses(name: str, names: Sequence[str]) -> list[str]:
     """Return those of ``names``, in lower case, that ``name`` probably stands for.
 
     The first rule that matches any of them decides: the same letters, a synonym, the same letters in another order,
-    nearly the same letters, the beginning of a word. More than ``MOST_GUESSES`` matches count as none.
+    nearly the same letters, the beginning of a word. More than ``MAX_GUESSES`` matches count as none.
     """
     wanted, letters = _letters(name.lower()), {candidate: _letters(candidate) for candidate in names}
-    synonyms = {_letters(word) for words in SAME if wanted in map(_letters, words) for word in words}
+    synonyms = {_letters(word) for words in SYNONYMS if wanted in map(_letters, words) for word in words}
     matches = [[candidate for candidate in names if letters[candidate] in group] for group in ({wanted}, synonyms)]
     if len(wanted) > 2:
         matches.append([candidate for candidate in names if sorted(letters[candidate]) == sorted(wanted)])
         ratios = {candidate: difflib.SequenceMatcher(None, letters[candidate], wanted).ratio() for candidate in names}
         best = max(ratios.values(), default=0.0)
-        matches.append([candidate for candidate in names if ratios[candidate] == best >= CUTOFF])
+        matches.append([candidate for candidate in names if ratios[candidate] == best >= MIN_SIMILARITY])
         matches.append([candidate for candidate in names if any(end.startswith(wanted) for end in _ends(candidate))])
     best_matches = next(filter(None, matches), [])
-    return best_matches if len(best_matches) <= MOST_GUESSES else []
+    return best_matches if len(best_matches) <= MAX_GUESSES else []
 
 
 def near(path: Path) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-CHANCE = 2.0
+CHANCE_ERRORS = 2.0
 """Number of standard errors within which a difference is too close to tell."""
 DASH = "–"
 THIN = "\u202f"  # narrow no-break space
@@ -38,7 +38,7 @@ def points(difference: float, digits: int = 1, error: float = math.nan) -> str:
 
 def too_close(difference: float, error: float) -> str:
     """Return a remark if a difference is within two standard errors, else ""."""
-    return " (too close to tell)" if abs(difference) <= CHANCE * error else ""
+    return " (too close to tell)" if abs(difference) <= CHANCE_ERRORS * error else ""
 
 
 def error_in_words(paired: bool) -> str:
@@ -50,7 +50,7 @@ def error_in_words(paired: bool) -> str:
     )
 
 
-MOMENT = 0.1
+MIN_CAPTURE_SECONDS = 0.1
 """Seconds of compiling and capturing that are not mentioned."""
 
 
@@ -72,14 +72,14 @@ def duration(seconds: float) -> str:
 
 def captures(seconds: float, text: str) -> str:
     """Return ``text`` with the time of compiling and capturing for {}, or "" if there was hardly any."""
-    return text.format(duration(seconds)) if seconds > MOMENT else ""
+    return text.format(duration(seconds)) if seconds > MIN_CAPTURE_SECONDS else ""
 
 
 def in_all(own: Mapping[str, float], plain: Mapping[str, float]) -> str:
     """Return a sentence on the speed-up with compiling and capturing, or "" if there was hardly any."""
     captured = [row.get("capture_seconds", 0.0) for row in (own, plain)]
     total = [row.get("seconds", math.nan) + more for row, more in zip((own, plain), captured, strict=True)]
-    if not sum(captured) > MOMENT or not all(map(math.isfinite, total)):
+    if not sum(captured) > MIN_CAPTURE_SECONDS or not all(map(math.isfinite, total)):
         return ""
     both = f"Compiling and capturing, {duration(captured[0])} and without mining {duration(captured[1])}, are not in it"
     return f"{both}: with them it is {times(total[1] / total[0])}."

@@ -71,7 +71,7 @@ def load(
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Origin of a network."""
 
     name: str
@@ -92,7 +92,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class LoadedModel(Source):
+class LoadedModel(ModelSource):
     """A network in eval mode on the CPU, and its origin."""
 
     network: nn.Module = field(kw_only=True)
@@ -106,7 +106,7 @@ class LoadedModel(Source):
         return hash_tensors(architecture, (*self.network.named_parameters(), *self.network.named_buffers()))
 
 
-def find_source(model: str | Path, weights: str | None = None) -> Source:
+def find_source(model: str | Path, weights: str | None = None) -> ModelSource:
     """Find what ``model`` names.
 
     Args:
@@ -124,18 +124,18 @@ def find_source(model: str | Path, weights: str | None = None) -> Source:
     name = home.resolve().name
     if path.is_dir():
         chosen = choose_weights(path, weights)
-        return Source(name, chosen, path / f"{chosen}.safetensors", folder)
+        return ModelSource(name, chosen, path / f"{chosen}.safetensors", folder)
     if path.is_file():
         check_kind(path, FORMS)
         _unused(f"{path} is a file, not a run's folder with several", weights=weights)
         if folder is not None:
-            return Source(name, path.stem, path, folder)
-        return Source(name if path.name == EXPORTED else path.name, path.name, path)
+            return ModelSource(name, path.stem, path, folder)
+        return ModelSource(name if path.name == EXPORTED else path.name, path.name, path)
     if not is_external(text := str(model)):
         hint = " (no such file or folder)" if os.sep in text or path.suffix else ""
         raise RunError(f"{text!r} is no network{hint}; {rather(path, f'give {FORMS}')}{near(path)}")
     _unused(f"{text} is not a run's folder", weights=weights)
-    return Source(text, text)
+    return ModelSource(text, text)
 
 
 def load_model(

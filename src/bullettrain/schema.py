@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from bullettrain.validation import instead
 
-LARGEST = 1e300
+MAX_NUMBER = 1e300
 UNIONS = (types.UnionType, typing.Union)
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
 
@@ -78,7 +78,7 @@ def _is(value: Any, kind: Any) -> bool:
         return isinstance(value, list | tuple) and (not fixed or len(value) == len(arguments))
     if kind in (int, float):
         number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-        return number and (kind is int or -LARGEST <= value <= LARGEST)
+        return number and (kind is int or -MAX_NUMBER <= value <= MAX_NUMBER)
     return kind is Any or isinstance(value, kind)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bullettrain.errors import guesses, raised_as
 
 T = TypeVar("T")
-ROUNDING = 1e-4
+RANGE_TOLERANCE = 1e-4
 """Tolerance at the bounds of the input range, for the rounding of interpolation and half precision."""
 
 
@@ -35,7 +35,7 @@ PARTS = {
     "budget": (("allocate", "uniform_steps", "step_sizes"), "StepBudget(boundary, robust) or another Allocation"),
 }
 """What the parts of a training step have, and which to give instead of something else."""
-WAITING = {
+UNSUPPORTED_LAYERS = {
     "SyncBatchNorm": "BatchNorm",
     "FSDPModule": "DistributedDataParallel",
     "FullyShardedDataParallel": "DistributedDataParallel",
@@ -255,9 +255,9 @@ def check_network(model: nn.Module) -> None:
     They are recognised by the names of types, because importing those of sharding takes a second.
     """
     for kind in (kind.__name__ for module in model.modules() for kind in type(module).__mro__):
-        if kind in WAITING:
+        if kind in UNSUPPORTED_LAYERS:
             why = "which waits for forwards that other workers do not make"
-            raise ValueError(f"the network has {kind}, {why}; use {WAITING[kind]}")
+            raise ValueError(f"the network has {kind}, {why}; use {UNSUPPORTED_LAYERS[kind]}")
 
 
 def check_batch(x: Tensor, y: Tensor) -> None:
@@ -309,7 +309,7 @@ def check_range(x: Tensor, bounds: tuple[float | Tensor, float | Tensor], name: 
     low, high = x.detach().amin(dim=0), x.detach().amax(dim=0)
     if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
         raise ValueError(f"{name} has NaN or infinite values; look at the input pipeline")
-    if bool((low < bounds[0] - ROUNDING).any() | (high > bounds[1] + ROUNDING).any()):
+    if bool((low < bounds[0] - RANGE_TOLERANCE).any() | (high > bounds[1] + RANGE_TOLERANCE).any()):
         valid = ", ".join(f"{v:g}" if isinstance(v, float) else described(v) for v in map(_number, bounds))
         wrong = f"{name} ranges over [{float(low.min()):.4g}, {float(high.max()):.4g}] in pixels, outside [{valid}]"
         give = "bounds=(low, high), or for normalised images norm=bullettrain.Normalized(mean, std)"

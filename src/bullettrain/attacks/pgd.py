@@ -94,7 +94,7 @@ def pgd(
     ball = ball.on(x)
     if check:
         ball.check_inputs(x)
-    ascended = loss_named(loss) if isinstance(loss, str) else loss
+    attack_loss = loss_named(loss) if isinstance(loss, str) else loss
     x = x.detach()
     counts = _host_counts(steps, len(x))  # the host has to know how the batch shrinks
     if not any(counts):
@@ -114,7 +114,7 @@ def pgd(
         size=per_example(sizes.to(x.device).expand(len(x)), x),
     )
     net = bare(model)
-    functions = AscentFunctions(ascended, ball)
+    functions = AscentFunctions(attack_loss, ball)
     with frozen(net, mode), torch.enable_grad():
         for rows in ragged(number, counts):
             ascent_step(net, attack, rows, functions, ascent)

@@ -12,7 +12,7 @@ from bullettrain.augmix.operations import ALL, FEW, MOST, Operation, maps_of, op
 from bullettrain.precision import accumulation_dtype, at_least_float32
 from bullettrain.validation import check_limits, limits
 
-SMALL = 17 * 23
+MIN_KERNEL_PIXELS = 17 * 23
 """Minimum pixels of an image for the kernel: the smallest image that it was tested with on a GPU."""
 
 
@@ -138,7 +138,7 @@ _no_kernel: list[str] = []
 
 def _wants_kernel(images: Tensor) -> bool:
     """Return whether to use the kernel: on a GPU, unless it failed before or the images are small."""
-    return images.is_cuda and images.shape[-2] * images.shape[-1] >= SMALL and not _no_kernel
+    return images.is_cuda and images.shape[-2] * images.shape[-1] >= MIN_KERNEL_PIXELS and not _no_kernel
 
 
 def _is_capturing(images: Tensor) -> bool:

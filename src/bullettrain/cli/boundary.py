@@ -20,7 +20,7 @@ import bullettrain
 from bullettrain.errors import UserError
 from bullettrain.extras import extra
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors without a path."""
 
 
@@ -75,7 +75,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
         return str(error) if first else "", 2
     if hasattr(error, "format_message"):  # a usage error
         return _usage(error), 2
-    if isinstance(error, OSError) and (error.filename or error.errno in FULL):
+    if isinstance(error, OSError) and (error.filename or error.errno in DISK_FULL):
         return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}", 2
     if type(error).__name__ == "OutOfMemoryError":
         return "the GPU's memory is full; choose a smaller batch size", 2

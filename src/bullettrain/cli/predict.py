@@ -16,7 +16,7 @@ from bullettrain.loading import with_shape
 from bullettrain.processes import find_place
 from bullettrain.terminal import percent, show_table, terminal
 
-BATCH = 64
+BATCH_SIZE = 64
 
 
 def predict(options: Predict) -> None:
@@ -29,7 +29,7 @@ def predict(options: Predict) -> None:
     pixels = read_images(files, channels=about.network.channels, image_size=about.network.image_size)
     network = loaded.network.to(place.device)
     with torch.no_grad():
-        logits = torch.cat([network(to_unit(part.to(place.device))) for part in torch.split(pixels, BATCH)])
+        logits = torch.cat([network(to_unit(part.to(place.device))) for part in torch.split(pixels, BATCH_SIZE)])
     predictions = []
     for file, shares in zip(files, logits.float().softmax(dim=1).tolist(), strict=True):
         ranked = sorted(zip(about.classes, shares, strict=True), key=lambda pair: -pair[1])

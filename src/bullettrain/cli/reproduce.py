@@ -36,18 +36,18 @@ from bullettrain.validation import check_known
 
 CORRUPTIONS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
 """Folders of the corrupted test sets, beside the datasets."""
-LOGGED = "bullettrain.reproduction"
+LOGGER = "bullettrain.reproduction"
 """The logger whose messages are shown; those of each run are not."""
 CHECKOUT = Path(__file__).resolve().parents[3] / "results"
 """The published records, in a checkout of the repository."""
 STYLES: dict[Verdict | None, str] = dict(zip(Verdict, ("green", "yellow", "yellow", "red", "dim"), strict=True))
-SHORT = {
+SHORT_HEADINGS = {
     **{"shares": "B / R / O %", "corruptions": "corr. %", "rank_correct": "ρ, correct"},
     **{"theoretical": "theor. ×", "wall": "wall ×"},
 }
-MANY = 30
+MAX_ROWS_LISTED = 30
 """With more rows than this, only those that were run are listed."""
-logger = logging.getLogger(LOGGED)
+logger = logging.getLogger(LOGGER)
 
 
 def reproduce(options: Reproduce) -> None:
@@ -85,7 +85,7 @@ def reproduce(options: Reproduce) -> None:
     for folder in (out, out / RECORDS, out / RUNS):
         check_out(folder)
     written: list[Path] = []
-    with logged(console, LOGGED):
+    with logged(console, LOGGER):
         try:
             if options.timing:
                 done = _time(tasks, device, options)
@@ -201,10 +201,11 @@ def show_list(console: Console) -> None:
 def show(console: Console, results: Results) -> None:
     """Print the table, remarks on its rows, and the claims."""
     console.print(results.study.title, style="bold")
-    columns, few = list(tables.columns(results)), len(results.rows) <= MANY
+    columns, few = list(tables.columns(results)), len(results.rows) <= MAX_ROWS_LISTED
     rows = [row for row in results.rows.values() if few or results.runs[row.name]]
     headings = [
-        SHORT.get(column.metric, column.heading) if column.kind == "ours" else column.heading for column in columns
+        SHORT_HEADINGS.get(column.metric, column.heading) if column.kind == "ours" else column.heading
+        for column in columns
     ]
     ours = [heading for heading, column in zip(headings, columns, strict=True) if column.kind == "ours"]
     if not show_table(

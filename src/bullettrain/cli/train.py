@@ -33,7 +33,7 @@ from bullettrain.terminal import duration, logged, percent, say, say_interrupted
 from bullettrain.training.collapse import CollapseError
 from bullettrain.training.minutes import for_minutes
 from bullettrain.training.recipe_files import find_recipe
-from bullettrain.training.run import Result, check_folder, compare, comparison, resume_command
+from bullettrain.training.run import RunResult, check_folder, compare, comparison, resume_command
 from bullettrain.training.run import train as run_training
 from bullettrain.training.setup import load_data
 
@@ -143,7 +143,7 @@ def _run(console: Console, options: Train, config: Config, folder: Path, place: 
     kwargs: dict[str, Any] = {"console": console if place.first else None, "data_dir": options.data_dir}
     kwargs |= {"resume": options.resume, "keep_going": options.keep_going}
     parts = [folder / "baseline", folder / "bullettrain", folder] if options.compare else [folder]
-    results: Sequence[Result]
+    results: Sequence[RunResult]
     try:
         if options.compare:
             results = compare(config, folder, place, **kwargs)
@@ -190,7 +190,7 @@ def show_list(console: Console) -> None:
     say_rows(console, recipes + [(Text.assemble("--method ", (name, "bold")), method_line(name)) for name in METHODS])
 
 
-def print_result(console: Console, result: Result) -> None:
+def print_result(console: Console, result: RunResult) -> None:
     """Print the results of a run."""
     attacks = list(next(iter(result.accuracy.values())))
     rows = [[weights, *(percent(shares[name]) for name in attacks)] for weights, shares in result.accuracy.items()]
@@ -209,7 +209,7 @@ def print_result(console: Console, result: Result) -> None:
     say(console, "\n".join(lines))
 
 
-def print_comparison(console: Console, baseline: Result, mined: Result) -> None:
+def print_comparison(console: Console, baseline: RunResult, mined: RunResult) -> None:
     """Print the results of two runs side by side."""
     figures = comparison(baseline, mined)
     speedup, errors, (plain, own) = figures["speedup"], figures["errors"], figures["rows"]
@@ -237,7 +237,7 @@ def print_comparison(console: Console, baseline: Result, mined: Result) -> None:
     say(console, "\n".join(line for line in lines if line))
 
 
-def _paper_boundary(result: Result) -> str:
+def _paper_boundary(result: RunResult) -> str:
     """Return the paper's share of boundary examples, if it has one for the recipe."""
     paper = paper_boundary(RunFolder(result.folder).config().recipe)
     return "" if paper is None else f"; in the paper boundary {formatting.plain(formatting.percent(paper, 0))}"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bullettrain.data.base import derive_seed
 
-STRETCH = 1 << 20
+NUMBERS_PER_IMAGE = 1 << 20
 """Random numbers reserved for each image; the most that a corruption uses is 3,600."""
 
 _GAMMA = 0x9E3779B97F4A7C15
@@ -26,7 +26,7 @@ class Chance:
     def __init__(self, seed: int, name: str, severity: int, *, first: int, n: int, device: torch.device) -> None:
         self.n, self.device = n, device
         key = derive_seed(seed, "corruption", name, severity)
-        self._starts = torch.arange(first, first + n, device=device) * STRETCH + 1
+        self._starts = torch.arange(first, first + n, device=device) * NUMBERS_PER_IMAGE + 1
         self._starts = self._starts * _signed(_GAMMA) + key
         self._taken = 0
 

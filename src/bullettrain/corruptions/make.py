@@ -29,8 +29,8 @@ from bullettrain.validation import check_known
 Progress = Callable[[str, int, int], None]
 """Called with the name of a corruption, its images made so far, and its images in all, at the end for all of them."""
 
-TASK = 500  # images per task of a process
-BATCH = {"cpu": 100, "cuda": 2000}  # images at a time: fits into the cache of a core, keeps a GPU busy
+IMAGES_PER_TASK = 500  # images per task of a process
+BATCH_SIZE = {"cpu": 100, "cuda": 2000}  # images at a time: fits into the cache of a core, keeps a GPU busy
 SEEDS = "seeds.json"  # the seed of each random corruption
 
 
@@ -87,7 +87,7 @@ def make(
             pooled = [name for name in todo if jobs > 1 and (place.type == "cpu" or CORRUPTIONS[name].serial)]
             pending = stack.enter_context(_pool(jobs, images, pooled, seed, overlays))
             images, overlays = images.to(place), [overlay.to(place) for overlay in overlays]
-            batch = BATCH.get(place.type, BATCH["cpu"])
+            batch = BATCH_SIZE.get(place.type, BATCH_SIZE["cpu"])
             for name in sorted(todo, key=lambda name: name in pending):  # start with what the device makes
                 pieces: Iterable[Array]
                 if name in pending:
@@ -190,7 +190,7 @@ def _pool(
             pending = {
                 name: [
                     pool.submit(_piece, piece.numpy(), name, severity, first, seed, arrays if name == "frost" else [])
-                    for piece, _, severity, first in _tasks(images, name, TASK)
+                    for piece, _, severity, first in _tasks(images, name, IMAGES_PER_TASK)
                 ]
                 for name in names
             }
@@ -219,7 +219,7 @@ def _begin() -> None:
 
 def _piece(images: Array, name: str, severity: int, first: int, seed: int, overlays: Sequence[Array]) -> Array:
     """Call `_made` in another process, with arrays and in batches for the CPU."""
-    x, size = torch.from_numpy(images), BATCH["cpu"]
+    x, size = torch.from_numpy(images), BATCH_SIZE["cpu"]
     photographs = [torch.from_numpy(overlay) for overlay in overlays]
     return np.concatenate(
         [_made(x[at : at + size], name, severity, first + at, seed, photographs) for at in range(0, len(x), size)]

@@ -20,7 +20,7 @@ from bullettrain.validation import check_count, check_known
 NAMES = ("digits", "mnist", "cifar10", "cifar100")
 OWN = {"folder": "a folder with one folder of images per class", "npz": "an .npz file with arrays x and y"}
 """Datasets of the user: what PATH is in folder:PATH and npz:PATH."""
-LARGEST_SIDE = 8192
+MAX_SIDE = 8192
 TEST_SHARE, TEST_SEED = 0.2, 0  # for datasets without a test set
 
 Split = Literal["train", "test"]
@@ -148,7 +148,7 @@ def _size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
         return None
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
     for side in (height, width):
-        check_count(side, "image_size", least=1, most=LARGEST_SIDE, error=DataError)
+        check_count(side, "image_size", least=1, most=MAX_SIDE, error=DataError)
     return height, width
 
 

@@ -24,7 +24,7 @@ from bullettrain.evaluation.fast_autoattack import FastEnsemble
 from bullettrain.evaluation.masking import masking_signs, too_short, unbounded
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Entry, Result, Store, class_shares, new_result, pack, worst_cases
-from bullettrain.evaluation.specs import PGD, Attack, AutoAttack, Clean, Corruptions, Defaults, as_dict
+from bullettrain.evaluation.specs import PGD, AttackSpec, AutoAttack, Clean, Corruptions, Defaults, as_dict
 from bullettrain.loading import LoadedModel
 from bullettrain.precision import Precision, arithmetic
 from bullettrain.run_folder import environment
@@ -38,7 +38,7 @@ CURVE_EPS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 class Plan:
     """What to evaluate, and how."""
 
-    attacks: Sequence[Attack]
+    attacks: Sequence[AttackSpec]
     precisions: Sequence[Precision] = ("float32",)
     batch_size: int = 500
     seed: int = 0
@@ -121,7 +121,7 @@ def conclude(entry: Entry, images: ImageSet) -> None:
 class _Job:
     """One attack on all images, or one point of a curve on some of them."""
 
-    attack: Attack
+    attack: AttackSpec
     role: Literal["attack", "curve"]
     images: ImageSet
     rows: Tensor
@@ -275,7 +275,7 @@ class AttackRunner:
         return new_result(attack, correct, details.examples, seconds, corruptions=known)
 
 
-def curve_points(at: Defaults, dimensions: int) -> list[Attack]:
+def curve_points(at: Defaults, dimensions: int) -> list[AttackSpec]:
     """Return clean accuracy, then PGD-20 over ε and PGD at ε over steps, sorted by ε, then by steps.
 
     Step sizes are those of `--attack pgd20` and the like, so that a stored result of the same name is reused.

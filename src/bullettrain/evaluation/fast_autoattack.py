@@ -17,14 +17,14 @@ from bullettrain.engine.cuda_graphs import CudaGraphRunner
 from bullettrain.engine.frozen_copy import FrozenCopy
 from bullettrain.evaluation.accuracy import EvaluatedModel, float32_logits, is_right
 from bullettrain.evaluation.autoattack import TARGETS, Ensemble, passes
-from bullettrain.evaluation.search import ATTACKS, Attack, MakeRunner, eager, margins
+from bullettrain.evaluation.search import ATTACKS, MakeRunner, Search, eager, margins
 from bullettrain.precision import arithmetic
 
 VERSION = "bf16 search 1"
 """Part of the keys of results: change it when results change."""
-DOUBT = 3.0
+DOUBTFUL_ERRORS = 3.0
 """Images whose float32 margin is below this multiple of the copy's error are attacked again in float32."""
-STEP = 16
+SIZE_MULTIPLE = 16
 """Buffers hold a multiple of this many images, so that batches of similar size share a CUDA graph."""
 
 
@@ -83,7 +83,7 @@ class FastEnsemble(Ensemble):
             closer = found & (margin < closest[rows])
             closest[rows] = torch.where(closer, margin, closest[rows])
             aim[rows] = torch.where(closer, target, aim[rows])
-        close = (alive & (closest < DOUBT * error)).nonzero()[:, 0]
+        close = (alive & (closest < DOUBTFUL_ERRORS * error)).nonzero()[:, 0]
         if len(close):
             with arithmetic("float32"), frozen(self.model):
                 x_adv, estimate = self.exact(name, x[close], y[close], aim[close], generator)
@@ -103,14 +103,14 @@ class _Searcher:
 
     def __init__(self, network: Callable[[Tensor], Tensor], eps: float, make_runner: MakeRunner) -> None:
         self.network, self.eps, self.make_runner = network, eps, make_runner
-        self.attack: Attack | None = None
+        self.attack: Search | None = None
 
     def __call__(self, name: str, x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        """Run the attack ``name`` on x (n, C, H, W); ``arguments`` are those of :class:`Attack` after ``x``."""
+        """Run the attack ``name`` on x (n, C, H, W); ``arguments`` are those of :class:`Search` after ``x``."""
         last, kind = self.attack, ATTACKS[name]
         if last is None or type(last) is not kind or not 0.8 * len(last.x) <= len(x) <= len(last.x):
             last = self.attack = None  # free its memory first
-            like = F.pad(x, (0,) * 7 + (-len(x) % STEP,))
+            like = F.pad(x, (0,) * 7 + (-len(x) % SIZE_MULTIPLE,))
             last = self.attack = kind(self.network, like, self.eps, self.make_runner)
         return last(x, *arguments)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from bullettrain.corruptions.table import AVERAGED
 from bullettrain.errors import raised_as
 from bullettrain.evaluation.accuracy import Survival
-from bullettrain.evaluation.specs import KINDS, Attack, as_dict, threat_in_words
+from bullettrain.evaluation.specs import KINDS, AttackSpec, as_dict, threat_in_words
 from bullettrain.lock import locked
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.schema import SchemaError, conform
@@ -29,7 +29,7 @@ Z95 = 1.959963984540054
 """97.5 % quantile of the standard normal distribution."""
 SAVE_SECONDS = 30.0
 """Seconds between two saves of a running attack."""
-MOST_UNFINISHED = 16
+MAX_UNFINISHED = 16
 """Maximum number of interrupted attacks that are stored; older ones are dropped."""
 
 
@@ -76,7 +76,7 @@ class Result:
         return threat_in_words(*self.threat) if self.threat else ""
 
 
-def new_result(attack: Attack, correct: float, examples: int, seconds: float, **details: Any) -> Result:
+def new_result(attack: AttackSpec, correct: float, examples: int, seconds: float, **details: Any) -> Result:
     """Return the result of an attack with ``correct`` of ``examples`` right; ``details`` are other fields."""
     identity = (attack.name, as_dict(attack), "attack", "float32", "")
     accuracy, interval = correct / examples, wilson(correct, examples)
@@ -265,7 +265,7 @@ class Store:
         """Store the state of a running attack. Saves the file, and returns True, if the last save is long ago."""
         alive, pending = pack(state.alive), pack(state.pending)
         self.unfinished[key] = Unfinished(alive, pending, state.batches, list(state.shares), round(seconds, 2))
-        for stale in list(self.unfinished)[:-MOST_UNFINISHED]:
+        for stale in list(self.unfinished)[:-MAX_UNFINISHED]:
             del self.unfinished[stale]
         if due := time.monotonic() - self._saved > SAVE_SECONDS:
             self.save()

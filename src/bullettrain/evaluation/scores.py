@@ -15,7 +15,7 @@ from bullettrain.extras import extra
 from bullettrain.mining import Category
 from bullettrain.oracle import OracleSeparation
 
-MOST_IMAGES, BATCH = 2000, 500
+MAX_IMAGES, BATCH = 2000, 500
 """Number of training images that are scored, and the batch size."""
 
 
@@ -28,8 +28,8 @@ def score_ranks(
         "rank": Spearman's ρ over all examples; "rank_correct": over correctly classified ones. A correlation that is
         not defined (e.g. without any robust example) is left out.
     """
-    if len(images) > MOST_IMAGES:
-        images = images.subset(sample(images.labels, MOST_IMAGES))
+    if len(images) > MAX_IMAGES:
+        images = images.subset(sample(images.labels, MAX_IMAGES))
     generator = torch.Generator(device).manual_seed(0)
     oracle = OracleSeparation(eps=method.eps, norm=method.norm, generator=generator)
     scores, categories = [], []

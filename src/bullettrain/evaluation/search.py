@@ -2,7 +2,7 @@
 
 They follow Croce and Hein (APGD and AutoAttack: arXiv 2003.01690; FAB: 1907.02044) and Andriushchenko et al. (Square:
 1912.00049) with the settings of AutoAttack's standard version, and draw the same random numbers as the package
-`pyautoattack`, in the same order. Buffers are static, so that :meth:`Attack.step` can be captured and replayed.
+`pyautoattack`, in the same order. Buffers are static, so that :meth:`Search.step` can be captured and replayed.
 
 Every attack returns, for each image, the candidate with the smallest margin (logit of the label minus the largest
 other logit). The caller decides in float32 whether it is misclassified.
@@ -40,7 +40,7 @@ def margins(logits: Tensor, y: Tensor) -> Tensor:
     return own[:, 0] - others.amax(dim=1)
 
 
-class Attack(ABC):
+class Search(ABC):
     """An attack on up to ``len(like)`` images at once.
 
     Args:
@@ -133,7 +133,7 @@ class Attack(ABC):
         return torch.minimum(torch.maximum(x, self.x - self.eps), self.x + self.eps).clamp(0, 1)
 
 
-class APGD(Attack):
+class UntargetedAPGD(Search):
     """Gradient ascent on cross-entropy with momentum. If it stalls: from the best point with half the step."""
 
     def allocate(self, like: Tensor) -> None:
@@ -207,7 +207,7 @@ def check_windows(iterations: int) -> list[int]:
     return windows
 
 
-class TargetedAPGD(APGD):
+class TargetedAPGD(UntargetedAPGD):
     """APGD on the targeted difference of logits ratio."""
 
     def loss(self, logits: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class TargetedAPGD(APGD):
         return self.target_lead(logits) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
 
 
-class FAB(Attack):
+class FAB(Search):
     """Steps onto the linearized boundary to a target class, with a pull to the image; keeps points in the ball."""
 
     evaluates_start = False
@@ -261,7 +261,7 @@ def onto_plane(x: Tensor, normal: Tensor, level: Tensor) -> Tensor:
     return -normal.sign() * torch.minimum(room, move)
 
 
-class Square(Attack):
+class Square(Search):
     """Random search without gradients: sets a square of the image to the edge of the ball if that lowers the margin."""
 
     iterations = 5000
@@ -313,7 +313,7 @@ def square_size(query: int, height: int, width: int, share: float = 0.8) -> int:
     return min(max(round(math.sqrt(share * height * width)), 1), height, width)
 
 
-ATTACKS: dict[str, type[Attack]] = {"apgd-ce": APGD, "apgd-t": TargetedAPGD, "fab-t": FAB, "square": Square}
+ATTACKS: dict[str, type[Search]] = {"apgd-ce": UntargetedAPGD, "apgd-t": TargetedAPGD, "fab-t": FAB, "square": Square}
 """The attacks of the standard version, by AutoAttack's names."""
 
 

@@ -17,7 +17,7 @@ from bullettrain.validation import check_number, instead
 
 PAPER_STEP = 0.003
 """Step size of the paper's PGD-20 at ε = 0.031."""
-MENU = (
+KNOWN_ATTACKS = (
     "clean, pgd20, pgd100x10, pgd1000x5 (any pgdSTEPSxRESTARTS), "
     "pgd:steps=…,restarts=…,step=…,loss=ce|kl|margin,norm=linf|l2,eps=8/255, "
     "autoattack, autoattack:norm=linf|l2,eps=…, apgd (the first two attacks of autoattack), corruptions"
@@ -27,7 +27,7 @@ NormName = Literal["linf", "l2"]
 
 
 @dataclass(frozen=True)
-class Attack:
+class AttackSpec:
     """Base class of attacks on images before they are classified."""
 
     @property
@@ -36,16 +36,16 @@ class Attack:
         return type(self).__name__.lower()
 
 
-class Clean(Attack):
+class Clean(AttackSpec):
     """No attack."""
 
 
-class Corruptions(Attack):
+class Corruptions(AttackSpec):
     """Common corruptions, from a folder."""
 
 
 @dataclass(frozen=True)
-class PGD(Attack):
+class PGD(AttackSpec):
     """Projected gradient ascent from uniform random starts; the worst restart counts for each image."""
 
     steps: int
@@ -63,7 +63,7 @@ class PGD(Attack):
 
 
 @dataclass(frozen=True)
-class AutoAttack(Attack):
+class AutoAttack(AttackSpec):
     """The standard version: APGD on cross-entropy, targeted APGD, targeted FAB, Square."""
 
     norm: NormName
@@ -74,7 +74,9 @@ class APGD(AutoAttack):
     """The first two attacks of AutoAttack, which break nearly as many images as all four."""
 
 
-KINDS: dict[str, type[Attack]] = {kind.__name__.lower(): kind for kind in (Clean, PGD, AutoAttack, APGD, Corruptions)}
+KINDS: dict[str, type[AttackSpec]] = {
+    kind.__name__.lower(): kind for kind in (Clean, PGD, AutoAttack, APGD, Corruptions)
+}
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def few_steps(steps: int, eps: float) -> float:
     return min(2.5 / max(steps, 1), 1.25) * eps
 
 
-def parse_attacks(texts: Sequence[str], defaults: Defaults | None = None) -> list[Attack]:
+def parse_attacks(texts: Sequence[str], defaults: Defaults | None = None) -> list[AttackSpec]:
     """Parse attacks, each once, in order. Commas separate several: `clean,pgd20,pgd:steps=50,restarts=2` is three."""
     words: list[str] = []
     for part in ",".join(texts).split(","):
@@ -125,7 +127,7 @@ def parse_attacks(texts: Sequence[str], defaults: Defaults | None = None) -> lis
     return list(dict.fromkeys(parse_attack(word, defaults or Defaults()) for word in words))
 
 
-def parse_attack(text: str, defaults: Defaults) -> Attack:
+def parse_attack(text: str, defaults: Defaults) -> AttackSpec:
     """Parse one attack. Case, hyphens and underscores in its name do not count: `PGD-20` is `pgd20`.
 
     Raises:
@@ -139,7 +141,7 @@ def parse_attack(text: str, defaults: Defaults) -> Attack:
     if kind is None or (colon and not hints):
         numbers = re.search(r"\d+(x\d+)?", name)
         known = [*KINDS, *([f"pgd{numbers[0]}"] if numbers else [])]
-        raise ConfigError(f"there is no attack {text!r}{instead(name, known, f'there are {MENU}')}")
+        raise ConfigError(f"there is no attack {text!r}{instead(name, known, f'there are {KNOWN_ATTACKS}')}")
     if colon and not rest:
         raise ConfigError(f"{where}write pgd:steps=20,eps=8/255, or {name} without a colon")
     words = {"steps": short[1], "restarts": short[2] or "1"} if short else {}
@@ -173,7 +175,7 @@ def check_ball(norm: str, eps: float, where: str) -> Ball:
         return Ball.of(norm, eps)
 
 
-def as_dict(attack: Attack) -> dict[str, Any]:
+def as_dict(attack: AttackSpec) -> dict[str, Any]:
     """Return the kind and all settings of the attack, for a record."""
     return {"attack": type(attack).__name__.lower(), **dataclasses.asdict(attack)}
 

@@ -17,7 +17,7 @@ from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_wor
 from bullettrain.reporting.plotting import COLOURS, DASHED, Curve, Plate, draw_lines, panels
 from bullettrain.reporting.tables import Grid, table
 
-MOST_CLASSES = 12
+MAX_CLASSES = 12
 """Maximum number of classes in a figure; the weakest are shown."""
 
 
@@ -148,7 +148,7 @@ def by_class(entry: Entry, attacks: Sequence[Result]) -> Plate | None:
         return None
     worst = min(attacked, key=lambda result: result.accuracy)
     known = {index: share for index, share in enumerate(worst.per_class) if share is not None}
-    shown = sorted(sorted(known, key=lambda index: known[index])[:MOST_CLASSES])
+    shown = sorted(sorted(known, key=lambda index: known[index])[:MAX_CLASSES])
     figure, (axes,) = panels()
     axes.grid(visible=False)
     for place, index in enumerate(shown):
@@ -162,7 +162,7 @@ def by_class(entry: Entry, attacks: Sequence[Result]) -> Plate | None:
     axes.set(xlim=(0, 1), ylim=(len(shown) - 0.5, -0.5))
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     under = f"{attack_name(worst.name)} ({worst.threat_name})"
-    cut = len(known) > MOST_CLASSES
-    which = f"The {MOST_CLASSES} weakest of {len(entry.classes)} classes" if cut else "Each class"
+    cut = len(known) > MAX_CLASSES
+    which = f"The {MAX_CLASSES} weakest of {len(entry.classes)} classes" if cut else "Each class"
     caption = f"{which}: green is under {under}, grey is clean; the numbers are both, in percent."
     return Plate("classes", "Accuracy by class", caption, figure)

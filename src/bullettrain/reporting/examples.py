@@ -14,7 +14,7 @@ from bullettrain.mining import Category
 from bullettrain.run_folder import Samples
 
 PER_CATEGORY = 8
-LARGEST = 64
+MAX_SHOWN_SIDE = 64
 """Maximum side in pixels; larger images are shrunk to keep the page small."""
 AMPLIFIED = (20, 10, 5, 2, 1)
 
@@ -56,8 +56,8 @@ def data_uri(image: NDArray[np.uint8]) -> str:
     with extra("a report"):
         from PIL import Image
     picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0) if len(image) == 3 else image[0]))
-    if max(picture.size) > LARGEST:
-        picture.thumbnail((LARGEST, LARGEST))
+    if max(picture.size) > MAX_SHOWN_SIDE:
+        picture.thumbnail((MAX_SHOWN_SIDE, MAX_SHOWN_SIDE))
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

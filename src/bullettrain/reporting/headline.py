@@ -120,8 +120,8 @@ def outcome(run: Run, comparison: Comparison | None) -> str:
     if (strong := strongest(run, weights)) is None:
         return text
     entry, result = strong
-    left = f"{fmt.percent(result.accuracy)}{_interval(result, ' ({})')} of {fmt.number(result.examples, 0)} test images"
-    return f"{text} {run.attack_name(result.name)} leaves {left} ({entry.weights} weights)."
+    left = f"{fmt.percent(result.accuracy)} of {fmt.number(result.examples, 0)} test images"
+    return f"{text} {run.attack_name(result.name)} leaves {left} ({entry.weights} weights{_interval(result, '; {}')})."
 
 
 def _compared(run: Run, comparison: Comparison) -> str:

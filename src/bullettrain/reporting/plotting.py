@@ -27,7 +27,7 @@ COLOURS = {
 """Colours by the name of the CSS variable in the page; ``*-ink`` are dark enough for text."""
 WIDTH, HEIGHT = 352.0, 226.0
 """Size of a figure in points: about the width of a phone, so that text stays readable there."""
-POINTS = 250
+MAX_CURVE_POINTS = 250
 """Maximum points of a curve, to keep the page small."""
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.spines.left"), False),
@@ -207,9 +207,9 @@ def last(values: Floats) -> float:
 
 
 def thin(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Reduce a curve to at most POINTS points by averaging neighbours, ignoring NaN."""
-    if len(x) <= POINTS:
+    """Reduce a curve to at most MAX_CURVE_POINTS points by averaging neighbours, ignoring NaN."""
+    if len(x) <= MAX_CURVE_POINTS:
         return x, y
-    parts = np.array_split(np.ma.masked_invalid([x, y]), POINTS, axis=1)
+    parts = np.array_split(np.ma.masked_invalid([x, y]), MAX_CURVE_POINTS, axis=1)
     means = np.array([part.mean(axis=1).filled(np.nan) for part in parts])
     return means[:, 0], means[:, 1]

@@ -9,7 +9,7 @@ from functools import partial
 
 from bullettrain.formatting import (
     DASH,
-    MOMENT,
+    MIN_CAPTURE_SECONDS,
     duration,
     error_in_words,
     number,
@@ -22,7 +22,7 @@ from bullettrain.formatting import (
 from bullettrain.reporting.run import Comparison, Run
 from bullettrain.run_folder import SHARES
 
-MOST_EPOCHS = 400
+MAX_EPOCHS = 400
 """Maximum number of rows in the table of epochs."""
 
 
@@ -64,7 +64,7 @@ def compared(comparison: Comparison) -> Grid:
     lines.append(["Passes an example", *(number(row["work"], 1) for row in both), times(speedup["work"])])
     lines.append(["Training time", *(duration(row["seconds"]) for row in both), times(speedup["wall_clock"])])
     captures = [row.get("capture_seconds", 0.0) for row in both]
-    if sum(captures) > MOMENT:
+    if sum(captures) > MIN_CAPTURE_SECONDS:
         lines.append(["Compiling and capturing", *map(duration, captures), DASH])
     note = f" Test accuracy of the {comparison.weights} weights." if comparison.weights else ""
     note += f" {error_in_words(comparison.paired)}." if comparison.errors else ""
@@ -90,7 +90,7 @@ def epochs(run: Run) -> Grid:
         "Passes": ("work", tenth),
     }
     count = len(run.epochs["epoch"])
-    first = max(0, count - MOST_EPOCHS)
+    first = max(0, count - MAX_EPOCHS)
     rows = [[show(float(run.epochs[name][i])) for name, show in columns.values()] for i in range(first, count)]
     return table(list(columns), rows, f"The first {first} are in metrics.jsonl." if first else "")
 

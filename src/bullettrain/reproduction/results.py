@@ -11,7 +11,7 @@ from typing import Any
 from bullettrain.config.sections import SPEED
 from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation.comparison import Measured
-from bullettrain.formatting import CHANCE
+from bullettrain.formatting import CHANCE_ERRORS
 from bullettrain.formatting import attack_name as attack_title
 from bullettrain.reproduction.records import Record, run_name
 from bullettrain.reproduction.rows import Row
@@ -20,11 +20,11 @@ from bullettrain.reproduction.studies import LARGE, RATIOS, SHARES, Check, Study
 from bullettrain.reproduction.tasks import attack_name
 
 CORRELATIONS = ("rank", "rank_correct")
-ALLOWED = {**dict.fromkeys(SHARES, 1.0), **dict.fromkeys(CORRELATIONS, 0.02)}
+TOLERANCES = {**dict.fromkeys(SHARES, 1.0), **dict.fromkeys(CORRELATIONS, 0.02)}
 """By how much a figure may miss the paper's claim and still meet it, by metric; 0.5 for accuracies, 5 % for
 speed-ups. Captured steps round sizes up."""
 NOT_RUN = "not run yet"
-BLIND = 1.0
+MAX_ERROR = 1.0
 """Standard error in points above which a figure cannot support claims about a point or two."""
 
 
@@ -38,7 +38,7 @@ class Verdict(Enum):
     OPEN = "not measured yet"
 
 
-CERTAIN = {"≥": Verdict.HOLDS, "≤": Verdict.FAILS}
+FINAL_VERDICTS = {"≥": Verdict.HOLDS, "≤": Verdict.FAILS}
 """The verdicts on the best of several rows that further rows cannot change."""
 
 
@@ -122,12 +122,12 @@ class Results:
         best = max(values, key=lambda value: value.mean)
         gap = best.above(other)
         relations = {"≥": check.offset - gap.value, "≤": gap.value - check.offset, "≈": abs(gap.value) - check.offset}
-        missing, noise = relations[check.relation], CHANCE * gap.error
+        missing, noise = relations[check.relation], CHANCE_ERRORS * gap.error
         verdict = Verdict.CHANCE if missing <= noise else Verdict.FAILS
         # With a large error, too few images support a claim that holds by less than the noise.
-        if missing <= (_allowance(check) if gap.error <= BLIND else min(_allowance(check), -noise)):
+        if missing <= (_allowance(check) if gap.error <= MAX_ERROR else min(_allowance(check), -noise)):
             verdict = Verdict.HOLDS
-        if len(values) < len(check.rows) and verdict is not CERTAIN.get(check.relation):
+        if len(values) < len(check.rows) and verdict is not FINAL_VERDICTS.get(check.relation):
             return CheckResult(check, None, Verdict.OPEN)
         error, near = gap.error if best.figures else None, verdict is Verdict.HOLDS and missing > 0
         return CheckResult(check, gap.value, verdict, error, gap.paired, near)
@@ -206,7 +206,7 @@ def worst(verdicts: Iterable[Verdict | None]) -> Verdict | None:
 
 def _allowance(check: Check) -> float:
     """Return by how much a figure may miss a claim; at most what is claimed, so that a loss is never called a gain."""
-    allowed = 0.05 * abs(check.offset) if check.metric in RATIOS else ALLOWED.get(check.metric, 0.5)
+    allowed = 0.05 * abs(check.offset) if check.metric in RATIOS else TOLERANCES.get(check.metric, 0.5)
     return 0.0 if check.relation == "≈" else min(allowed, abs(check.offset))
 
 

@@ -41,7 +41,7 @@ from bullettrain.training.setup import load_data
 from bullettrain.training.timing import Timed
 from bullettrain.training.trainer import Trainer
 
-STEPS, REPEATS = 40, 5
+TIMED_STEPS, TIMINGS = 40, 5
 """Batches in each timing, and number of timings."""
 logger = logging.getLogger(__name__)
 
@@ -222,9 +222,9 @@ def _time(record: Record, data_dir: Path | None, device: str | None) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, RunFolder(Path(folder)), place, data)
         outlier, boundary, robust = (record.shares[name] for name in SHARES)
-        timed = Timed(trainer, (outlier, boundary, robust) if record.mined else None, STEPS)
-        for _ in range(REPEATS):
+        timed = Timed(trainer, (outlier, boundary, robust) if record.mined else None, TIMED_STEPS)
+        for _ in range(TIMINGS):
             timed.time()
     times = {key: getattr(timed, key) for key in ("epoch_seconds", "step_ms", "spread_ms")}
     about = {"notes": trainer.recorder.notes, "environment": environment(place.device)}
-    return {**times, "steps": STEPS, "repeats": REPEATS, **about}
+    return {**times, "steps": TIMED_STEPS, "repeats": TIMINGS, **about}

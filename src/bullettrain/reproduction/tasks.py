@@ -14,7 +14,7 @@ from bullettrain.reproduction.studies import RANKS
 from bullettrain.run_folder import RunError, RunFolder
 
 RECORDS, RUNS = "records", "runs"
-SAME = " = "
+ROW_SEPARATOR = " = "
 """Separates the names of rows that share a run."""
 DONE, ON_RECORD = "done", "on record"
 
@@ -130,6 +130,6 @@ def merged(tasks: list[Task]) -> list[Task]:
         first = unique.setdefault(task.name, task)
         attacks = tuple(dict.fromkeys((*first.attacks, *task.attacks)))
         images = max(first.images, task.images) if first.images and task.images else 0  # 0: all
-        label = SAME.join(dict.fromkeys([*first.label.split(SAME), task.label]))
+        label = ROW_SEPARATOR.join(dict.fromkeys([*first.label.split(ROW_SEPARATOR), task.label]))
         unique[task.name] = dataclasses.replace(first, attacks=attacks, images=images, label=label)
     return list(unique.values())

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """Outcome of a run."""
 
     folder: Path
@@ -73,7 +73,7 @@ def train(
     resume: bool = False,
     keep_going: bool = False,
     console: Console | None = None,
-) -> Result:
+) -> RunResult:
     """Train in the folder ``out``.
 
     Args:
@@ -179,7 +179,7 @@ def resume_command(config: Config, out: Path, data_dir: Path | None = None, opti
     return shlex.join([*words, *options, "--out", str(out), "--resume"])
 
 
-def read_result(folder: RunFolder, reason: str | None = None) -> Result:
+def read_result(folder: RunFolder, reason: str | None = None) -> RunResult:
     """Return the result of a run from its records."""
     evaluations: dict[str, dict[str, dict[str, Any]]] = {}
     records = folder.records()
@@ -187,7 +187,7 @@ def read_result(folder: RunFolder, reason: str | None = None) -> Result:
         if record.get("kind") == "evaluation":
             evaluations.setdefault(record["weights"], {})[record["attack"]] = record
     end: dict[str, Any] = next((record for record in reversed(records) if record.get("kind") == "end"), {})
-    return Result(folder.path, reason or end.get("reason", "unfinished"), evaluations, end)
+    return RunResult(folder.path, reason or end.get("reason", "unfinished"), evaluations, end)
 
 
 def compare(
@@ -199,7 +199,7 @@ def compare(
     resume: bool = False,
     keep_going: bool = False,
     console: Console | None = None,
-) -> tuple[Result, Result]:
+) -> tuple[RunResult, RunResult]:
     """Train without and with BulletTrain, in ``out``/baseline and ``out``/bullettrain; arguments as for `train`."""
     existing = [folder for name in ("baseline", "bullettrain") if (folder := RunFolder(out / name)).exists]
     if existing and not resume:
@@ -217,7 +217,7 @@ def compare(
     return baseline, mined
 
 
-def comparison(baseline: Result, mined: Result) -> dict[str, Any]:
+def comparison(baseline: RunResult, mined: RunResult) -> dict[str, Any]:
     """Return both rows, the three speed-ups and, by attack, the standard error of the difference in accuracy."""
     keys = ("seconds", "capture_seconds", *SHARES, "work")
     rows = [
