@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SECONDS, GROWTH = 5, 1 << 30
+SECONDS, GROWTH = 30, 1 << 30
 """What one input may take: seconds, and bytes of memory beyond what the process has."""
 TOKENS = (
     *(b"\x00", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\x00\x00\x00", b"\xff" * 8, b"\n", b"\xed\xa0\x80"),
