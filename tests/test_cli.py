@@ -134,7 +134,7 @@ def test_train_from_nothing_to_a_report(tmp_path, monkeypatch, invoke):
         True
     ] * 2
     assert re.search(r"last +\d+\.\d % +\d+\.\d %", done.stdout)
-    counted = r"[\d.]+× fewer passes than TRADES with 10 steps for all \(theoretical [\d.]+×\); counted, not timed"
+    counted = r"[\d.]+ % of the passes of TRADES with 10 steps for all \(theoretical speed-up [\d.]+×\); counted, not"
     assert re.search(counted, done.stdout)
     assert (tmp_path / "runs/digits/report.html").stat().st_size > 10_000
     # Again: the finished run is left alone.

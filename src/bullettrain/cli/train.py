@@ -202,8 +202,8 @@ def print_result(console: Console, result: RunResult) -> None:
         method, theoretical = RunFolder(result.folder).config().method, formatting.times(end["theoretical_speedup"])
         steps = f"{method.boundary} {formatting.plural('step', method.boundary)}"
         full = f"{objective_title(method.objective)} with {steps} for all"
-        fewer = f"{end['work_speedup']:.2f}× fewer passes than {full} (theoretical {theoretical})"
-        lines.append(f"{fewer}; counted, not timed: --compare times both")
+        part = f"{percent(1 / end['work_speedup'])} of the passes of {full} (theoretical speed-up {theoretical})"
+        lines.append(f"{part}; counted, not timed: --compare times both")
     console.print(f"{result.folder}", style="bold", soft_wrap=True)
     show_table(console, ["weights", *map(attack_name, attacks)], rows)
     say(console, "\n".join(lines))
