@@ -1,10 +1,10 @@
-"""Write docs/reproduction.md, its pictures and a table of docs/accuracy.md from the runs that are on record.
+"""Write the pages of the reproduction, their pictures and a table of docs/accuracy.md from the runs that are on record.
 
 They are in results/reproduce; those of scales medium and paper are of the paper's own network.
 
 python benchmarks/reproduction_page.py [--check]
 
-What people wrote about a study stands on the page below its claims, between the marks of its remarks, and is kept.
+What people wrote about a study stands on its page below the claims, between the marks of its remarks, and is kept.
 """
 
 import argparse
@@ -21,8 +21,9 @@ from bullettrain.reproduction.results import NOT_RUN, Results, Verdict
 from bullettrain.reproduction.studies import LARGE, Check
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, RECORDS = ROOT / "docs" / "reproduction.md", ROOT / "results" / "reproduce"
-ACCURACY = ROOT / "docs" / "accuracy.md"
+DOCS, RECORDS = ROOT / "docs", ROOT / "results" / "reproduce"
+PAGES = {"reproduction_short.md": ("short",), "reproduction_large.md": ("medium", "paper")}
+"""The pages with the tables of each scale. reproduction.md has the claims side by side."""
 CHOICE = {"plane": ("bt-nr0",), "table-fast": ()}
 """Studies whose rows that table shows, without these: TRADES is what they are set beside."""
 SHOWN = ("short", "medium", "paper")
@@ -61,21 +62,20 @@ def told(results: Results, checks: list[Check]) -> str:
     return f"{tables.MARKS[verdict]} {verdict.value}{near}: {'; '.join(said)}"
 
 
-def written(scale: str, *, pictures: bool) -> str:
-    """Everything that is on record of one scale, as Markdown; with ``pictures`` they are drawn anew."""
-    folder, page = RECORDS / scale, PAGE.read_text(encoding="utf-8")
-    records = on_record(scale)
-    large = scale != "short"
+def written(scale: str, page: str, *, pictures: bool) -> str:
+    """Everything that is on record of one scale, as Markdown; with ``pictures`` they are drawn anew.
+
+    ``page`` is the page as it is, with the remarks of people.
+    """
+    folder, records, large = RECORDS / scale, on_record(scale), scale != "short"
     found = [Results(study, SCALES[scale], records) for study in STUDIES.values() if (study.name == LARGE) == large]
-    lines = [f"## Scale `{scale}`", "", f"{SCALES[scale].about}."]
+    lines = [f"## Scale `{scale}`", "", f"{SCALES[scale].about}."] if large else [f"{SCALES[scale].about}."]
     for results in found:
-        lines += ["", f"### {results.study.title} (`{results.study.name}`)", ""] if not large else [""]
-        run = {name: runs for name, runs in results.runs.items() if runs}
-        if not run and not large:
-            lines += ["Not measured yet.", *remarks(page, f"{scale} {results.study.name}")]
+        lines += ["", f"## {results.study.title} (`{results.study.name}`)", ""] if not large else [""]
+        if not any(results.runs.values()):
+            lines += ["Not measured yet." + (f" In order: {tables.unrun(results)}." if large else "")]
+            lines += remarks(page, f"{scale} {results.study.name}")
             continue
-        if len(results.rows) > 2 * len(run) and len(results.rows) > 10:
-            lines += [f"{len(run)} of {len(results.rows)} rows have been run.", ""]
         shown = drawn(results, folder, pictures=pictures)
         addresses = [(f"../results/reproduce/{scale}/{name}.png", caption) for name, caption in shown]
         lines += [
@@ -91,7 +91,7 @@ REMARKS = "<!-- remarks: {about} -->"
 def remarks(page: str, about: str) -> list[str]:
     """The lines of ``page`` that people wrote ``about`` a study, with the marks around them, if there are any."""
     found = re.findall(rf"{REMARKS.format(about=about)}\n(?:(?!<!-- remarks:).)*?<!-- /remarks -->", page, re.DOTALL)
-    return ["", "#### Remarks", "", *"\n".join(found).splitlines()] if found else []
+    return ["", "### Remarks", "", *"\n".join(found).splitlines()] if found else []
 
 
 def drawn(results: Results, folder: Path, *, pictures: bool) -> list[tuple[str, str]]:
@@ -150,21 +150,23 @@ def renewed(file: Path, name: str, body: str) -> tuple[str, str]:
 
 def main() -> None:
     """Rewrite the pages, or check that they are up to date."""
-    parser = argparse.ArgumentParser(description="Write docs/reproduction.md and a table of docs/accuracy.md")
-    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    parser = argparse.ArgumentParser(description="Write the pages of the reproduction and a table of docs/accuracy.md")
+    parser.add_argument("--check", action="store_true", help="only say whether they are up to date")
     check = parser.parse_args().check
-    body = "\n\n".join(["\n".join(side_by_side()), *(written(scale, pictures=not check) for scale in SHOWN)])
-    marks = REMARKS.format(about="(.*?)")
-    if lost := Counter(re.findall(marks, PAGE.read_text(encoding="utf-8"))) - Counter(re.findall(marks, body)):
-        sys.exit(f"{PAGE.name}: remarks on {', '.join(lost)} would be lost; is that a study, and is their end marked?")
-    for file, name, content in ((PAGE, "reproduction", body), (ACCURACY, "methods", methods())):
-        old, new = renewed(file, name, content)
+    contents = {"reproduction.md": ("reproduction", "\n".join(side_by_side())), "accuracy.md": ("methods", methods())}
+    for name, scales in PAGES.items():
+        page = (DOCS / name).read_text(encoding="utf-8")
+        body = "\n\n".join(written(scale, page, pictures=not check) for scale in scales)
+        marks = REMARKS.format(about="(.*?)")
+        if lost := Counter(re.findall(marks, page)) - Counter(re.findall(marks, body)):
+            sys.exit(f"{name}: remarks on {', '.join(lost)} would be lost; is that a study, and is their end marked?")
+        contents[name] = "reproduction", body
+    for name, (mark, body) in contents.items():
+        old, new = renewed(DOCS / name, mark, body)
         if not check:
-            file.write_text(new, encoding="utf-8")
+            (DOCS / name).write_text(new, encoding="utf-8")
         elif old != new:
-            sys.exit(
-                f"{file.name} is not what results/reproduce says; run benchmarks/reproduction_page.py without --check"
-            )
+            sys.exit(f"{name} is not what results/reproduce says; run benchmarks/reproduction_page.py without --check")
 
 
 if __name__ == "__main__":

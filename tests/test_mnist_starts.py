@@ -1,4 +1,4 @@
-"""What docs/reproduction.md says of the three starts of the MNIST study is what was recorded."""
+"""What docs/reproduction_short.md says of the three starts of the MNIST study is what was recorded."""
 
 import json
 from pathlib import Path
@@ -49,13 +49,13 @@ def clean_start():
 )
 def test_the_page_has_the_figures_of_each_start(start, judged, found):
     cells = [f"{found[row][0]:.1f}" if row in found else "not run" for row in ROWS]
-    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reproduction_short.md").read_text(encoding="utf-8")
     assert f"| {start} | {' | '.join(cells)} | {judged} |" in page
     assert all(f"{images:,.0f} images" in judged for _, images in found.values())
 
 
 def test_the_page_says_how_far_rows_are_from_seven_steps_for_all():
-    page = " ".join((ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "reproduction_short.md").read_text(encoding="utf-8").split())
     five, ten = (
         results_of("fig-oracle-stop", scale, folder) for scale, folder in (("short", "short"), ("paper", "mnist-stop"))
     )
@@ -73,7 +73,7 @@ def test_the_page_says_how_far_rows_are_from_seven_steps_for_all():
 
 
 def test_the_page_says_when_robust_examples_appear_without_steps_at_the_boundary():
-    page = " ".join((ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "reproduction_short.md").read_text(encoding="utf-8").split())
     (run,) = results_of("fig-oracle-stop", "paper", "mnist-stop").runs["b0-o7-r7"]
     course = run.course()
     first = course["robust"][course["epoch"] <= 5].max()

@@ -220,7 +220,7 @@ def test_a_stop_leaves_a_table_and_the_command_to_go_on(tmp_path, monkeypatch):
     text = invoke("table-mart", "--out", tmp_path, fails=128 + signal.SIGTERM)
     assert len(done) == 1  # the others are not begun
     assert "resume with" in text
-    assert "not run yet" in (tmp_path / "table-mart.md").read_text()
+    assert "Not run yet: MART; " in (tmp_path / "table-mart.md").read_text()
 
 
 def test_a_second_ctrl_c_says_how_to_go_on_too(tmp_path, monkeypatch):

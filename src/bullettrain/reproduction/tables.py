@@ -180,14 +180,20 @@ def markdown(results: Results, figures: Sequence[tuple[str, str]]) -> str:
 
 
 def table(results: Results) -> list[str]:
-    """Return the lines of the table as Markdown."""
+    """Return the lines of the table as Markdown. Rows that have not been run are named below it."""
     shown = list(columns(results))
     heads = ["row", *(column.heading for column in shown), ""]
     lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(['---', *['---:'] * len(shown), '---'])}|"]
     for row in results.rows.values():
-        figures = " | ".join(cell(results, row, column).marked for column in shown)
-        lines.append(f"| {row.title} | {figures} | {results.status(row)} |")
-    return lines
+        if results.runs[row.name]:
+            figures = " | ".join(cell(results, row, column).marked for column in shown)
+            lines.append(f"| {row.title} | {figures} | {results.status(row)} |")
+    return [*lines, "", f"Not run yet: {names}."] if (names := unrun(results)) else lines
+
+
+def unrun(results: Results) -> str:
+    """Return the titles of the rows that have not been run."""
+    return "; ".join(row.title for row in results.rows.values() if not results.runs[row.name])
 
 
 def below(results: Results, figures: Sequence[tuple[str, str]], remarks: Sequence[str] = ()) -> list[str]:
