@@ -22,6 +22,7 @@ from row_names import CHOSEN_BY as CONTROLS
 from row_names import options_of
 from torch import Tensor
 
+from bullettrain.evaluation.comparison import joint_error
 from bullettrain.evaluation.results import Store, unpack
 from bullettrain.reporting.plotting import COLOURS, printed
 from bullettrain.run_folder import RunFolder
@@ -98,8 +99,8 @@ def compared(found: dict[str, Result], one: str, other: str, attack: str) -> tup
     differences = sides[0].mean(dim=0) - sides[1].mean(dim=0)
     runs = sum(1 / len(side) for side in sides)
     of_accuracy, of_image = spread(attack)
-    by_image = max(0.0, float(differences.var()) - of_image * runs) / len(differences)
-    return float(differences.mean()), math.sqrt(of_accuracy * runs + by_image)
+    by_image = (float(differences.var()) - of_image * runs) / len(differences)
+    return float(differences.mean()), joint_error(of_accuracy * runs, by_image)
 
 
 def rounded(value: float, sign: str = "") -> str:
