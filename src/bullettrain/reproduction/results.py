@@ -124,8 +124,10 @@ class Results:
         relations = {"≥": check.offset - gap.value, "≤": gap.value - check.offset, "≈": abs(gap.value) - check.offset}
         missing, noise = relations[check.relation], CHANCE_ERRORS * gap.error
         verdict = Verdict.CHANCE if missing <= noise else Verdict.FAILS
-        # With a large error, too few images support a claim that holds by less than the noise.
-        if missing <= (_allowance(check) if gap.error <= MAX_ERROR else min(_allowance(check), -noise)):
+        # What is missing of a claim has to be within the noise, too. With a large error, too few images support a claim
+        # that holds by less than the noise.
+        allowed = min(_allowance(check), noise) if gap.error else _allowance(check)
+        if missing <= (allowed if gap.error <= MAX_ERROR else min(allowed, -noise)):
             verdict = Verdict.HOLDS
         if len(values) < len(check.rows) and verdict is not FINAL_VERDICTS.get(check.relation):
             return CheckResult(check, None, Verdict.OPEN)
