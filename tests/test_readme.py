@@ -105,8 +105,8 @@ def test_the_example_runs():
 
 
 def test_the_table_of_both_engines_is_what_was_recorded():
-    """docs/speed.md: the present engine beside the one before it."""
-    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    """docs/engine_notes.md: the present engine beside the one before it."""
+    page = (ROOT / "docs" / "engine_notes.md").read_text(encoding="utf-8")
     lines = page.split("<!-- one engine -->\n")[1].split("<!-- /one engine -->")[0].splitlines()[2:]
     files = sorted((ROOT / "results" / "bench" / "one-engine").glob("*-d202aa7.json"))
     assert len(files) == len(lines)
