@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import reprlib
 import types
 import typing
@@ -12,6 +13,8 @@ from typing import Any, Literal
 from bullettrain.validation import instead
 
 MAX_NUMBER = 1e300
+hints = functools.cache(typing.get_type_hints)
+"""Returns the types of a dataclass's fields, by name."""
 UNIONS = (types.UnionType, typing.Union)
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
 
@@ -53,7 +56,7 @@ def conform(value: Any, kind: Any, where: str = "", *, text: Callable[[str, Any,
 
 
 def _fields(value: Mapping[Any, Any], kind: Any, where: str, text: Callable[[str, Any, str], Any] | None) -> Any:
-    hints = typing.get_type_hints(kind)
+    kinds = hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in value:
         if key not in fields:
@@ -61,7 +64,7 @@ def _fields(value: Mapping[Any, Any], kind: Any, where: str, text: Callable[[str
     for name, field in fields.items():
         if name not in value and field.default is field.default_factory is dataclasses.MISSING:
             raise SchemaError(f"{_join(where, name)} is missing")
-    return kind(**{key: conform(item, hints[key], _join(where, key), text=text) for key, item in value.items()})
+    return kind(**{key: conform(item, kinds[key], _join(where, key), text=text) for key, item in value.items()})
 
 
 def _is(value: Any, kind: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from typing import Any
 
 from bullettrain.brief import meanings
@@ -11,7 +10,7 @@ from bullettrain.config.sections import Config
 from bullettrain.config.sections import sections as sections
 from bullettrain.config.settings import as_setting
 from bullettrain.extras import extra
-from bullettrain.schema import type_name
+from bullettrain.schema import hints, type_name
 
 
 def as_yaml(config: Config) -> str:
@@ -42,11 +41,11 @@ def page() -> str:
         "needs no section: `--set epochs=10 --set eps=8/255`. The defaults hold for YAML files; recipes set their own.",
     ]
     for name, kind in sections().items():
-        texts, hints = meanings(kind), typing.get_type_hints(kind)
+        texts, kinds = meanings(kind), hints(kind)
         rows = ["| setting | values | default | meaning |", "|---|---|---|---|"]
         for field in dataclasses.fields(kind):
             shown = f"`{as_setting(field.default)}`" if field.default != () else "none"
-            values = type_name(hints[field.name], _limits(field))
+            values = type_name(kinds[field.name], _limits(field))
             rows.append(f"| `{field.name}` | {values} | {shown} | {texts[field.name]} |")
         lines += [f"## {name}", (kind.__doc__ or "").strip(), "\n".join(rows)]
     return "\n\n".join(lines) + "\n"

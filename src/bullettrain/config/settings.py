@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from bullettrain.config.format1 import RENAMED
 from bullettrain.errors import UserError, raised_as
-from bullettrain.schema import UNIONS
+from bullettrain.schema import UNIONS, hints
 from bullettrain.validation import check_known, instead, limits
 
 TINY = 1e-30
@@ -37,20 +37,20 @@ def limits_of(section: type, setting: str) -> dict[str, Any]:
 
 def find(path: str, sections: Mapping[str, type]) -> tuple[str, str, Any]:
     """Return section, key and type of a setting. ``path`` needs no section if only one section has the key."""
-    hints = {name: typing.get_type_hints(kind) for name, kind in sections.items()}
+    kinds = {name: hints(kind) for name, kind in sections.items()}
     section, dot, key = path.rpartition(".")
     if dot:
-        check_known(section, hints, "there is no section", error=ConfigError)
-    if path in hints:
-        raise ConfigError(f"{path!r} is a section; name a setting of it, e.g. {path}.{next(iter(hints[path]))}")
-    homes = [home for home, keys in hints.items() if key in keys and section in ("", home)]
+        check_known(section, kinds, "there is no section", error=ConfigError)
+    if path in kinds:
+        raise ConfigError(f"{path!r} is a section; name a setting of it, e.g. {path}.{next(iter(kinds[path]))}")
+    homes = [home for home, keys in kinds.items() if key in keys and section in ("", home)]
     if len(homes) > 1:
         raise ConfigError(f"{path!r} could be {' or '.join(f'{home}.{path}' for home in homes)}; say which")
     if homes:
-        return homes[0], key, hints[homes[0]][key]
+        return homes[0], key, kinds[homes[0]][key]
     if now := [new for old, new in RENAMED.items() if path in (old, old.partition(".")[2])]:
         raise ConfigError(f"{path!r} is called {now[0].partition('.')[2]} now")
-    guess = instead(key, itertools.chain(*hints.values()), "`bullettrain train --show` lists them")
+    guess = instead(key, itertools.chain(*kinds.values()), "`bullettrain train --show` lists them")
     raise ConfigError(f"there is no setting {path!r}{guess}")
 
 
