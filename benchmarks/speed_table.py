@@ -55,9 +55,14 @@ def line(result: dict[str, Any], engine: str, baseline: dict[str, Any], mined: d
         f"{mined['wall_clock_speedup']:.2f}×",
         f"{mined['work_speedup']:.2f}×",
         f"{mined['wall_clock_speedup'] / mined['work_speedup']:.2f}",
-        f"[{device(result['environment'])}, {ENGINES[engine]}](../results/bench/{name})",
+        f"[{device(result['environment'])}, {ENGINES[engine]}](../results/bench/{name}), {commit(result)}",
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def commit(result: dict[str, Any]) -> str:
+    """Of the engine that was timed."""
+    return str(result["environment"]["commit"])[:7]
 
 
 def device(environment: dict[str, Any]) -> str:

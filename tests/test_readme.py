@@ -59,7 +59,7 @@ def test_runs_that_differ_in_the_seed_are_one_result(plane, tmp_path):
         for seed, accuracy in ((0, 48), (1, 49), (2, 50))
     ]  # fmt: skip
     other = run(method="A", eps=0.031, weights="averaged", seed=0, clean=90, autoattack=60, autoattack_images=1000)
-    sweep = run(method="B", eps=0.031, weights="last", seed=0, clean=80, pgd20=50, apgd=47, apgd_images=1000)
+    sweep = run(method="B", eps=0.031, weights="last", seed=0, clean=80, pgd20=39.55, apgd=47, apgd_images=1000)
     file = tmp_path / "plane.csv"
     file.write_text("\n".join([",".join(plane.COLUMNS), other, *three, sweep]) + "\n")
     results = plane.read(file)
@@ -71,7 +71,7 @@ def test_runs_that_differ_in_the_seed_are_one_result(plane, tmp_path):
     every = plane.long_table(results)
     assert "| A | 8/255 |" in every
     assert "| A | 0.031 |" in every
-    assert "| 47.0 | – | 1 seed, 1,000 images, last weights |" in every
+    assert "| 39.6 | 47.0 | – | 1 seed, 1,000 images, last weights |" in every
     with pytest.raises(SystemExit, match="no method 'B' with three seeds"):
         plane.table(results, ["B"])
 
@@ -110,6 +110,7 @@ def test_the_table_of_both_engines_is_what_was_recorded():
     lines = page.split("<!-- one engine -->\n")[1].split("<!-- /one engine -->")[0].splitlines()[2:]
     files = sorted((ROOT / "results" / "bench" / "one-engine").glob("*-d202aa7.json"))
     assert len(files) == len(lines)
+    widest = [0.0, 0.0]
     for file, line in zip(files, lines, strict=True):
         both = [file, file.with_name(file.name.replace("d202aa7", "f70dca3"))]
         now, before = ({row["method"]: row for row in json.loads(f.read_text(encoding="utf-8"))["rows"]} for f in both)
@@ -119,3 +120,29 @@ def test_the_table_of_both_engines_is_what_was_recorded():
         memory = f"{mined['memory_gib']:.1f} / {before['bullettrain']['memory_gib']:.1f}"
         assert line.endswith(f"| {cells[0]} | {cells[1]} | {parts} | {memory} |")
         assert all(abs(now[m]["step_ms"] / before[m]["step_ms"] - 1) < 0.02 for m in now)
+        spreads = ([row["spread_ms"] / row["step_ms"] for row in rows.values()] for rows in (now, before))
+        widest = [max(pair) for pair in zip(widest, map(max, spreads), strict=True)]
+    for text in (f"present engine differ by up to {100 * widest[0]:.0f} %", f"by up to {100 * widest[1]:.0f} %."):
+        assert text in " ".join(page.split())
+
+
+def test_speed_ups_in_the_text_are_those_of_the_present_engine():
+    pages = {
+        name: " ".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8").split())
+        for name in ("speed", "methods")
+    }
+    gains = {}
+    for name in ("preact-resnet-18-k1", "preact-resnet-18-k8", "wrn-34-10-k4"):
+        file = ROOT / "results" / "bench" / "one-engine" / f"{name}-d202aa7.json"
+        (row,) = (r for r in json.loads(file.read_text(encoding="utf-8"))["rows"] if r["method"] == "bullettrain")
+        gains[name] = row["wall_clock_speedup"], row["work_speedup"]
+    (one, work), (eight, most), (large, saved) = gains.values()
+    assert f"{one:.1f} times faster than the plain method one mini-batch at a time" in pages["speed"]
+    assert f"{eight:.1f} in groups of eight" in pages["speed"]
+    assert f"{large:.2f} times faster, for {saved:.2f} times less work" in pages["speed"]
+    assert f"stays at {one / work:.2f} (k = 1) to {eight / most:.2f} (k = 8)" in pages["speed"]
+    words = (
+        f"{one:.1f} times faster at k = 1 on PreActResNet-18, {eight:.1f} in groups of eight, {large:.2f} on WRN-34-10"
+    )
+    assert words in pages["methods"]
+    assert f"mini-batches are {large:.2f} times faster" in README
