@@ -173,6 +173,7 @@ def said(result: Result, figure: str, digits: int = 1) -> str:
     mean, error = result.mean(figure), result.error(figure)
     if mean is None:
         return "–"
+    mean += 1e-9  # halves upwards
     return f"{mean:.{digits}f}" if error is None else f"{mean:.{digits + 1}f} ± {error:.{digits + 1}f}"
 
 

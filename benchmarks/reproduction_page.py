@@ -134,7 +134,7 @@ def apart(results: Results, row: str, metric: str) -> str:
     mine, base = results.value(row, metric), results.value("trades", metric)
     if mine is None or base is None:
         return "–"
-    said = f"{mine.mean:.1f}"
+    said = f"{mine.mean + 1e-9:.1f}"  # halves upwards, as benchmarks/plane.py
     if any(figure.get("among") for figure in mine.figures):
         said = f"({said})"
     if row == "trades":

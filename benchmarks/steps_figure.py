@@ -103,9 +103,9 @@ def compared(found: dict[str, Result], one: str, other: str, attack: str) -> tup
     return float(differences.mean()), joint_error(of_accuracy * runs, by_image)
 
 
-def rounded(value: float, sign: str = "") -> str:
+def rounded(value: float, sign: str = "", digits: int = 2) -> str:
     """Halves away from zero, which 4,000 images have many of."""
-    return f"{value + math.copysign(1e-9, value):{sign}.2f}".replace("-", "−")
+    return f"{value + math.copysign(1e-9, value):{sign}.{digits}f}".replace("-", "−")
 
 
 def table(found: dict[str, Result]) -> str:
@@ -164,7 +164,7 @@ def _mark(axes: Axes, found: dict[str, Result], name: str, attack: str, place: i
     look: dict[str, Any] = {"color": colour, "markersize": 7, "capsize": 4, "elinewidth": 1.8, "mew": 1.8}
     look |= {"markerfacecolor": colour if len(result.runs) > 1 else "white"}
     axes.errorbar(shown, place, xerr=2 * error if marker == "o" else None, fmt=marker, **look)
-    text = f"{statistics.fmean(accuracies(result, attack)):.1f} %"
+    text = f"{rounded(statistics.fmean(accuracies(result, attack)), digits=1)} %"
     beside = {"<": ((11, -3.5), "left"), ">": ((-11, -3.5), "right")}
     offset, side = beside.get(marker, ((0, 7), "center"))
     where: dict[str, Any] = {"xytext": offset, "textcoords": "offset points", "ha": side}
