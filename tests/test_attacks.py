@@ -1,11 +1,13 @@
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import bullettrain as bt
 import reference
 from bullettrain.attacks import NORMS, frozen, pgd
 from conftest import assert_same, batch, norm_net, snapshot, tiny_net
@@ -255,3 +257,37 @@ def test_frozen_keeps_autocast_from_caching_casts_without_gradient():
             net(x)
         net(x).float().sum().backward()
     assert net.weight.grad is not None
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, nn.parallel.DistributedDataParallel])
+@pytest.mark.parametrize("attack_mode", ["eval", "train"])
+def test_the_module_inside_a_wrapper_says_the_mode(alone, wrap, attack_mode):
+    """``net.eval()`` for an evaluation leaves the wrapper in training mode, and ``net.train()`` one in eval mode."""
+
+    def modes(objective, wrap, change):
+        net, seen = norm_net(), []
+        model = wrap(net)
+        change(model, net)
+        net[1].register_forward_hook(lambda module, args, out: seen.append(module.training))
+        train = bt.BulletTrain(objective(eps=0.05, attack_mode=attack_mode), budget=bt.StepBudget.uniform(1))
+        train.step(model, *batch())
+        return seen
+
+    def evaluated(model, net):
+        net.eval()
+
+    def frozen_norm(model, net):
+        model.eval()
+        net.train()
+        net[1].eval()
+
+    for objective in (bt.PGDAT, bt.TRADES):
+        for change in (evaluated, frozen_norm):
+            assert modes(objective, wrap, change) == modes(objective, lambda net: net, change)

@@ -32,7 +32,7 @@ def frozen(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
         if mode == "train" and buffer is not None
     ]
     try:
-        if mode == "eval" or not model.training:  # a network in training mode keeps the modes of its modules
+        if mode == "eval" or not in_training(model):  # a network in training mode keeps the modes of its modules
             model.train(mode == "train")
         for parameter in learning:
             parameter.requires_grad_(False)
@@ -52,7 +52,7 @@ def frozen(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
 @contextmanager
 def training(model: nn.Module) -> Iterator[None]:
     """Put the network into training mode. If it already is, its modules keep their modes (frozen norms)."""
-    if model.training:
+    if in_training(model):
         yield
         return
     modes = [(module, module.training) for module in model.modules()]
@@ -124,6 +124,12 @@ def uncompiled(model: nn.Module) -> nn.Module:
     inner = bare(model)
     plain: nn.Module = getattr(inner, "_orig_mod", inner)
     return plain
+
+
+def in_training(model: nn.Module) -> bool:
+    """Return whether the network is in training mode: `net.eval()` leaves the flags of wrappers around it."""
+    inner = uncompiled(model)
+    return (inner.module if isinstance(inner, nn.DataParallel) else inner).training
 
 
 def underflows(device: torch.device) -> bool:
