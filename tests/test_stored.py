@@ -44,6 +44,23 @@ def test_perturbations_in_bytes_are_of_so_many_units():
     torch.testing.assert_close(stored.start(x, index, draws), moved, rtol=0, atol=0.5 * 0.1 / 127 + 1e-12)
 
 
+@given(
+    st.lists(st.floats(-3, 3), min_size=1, max_size=4),
+    st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
+    st.sampled_from([torch.int8, torch.int16]),
+)
+def test_perturbations_beyond_the_largest_integer_are_shortened(parts, dtype, stored_in):
+    """Rounding in half precision leaves the ball, N-FGSM does by far: nothing wraps around to the other sign."""
+    eps, x = 8 / 255, torch.zeros(len(parts), 3, 4, 4, dtype=dtype)
+    largest, augment = torch.iinfo(stored_in).max, Augment()
+    stored = StoredPerturbations(len(parts), (3, 4, 4), augment, dtype=stored_in, unit=eps / largest)
+    index, draws = torch.arange(len(parts)), augment.draw(len(parts), torch.Generator())
+    moved = x + eps * torch.tensor(parts, dtype=dtype).view(-1, 1, 1, 1)
+    stored.keep(x, moved, index, draws)
+    expected = moved.double().clamp(-eps, eps)
+    torch.testing.assert_close(stored.start(x.double(), index, draws), expected, rtol=0, atol=eps / 100)
+
+
 def stored_window(whole, augment, draws):
     """1 where a pixel of the image was seen through the crop of ``draws``."""
     stored = StoredPerturbations(len(whole), tuple(whole.shape[1:]), augment, dtype=torch.float64)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bullettrain.data.augment import Augment, Draws
+from bullettrain.precision import at_least_float32
 
 
 class StoredPerturbations:
@@ -53,8 +54,11 @@ class StoredPerturbations:
         """Store the perturbations x' − x, (m, C, H, W), and 0 outside the crop."""
         pixels = self.augment.pixels(x, draws)[:, None].expand(*x.shape[:2], -1)
         padded = torch.zeros_like(self.delta[: len(index)])
-        delta = (x_prime - x).detach().flatten(2) / self.unit
-        padded.scatter_(2, pixels, (delta if padded.is_floating_point() else delta.round()).to(padded.dtype))
+        delta = at_least_float32((x_prime - x).detach().flatten(2)) / self.unit
+        if not padded.is_floating_point():
+            largest = torch.iinfo(padded.dtype).max
+            delta = delta.round().clamp(-largest, largest)  # more would wrap around to the other sign
+        padded.scatter_(2, pixels, delta.to(padded.dtype))
         self.delta.index_copy_(0, index, padded)
 
     def draw(self, eps: float, generator: torch.Generator | None = None) -> None:
