@@ -18,7 +18,9 @@ import reference
 from bullettrain import BulletTrain, baselines
 from bullettrain.attacks import pgd
 from bullettrain.baselines import FGSMPGI, GAT, FirstLayer, Free, GradAlign, NuAT
+from bullettrain.engine import captured
 from conftest import assert_same, batch, norm_net, snapshot, tiny_net
+from emulated import EmulatedRunner
 from grouped import Fast
 
 OBJECTIVES = {"pgd": bt.PGDAT, "trades": bt.TRADES, "mart": bt.MART}
@@ -378,6 +380,24 @@ def test_free_in_l2_stays_in_its_ball():
         train.step(net, x, y).loss.backward()
     lengths = train.objective.delta.flatten(1).norm(dim=1)
     assert 0.1 < float(lengths.max()) <= 0.5 + 1e-6
+
+
+def test_free_is_captured_with_a_smaller_last_batch(monkeypatch):
+    """Replays set no attributes: pieces that are captured or checked later take no sizes of another batch."""
+    monkeypatch.setattr(captured, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(captured, "CudaGraphRunner", EmulatedRunner)
+    net = norm_net().double()
+    twin, batches = copy.deepcopy(net), [batch(m, seed=m, dtype=torch.float64) for m in (9, 9, 4, 9, 4, 4) * 4]
+    train = BulletTrain(Free(eps=EPS), budget=baselines.ONE_STEP, check_every=5)
+    fast = bt.Captured(train, net, size_multiple=1)
+    for x, y in batches:
+        fast.step(x, y)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= 0.1 * parameter.grad
+    delta = literal_free(twin, batches, 1, EPS, 0.1)
+    assert fast.reason is None
+    torch.testing.assert_close(train.objective.delta, delta, rtol=0, atol=1e-12)
 
 
 def test_free_is_one_step_for_everyone():

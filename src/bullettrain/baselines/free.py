@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bullettrain.allocation import Allocation
 from bullettrain.attacks import Attack, Normalized
+from bullettrain.attacks.norms import per_example
 from bullettrain.attacks.pgd import AscentFunctions, AttackState
 from bullettrain.baselines.fast import grown
 from bullettrain.objectives import PGDAT
@@ -50,6 +51,8 @@ class Free(PGDAT):
         self.attack = Attack(start="zero")
         self.delta: Tensor | None = None
         """(M, …) for the largest batch so far; row i belongs to example i of every batch."""
+        self._size: Tensor | None = None
+        """(M, 1, …) step sizes; a state like δ, because replayed graphs set no attributes."""
 
     def check_budget(self, budget: Allocation) -> None:
         """Allow one step for all examples."""
@@ -58,12 +61,13 @@ class Free(PGDAT):
 
     def corrupt(self, net: nn.Module, attack: AttackState, rows: Tensor | None, fast: AscentFunctions | None) -> None:
         """Set x' to x + δ within bounds; the update's own backward moves δ."""
-        self._size = attack.size
-        attack.x_prime.copy_(self.norm.clip(attack.clean + self._rows(attack.clean), self.bounds))
+        delta, size = self.mutable_state(attack.clean)
+        size.copy_(attack.size)
+        attack.x_prime.copy_(self.norm.clip(attack.clean + delta, self.bounds))
 
     def corrupted_input(self, x: Tensor, x_prime: Tensor) -> Tensor:
         """Return x' with a hook that moves δ in the backward of the loss."""
-        carried, size = self._rows(x), self._size
+        carried, size = self.mutable_state(x)
         moved, (low, high) = x.detach() + carried, self.bounds
         x_prime = self.norm.clip(moved, self.bounds).requires_grad_()
 
@@ -76,14 +80,11 @@ class Free(PGDAT):
         x_prime.register_hook(move)  # type: ignore[no-untyped-call]
         return x_prime
 
-    def _rows(self, x: Tensor) -> Tensor:
-        """Return the part of δ for a batch x (m, …), as a view; new rows are 0."""
-        self.delta = grown(self.delta, x)
-        return self.delta[: len(x)]
-
     def mutable_state(self, x: Tensor) -> list[Tensor]:
-        """Return δ for the rows of ``x`` (m, …)."""
-        return [self._rows(x)]
+        """Return δ and the step sizes for the rows of ``x`` (m, …), as views; new rows are 0."""
+        self.delta = grown(self.delta, x)
+        self._size = grown(self._size, per_example(x.flatten(1)[:, 0], x))
+        return [self.delta[: len(x)], self._size[: len(x)]]
 
     def state_dict(self) -> dict[str, Any]:
         """Return δ."""
