@@ -243,3 +243,23 @@ def test_allocations_refuse_what_they_cannot_do():
         bt.ShuffledBudget(bt.EarlyStopBudget(3), 0.1)
     with pytest.raises(ValueError, match="RadiusBudget needs to know the examples"):
         bt.RadiusBudget(3).allocate(EVERY)
+
+
+@given(st.floats(0.01, 0.4), st.booleans())
+def test_a_budget_has_the_eps_of_the_objective(eps, shuffled):
+    """It would replace the objective's without a word."""
+
+    def train(objective, own):
+        radius = bt.RadiusBudget(10, eps=own)
+        return bt.BulletTrain(objective, budget=bt.ShuffledBudget(radius, eps) if shuffled else radius, examples=4)
+
+    train(bt.PGDAT(eps=eps), eps)
+    for norm, own in (("linf", eps / 2), ("l2", 2 * eps)):
+        with pytest.raises(ValueError, match=r"^RadiusBudget has eps .*, but PGDAT has .*; give both the same$"):
+            train(bt.PGDAT(eps=eps, norm=norm), own)
+    with pytest.raises(ValueError, match=r"^RadiusBudget needs a number for eps|^ShuffledBudget .* PGDAT has 1;"):
+        train(bt.PGDAT(eps=torch.full((3, 1, 1), eps)), eps)
+    tensor = bt.TRADES(eps=torch.full((3, 1, 1), eps))
+    bt.BulletTrain(tensor, budget=bt.ShuffledBudget(StepBudget(4, 2), 1.0))
+    with pytest.raises(ValueError, match=r"^ShuffledBudget has eps"):
+        bt.BulletTrain(tensor, budget=bt.ShuffledBudget(StepBudget(4, 2), eps))

@@ -283,7 +283,7 @@ class RadiusBudget(_Graded):
 
     Args:
         most: steps.
-        eps: radius at a last margin on x' of 0 or above, and for examples that have not been seen yet.
+        eps: radius at a last margin on x' of 0 or above, and for examples that have not been seen yet: the objective's.
         low: radius at a last margin of −1, relative to ``eps``.
     """
 
@@ -311,7 +311,7 @@ class ShuffledBudget:
 
     Args:
         budget: the allocation to shuffle.
-        eps: eps of the objective, for step sizes.
+        eps: the objective's, for step sizes; 1 if that is a tensor.
     """
 
     def __init__(self, budget: Allocation, eps: float) -> None:

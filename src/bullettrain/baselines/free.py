@@ -56,6 +56,7 @@ class Free(PGDAT):
 
     def check_budget(self, budget: Allocation) -> None:
         """Allow one step for all examples."""
+        super().check_budget(budget)
         if budget.uniform_steps != 1:
             raise SettingsError("Free needs one step for all examples; give", boundary=1, robust=1, outlier=1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bullettrain.allocation import Allocation
+from bullettrain.allocation import Allocation, RadiusBudget, ShuffledBudget
 from bullettrain.attacks import Attack, AttackLoss, Norm, RandomStart, random_noise, starting_point
 from bullettrain.attacks.losses import loss_named
 from bullettrain.attacks.norms import AUTO, NORMS, USUAL_EPS, Ball, Bounds, Limit, find_norm
@@ -320,6 +321,20 @@ class AdversarialObjective(Objective):
         other = copy.copy(self)
         other.attack = attack
         return other
+
+    def check_budget(self, budget: Allocation) -> None:
+        """Also refuse a budget whose eps is not the objective's."""
+        super().check_budget(budget)
+        part: Any = budget
+        while part is not None:
+            if isinstance(part, (RadiusBudget, ShuffledBudget)):
+                name, own = type(part).__name__, self.unit if isinstance(part, ShuffledBudget) else self.eps
+                if isinstance(own, Tensor):
+                    raise ValueError(f"{name} needs a number for eps, and {type(self).__name__} has a tensor")
+                if not math.isclose(part.eps, own, rel_tol=1e-6):
+                    wrong = f"{name} has eps {part.eps:g}, but {type(self).__name__} has {own:g}"
+                    raise ValueError(f"{wrong}; give both the same")
+            part = getattr(part, "budget", None)  # of a shuffled one
 
     @property
     def needs_target(self) -> bool:  # type: ignore[override]
