@@ -380,7 +380,7 @@ def test_negative_steps_of_a_scheme_are_refused():
             return torch.full_like(category, -1)
 
         def step_sizes(self, category, steps, eps):
-            return steps.double()
+            return torch.ones(len(steps))
 
     for objective in (bt.PGDAT(), bt.AugMix(views=lambda x: (x, x))):
         refused(BulletTrain(objective, budget=Negative()), norm_net(), X, Y, "it has to be at least 0")

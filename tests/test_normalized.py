@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import bullettrain as bt
-from bullettrain import Normalized
+from bullettrain import Normalized, baselines
 from bullettrain.attacks import pgd
 from bullettrain.attacks.norms import Linf
+from conftest import batch, norm_net
 
 MEAN, STD = (0.49, 0.48, 0.1), (0.2, 0.3, 0.5)
 
@@ -128,6 +131,61 @@ def test_a_perturbation_outside_its_ball_is_an_error_on_checked_steps(objective,
     inside, pixels, _, y = both
     with pytest.raises(RuntimeError, match=r"an attack went [\d.]+ times eps, out of its ball"):
         train_on(objective(eps=0.05, norm=Leaky()), inside, pixels, y)
+
+
+HALF = [torch.bfloat16, torch.float16]
+
+
+@given(st.sampled_from(HALF), st.sampled_from([1, 8, 32]), st.sampled_from(["linf", "l2"]), st.integers(0, 9))
+def test_rounding_in_half_precision_is_no_mistake(dtype, eps, norm, seed):
+    """x ± eps is rounded by more than eps is at 1/255; x and x' are valid all the same, also when normalised."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels, y = torch.rand(8, 3, 6, 6, generator=generator), torch.arange(8) % 4
+    pixels[0], pixels[1], pixels[:, :, 0] = 0, 1, 0
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    for x, ball in ((pixels, norm), ((pixels - mean) / std, Normalized(MEAN, STD, norm))):
+        objective = bt.TRADES(eps=eps / 255, norm=ball)
+        train = bt.BulletTrain(objective, budget=bt.StepBudget(4, 2, 1))
+        with torch.no_grad(), pytest.raises(RuntimeError, match="out of its ball"):
+            objective.check_perturbed(x.to(dtype), (x + (0.05 + 3 * eps / 255) / (1 if x is pixels else std)).to(dtype))
+        with pytest.raises(ValueError, match="outside"):
+            objective.check_inputs(1.5 * x.to(dtype))
+        net = norm_net().to(dtype)
+        train.step(net, x.to(dtype), y)
+
+
+def test_checks_see_rows_that_cannot_move_and_images_with_a_graph(recwarn):
+    class Half(bt.StepBudget):
+        def allocate(self, category, score=None, past=None):
+            steps = torch.arange(len(category)) % 2
+            return bt.Allocated(steps, eps=0.1 * steps)
+
+    x, y = torch.rand(6, 3, 6, 6, requires_grad=True), torch.arange(6) % 4
+    bt.BulletTrain(bt.TRADES(eps=0.1), budget=Half(1, 0)).step(norm_net(), x, y)
+
+
+@given(st.booleans(), st.sampled_from(["low", "high", "both"]), st.integers(1, 3))
+def test_bounds_may_be_a_number_and_a_tensor(l2, tensor, seed):
+    """What they do is what two numbers do."""
+    x, y = batch(6, seed=seed)
+    low, high = torch.full((3, 1, 1), 0.02), torch.full((3, 1, 1), 0.97, dtype=torch.float64)
+    x = x.clamp(0.02, 0.97)
+    mixed = (low if tensor != "high" else 0.02, high if tensor != "low" else 0.97)
+    ball = {"norm": "l2", "eps": 0.8} if l2 else {"eps": 0.2}
+    for make in (
+        lambda bounds: bt.BulletTrain(bt.TRADES(bounds=bounds, **ball), budget=bt.StepBudget(2, 1, 1)),
+        lambda bounds: baselines.fast(bt.PGDAT(bounds=bounds, **ball)),
+        lambda bounds: baselines.one_step(baselines.Free(bounds=bounds, **ball)),
+    ):
+        found = []
+        for bounds in (mixed, (0.02, 0.97)):
+            torch.manual_seed(seed)
+            train, net = make(bounds), norm_net()
+            for _ in range(2):
+                out = train.step(net, x, y)
+                out.loss.backward()
+            found.append(out.x_prime)
+        torch.testing.assert_close(*found, rtol=0, atol=1e-6)
 
 
 class Unclipped(Linf):

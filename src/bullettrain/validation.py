@@ -18,7 +18,7 @@ from bullettrain.errors import guesses, raised_as
 
 T = TypeVar("T")
 RANGE_TOLERANCE = 1e-4
-"""Tolerance at the bounds of the input range, for the rounding of interpolation and half precision."""
+"""Tolerance at the bounds of the input range, for the rounding of interpolation."""
 
 
 LIMITS = {
@@ -309,11 +309,17 @@ def check_range(x: Tensor, bounds: tuple[float | Tensor, float | Tensor], name: 
     low, high = x.detach().amin(dim=0), x.detach().amax(dim=0)
     if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
         raise ValueError(f"{name} has NaN or infinite values; look at the input pipeline")
-    if bool((low < bounds[0] - RANGE_TOLERANCE).any() | (high > bounds[1] + RANGE_TOLERANCE).any()):
+    tolerance = RANGE_TOLERANCE + rounding(x, x.dtype)
+    if bool((low < bounds[0] - tolerance).any() | (high > bounds[1] + tolerance).any()):
         valid = ", ".join(f"{v:g}" if isinstance(v, float) else described(v) for v in map(_number, bounds))
         wrong = f"{name} ranges over [{float(low.min()):.4g}, {float(high.max()):.4g}] in pixels, outside [{valid}]"
         give = "bounds=(low, high), or for normalised images norm=bullettrain.Normalized(mean, std)"
         raise ValueError(f"{wrong}; scale the images and normalise inside the network, or give the objective {give}")
+
+
+def rounding(x: Tensor, dtype: torch.dtype) -> float:
+    """Return two units in the last place of ``dtype`` at the largest absolute value of ``x``; synchronises."""
+    return 2 * torch.finfo(dtype).eps * float(x.detach().abs().max())
 
 
 def _number(value: float | Tensor) -> float | Tensor:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from bullettrain.brief import brief
-from bullettrain.validation import check_bounds, check_known, check_number, check_range
+from bullettrain.precision import at_least_float32
+from bullettrain.validation import check_bounds, check_known, check_number, check_range, rounding
 
 Limit = float | Tensor
 """A number, or a tensor that broadcasts to one example: (C, 1, 1) for images, (D,) for tabular data."""
@@ -49,7 +50,7 @@ class Norm(ABC):
 
     def clip(self, x: Tensor, bounds: Bounds) -> Tensor:
         """Clamp ``x`` (m, …) to ``bounds``."""
-        return x.clamp(*bounds)  # type: ignore[arg-type]
+        return x.clamp(min=bounds[0]).clamp(max=bounds[1])
 
 
 class Linf(Norm):
@@ -87,7 +88,8 @@ class L2(Norm):
 
     def direction(self, gradient: Tensor) -> Tensor:
         """Return the gradient with length 1; 0 stays 0."""
-        return gradient / per_example(length(gradient).clamp_min(1e-12), gradient)
+        lengths = length(gradient).clamp_min(1e-12)
+        return (gradient / per_example(lengths, gradient, lengths.dtype)).to(gradient.dtype)
 
     def project(self, x_adv: Tensor, x: Tensor, eps: Limit, bounds: Bounds) -> Tensor:
         """Shorten to the radius, then clamp; if ``x`` is within the bounds, clamping only shortens further."""
@@ -262,12 +264,17 @@ class Ball:
 
     def check_perturbed(self, x: Tensor, x_prime: Tensor, eps: Tensor | None = None) -> None:
         """Raise RuntimeError if ``x_prime`` is outside the ball around ``x``; synchronises with the device."""
-        ball, x_prime = self.on(x), x_prime.detach()
+        ball, x, x_prime = self.on(x), x.detach(), x_prime.detach()
         slack = 0.05 if x.element_size() < 4 else 1e-3
-        radius = ball.eps if eps is None else eps
-        far = float(self.norm.distance(x_prime - x, radius).max()) if self.projects else 0.0
-        if not far <= 1 + slack:
-            raise RuntimeError(f"an attack went {far:.4g} times eps, out of its ball; look at the norm's project()")
+        if self.projects:
+            clean, corrupted = (self.norm.pixels_of(at_least_float32(t)) for t in (x, x_prime))
+            rounded, delta = rounding(clean, x.dtype), corrupted - clean
+            delta = delta - delta.clamp(-rounded, rounded)
+            norm = self.norm.norm if isinstance(self.norm, Normalized) else self.norm
+            distance = norm.distance(delta, ball.eps if eps is None else eps)
+            far = float(distance.where(delta.flatten(1).any(dim=1), 0.0).max())  # eps may be 0 where nothing moved
+            if not far <= 1 + slack:
+                raise RuntimeError(f"an attack went {far:.4g} times eps, out of its ball; look at the norm's project()")
         check_range(self.norm.pixels_of(x_prime), getattr(self.norm, "pixels", ball.bounds), "x'")
 
 
@@ -320,6 +327,6 @@ def per_example(values: Tensor, like: Tensor, dtype: torch.dtype | None = None) 
 
 
 def length(t: Tensor) -> Tensor:
-    """Return the Euclidean length (m,) of each example of (m, …)."""
-    lengths: Tensor = torch.linalg.vector_norm(t.flatten(1), dim=1)
+    """Return the Euclidean length (m,) of each example of (m, …), in at least float32: 1e-12 is 0 in float16."""
+    lengths: Tensor = torch.linalg.vector_norm(at_least_float32(t.flatten(1)), dim=1)
     return lengths

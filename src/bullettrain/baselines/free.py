@@ -64,13 +64,13 @@ class Free(PGDAT):
         """Set x' to x + δ within bounds; the update's own backward moves δ."""
         delta, size = self.mutable_state(attack.clean)
         size.copy_(attack.size)
-        attack.x_prime.copy_(self.norm.clip(attack.clean + delta, self.bounds))
+        attack.x_prime.copy_(self.norm.clip(attack.clean + delta, self.ball.on(attack.clean).bounds))
 
     def corrupted_input(self, x: Tensor, x_prime: Tensor) -> Tensor:
         """Return x' with a hook that moves δ in the backward of the loss."""
         carried, size = self.mutable_state(x)
-        moved, (low, high) = x.detach() + carried, self.bounds
-        x_prime = self.norm.clip(moved, self.bounds).requires_grad_()
+        moved, (low, high) = x.detach() + carried, self.ball.on(x).bounds
+        x_prime = self.norm.clip(moved, (low, high)).requires_grad_()
 
         def move(gradient: Tensor) -> None:
             # Where x + δ was clipped, δ has no effect; NaN from an overflow in float16 would stay in δ.
