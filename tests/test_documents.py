@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -10,6 +11,8 @@ from operator import itemgetter
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 import typer
 from typer.testing import CliRunner
 
@@ -27,6 +30,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = [(torch.rand(16, 3, 8, 8), torch.randint(0, 10, (16,)))]
 """
 """What a page takes for granted where it shows the five lines alone."""
+SEVERAL = "init_process_group"
+"""In a script that torchrun starts."""
 
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="docs/ is not here")
 
@@ -44,6 +49,7 @@ def blocks(page, language):
 )
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     code = [block for block in blocks(page, "python") if "runs/" not in block]  # a run that the page has made before
+    code = [block for block in code if SEVERAL not in block]
     before = LOOP if "in loader" in code[0] and "loader =" not in code[0] else ""
     monkeypatch.chdir(tmp_path)
     exec(compile(before + "\n".join(code), name(page), "exec"), {"__name__": "__main__"})
@@ -61,6 +67,23 @@ def test_the_code_of_a_guide_runs(page, tmp_path):
     script.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this torch build has no gloo")
+def test_the_script_for_several_processes_trains_one_network(tmp_path):
+    """Both processes of the script, as it stands on the page, end with the same weights."""
+    (code,) = (block for block in blocks(ROOT / "docs" / "own_loop.md", "python") if SEVERAL in block)
+    (tmp_path / "my.py").write_text(code, encoding="utf-8")
+    run = "import os, runpy, torch\nend = runpy.run_path('my.py')\n"
+    run += "torch.save((end['model'].state_dict(), end['train'].state_dict()), os.environ['RANK'] + '.pt')\n"
+    (tmp_path / "run.py").write_text(run, encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "run.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(torchrun, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    (weights, state), (others, other_state) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert state["steps_taken"] == other_state["steps_taken"] == 6
 
 
 def commands(page):
