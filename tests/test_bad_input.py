@@ -59,11 +59,7 @@ def refused(train, model, x, y, message, error=(ValueError, TypeError)):
         (X, Y.int(), "labels are int32; give class indices as int64"),
         (X, Y.bool(), "labels are bool; give class indices as int64, e.g. y.long()"),
         (X, Y.float(), r"labels are float32 of shape \(16,\); soft labels .* are not supported; give class indices"),
-        (
-            X,
-            torch.rand(16, 4),
-            r"labels are float32 of shape \(16, 4\); soft labels \(mixup, label smoothing\) are not",
-        ),
+        (X, torch.rand(16, 4), r"labels are float32 of shape \(16, 4\); soft .* label_smoothing= to smooth"),
         (X, nn.functional.one_hot(Y), r"labels have the shape \(16, 4\) and look one-hot; .* y\.argmax\(1\)"),
         (X, nn.functional.one_hot(Y).int(), r"look one-hot; give class indices, e.g. y\.argmax\(1\)"),
         (X, Y[:-1], r"labels have the shape \(15,\); 16 examples need \(16,\)"),
@@ -325,6 +321,22 @@ def test_an_objective_of_ones_own_that_is_not_set_up_or_returns_no_loss_is_named
         BulletTrain(Bare(), budget=StepBudget(2, 1))
     message = r"Several\.loss returned float32 of shape \(16,\); it has to return: 0-d floating-point tensor"
     refused(BulletTrain(Several(), budget=StepBudget(2, 1)), norm_net(), X, Y, message)
+
+
+def test_label_smoothing_is_for_losses_that_apply_it():
+    class Own(bt.objectives.AdversarialObjective):
+        def loss(self, z, z_prime, y, touched=None, weight=None):
+            return nn.functional.cross_entropy(z_prime, y)
+
+    class Smoothed(Own):
+        options = (*Own.options, "label_smoothing")
+
+    with pytest.raises(TypeError, match=r"^Own takes no label_smoothing; leave it out"):
+        Own(eps=0.15, label_smoothing=0.5)
+    assert "label_smoothing" not in repr(Own())
+    assert "label_smoothing=0.5" in repr(Smoothed(label_smoothing=0.5))
+    with pytest.raises(TypeError, match=r"^Own takes no lable_smoothing; there are eps, norm, .*, attack$"):
+        Own(lable_smoothing=0.5)
 
 
 def test_a_function_is_no_network():

@@ -267,8 +267,8 @@ def check_batch(x: Tensor, y: Tensor) -> None:
     if not x.is_floating_point():
         raise TypeError(f"x is {_dtype(x)}; give floating-point images, e.g. x.float() / 255 for uint8")
     if y.is_floating_point():
-        wrong = f"labels are {described(y)}; soft labels (mixup, label smoothing) are not supported"
-        raise TypeError(f"{wrong}; give class indices as int64")
+        wrong = f"labels are {described(y)}; soft labels (mixup) are not supported"
+        raise TypeError(f"{wrong}; give class indices as int64, and the objective label_smoothing= to smooth them")
     if y.ndim == 2 and y.dtype != torch.bool:  # of one column argmax would make 0 everywhere
         mend = "look one-hot; give class indices, e.g. y.argmax(1)" if y.shape[1] > 1 else "are a column; give y[:, 0]"
         raise ValueError(f"labels have the shape {tuple(y.shape)} and {mend}")

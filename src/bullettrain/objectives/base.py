@@ -224,7 +224,7 @@ def names_its_class(init: Constructor) -> Constructor:
 
     @functools.wraps(init)
     def checked(self: AdversarialObjective, *args: Any, **kwargs: Any) -> None:
-        name, optional = type(self).__name__, ("beta", *AdversarialObjective.options)
+        name, optional = type(self).__name__, ("beta", *SMOOTHED)
         if args:
             raise TypeError(f"{name} takes its arguments by name, e.g. {name}(eps=8/255)")
         if unknown := [key for key in kwargs if key not in known]:
@@ -252,7 +252,8 @@ class AdversarialObjective(Objective):
         selection: see :class:`Objective`; None: the objective's default.
         generator: generator of the attack's noise.
         attack: start and steps of the attack, if not the objective's own; used by baselines.
-        label_smoothing: in [0, 1), of the cross-entropy of the loss, as in PyTorch; the attack's loss has none.
+        label_smoothing: in [0, 1), of the cross-entropy of the loss, as in PyTorch; the attack's loss has none. A
+            subclass whose loss applies ``self.label_smoothing`` names it in :attr:`options`.
     """
 
     attack_loss: str | AttackLoss = "ce"
@@ -260,7 +261,7 @@ class AdversarialObjective(Objective):
     own_selection: Selection = "eval"
     usual_beta: float | None = None
     """Default of β; None: the loss has no such weight."""
-    options: tuple[str, ...] = ("selection", "attack_mode", "generator", "attack", "label_smoothing")
+    options: tuple[str, ...] = ("selection", "attack_mode", "generator", "attack")
     beta: float
     reset_epochs = 0
     """Attacks start from the last perturbation of each example, which is drawn anew after so many epochs; 0: they do
@@ -306,7 +307,7 @@ class AdversarialObjective(Objective):
         self.set_up()
 
     def __repr__(self) -> str:
-        return one_line(self, [option for option in AdversarialObjective.options if not self.takes(option)])
+        return one_line(self, [option for option in SMOOTHED if not self.takes(option)])
 
     def set_up(self) -> None:
         """Check the arguments and make the state of a subclass; called at the end of the constructor."""
@@ -400,6 +401,10 @@ class AdversarialObjective(Objective):
     def check_perturbed(self, x: Tensor, x_prime: Tensor, eps: Tensor | None = None) -> None:
         """Check that x' is in the ball and within the bounds."""
         self.ball.check_perturbed(x, x_prime, eps)
+
+
+SMOOTHED = (*AdversarialObjective.options, "label_smoothing")
+"""Options of an objective whose loss applies ``self.label_smoothing``."""
 
 
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None, label_smoothing: float = 0.0) -> Tensor:

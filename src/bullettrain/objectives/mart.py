@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over, probabilities
+from bullettrain.objectives.base import SMOOTHED, AdversarialObjective, cross_entropy, mean_over, probabilities
 from bullettrain.precision import at_least_float32
 
 
@@ -24,6 +24,7 @@ class MART(AdversarialObjective):
     attack_loss = "ce"
     random_start = "normal"
     own_selection = "train"
+    options = SMOOTHED
 
     def loss(
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bullettrain.objectives.base import AdversarialObjective, cross_entropy
+from bullettrain.objectives.base import SMOOTHED, AdversarialObjective, cross_entropy
 from bullettrain.precision import at_least_float32
 
 
@@ -21,6 +21,7 @@ class PGDAT(AdversarialObjective):
     attack_loss = "ce"
     random_start = "uniform"
     has_clean_term = False
+    options = SMOOTHED
 
     def loss(
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None

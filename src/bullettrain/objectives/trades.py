@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from bullettrain.objectives.base import AdversarialObjective, cross_entropy, mean_over, probabilities
+from bullettrain.objectives.base import SMOOTHED, AdversarialObjective, cross_entropy, mean_over, probabilities
 from bullettrain.precision import at_least_float32
 
 
@@ -21,6 +21,7 @@ class TRADES(AdversarialObjective):
     usual_beta = 6.0
     attack_loss = "kl"
     random_start = "normal"
+    options = SMOOTHED
 
     def loss(
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None
