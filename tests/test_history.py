@@ -283,7 +283,7 @@ def test_a_state_goes_on_with_its_scores_and_refuses_others():
             few.load_state_dict({**train.state_dict(), "history": history})
         assert str(few.state_dict()) == str(before)  # nothing was changed
     old = {name: value for name, value in train.state_dict().items() if name != "history"}
-    with pytest.warns(UserWarning, match="no last scores: until they are trained on again all are on the boundary"):
+    with pytest.warns(UserWarning, match="no history of the examples: all count as not seen yet"):
         other.load_state_dict(old)
     assert not any(values.any() for values in other.history.tensors())
     without = bt.BulletTrain(bt.TRADES(), budget=bt.StepBudget(2, 1))
@@ -474,6 +474,9 @@ def test_a_sampler_reads_the_history_when_an_epoch_begins():
     assert train.history.visits.sum() == 18
     with pytest.raises(TypeError, match="choose returned bool of shape"):
         list(HistorySampler(train.history, lambda history: history.margin > 0))
+    without = BulletTrain(bt.MART(eps=0.05), budget=StepBudget(2, 1))
+    with pytest.raises(ValueError, match=r"^the history has no examples; give BulletTrain examples="):
+        HistorySampler(without.history, bt.LeaveOut(epochs=3))
 
 
 def test_a_history_without_an_index_is_refused():

@@ -140,6 +140,8 @@ class HistorySampler(Sampler[int]):
     """
 
     def __init__(self, history: History, choose: Callable[[History], Tensor]) -> None:
+        if not history.examples:
+            raise ValueError("the history has no examples; give BulletTrain examples=, how many there are")
         self.history, self.choose = history, choose
         self._length = history.examples
 
