@@ -7,11 +7,18 @@ import torch
 
 import bullettrain as bt
 from bullettrain.config import recipe
-from bullettrain.data import load
+from bullettrain.data import ImageSet, load
 from bullettrain.run_folder import RunFolder, read_weights
 from bullettrain.training import run as runs
 from bullettrain.training import state
-from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss, low_probe
+from bullettrain.training.collapse import (
+    CollapseError,
+    WrongStreak,
+    look_at_epoch,
+    look_at_loss,
+    look_at_test,
+    low_probe,
+)
 from bullettrain.training.evaluator import probe_images
 from bullettrain.training.metrics import Sums
 from bullettrain.training.setup import load_data
@@ -184,3 +191,18 @@ def test_the_probe_has_every_class():
     train = load("digits", split="train")
     by_class = train.subset(train.labels.argsort())
     assert torch.bincount(probe_images(by_class, 50).labels).min() >= 4
+
+
+def test_a_network_that_always_gives_one_answer_is_said_to_be_at_chance(tmp_path):
+    assert runs.train(small("lr=1e-30", "epochs=1"), tmp_path / "run", CPU).finished
+    (warning,) = kinds(tmp_path / "run", "warning")
+    assert warning["message"].startswith("no better than chance: the best weights are right on ")
+
+
+@pytest.mark.parametrize(("right", "warned"), [(3, True), (7, True), (8, False), (10, False)])
+def test_chance_is_the_share_of_the_largest_class_with_the_noise_of_few_images(right, warned):
+    labels = torch.tensor([0] * 3 + [1] * 3 + [2] * 4)
+    images = ImageSet(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), labels, ("a", "b", "c"))
+    message = look_at_test("last", right / 10, images)
+    assert (message is not None) == warned
+    assert message is None or "always answering 'c' on 40.0 %" in message

@@ -343,7 +343,8 @@ def test_a_batch_that_is_larger_than_the_training_set_is_noted():
     config = recipe("own-images")
     assert config.doubts(128) == config.doubts() == []
     assert config.doubts(80) == [
-        "80 training images do not fill a batch of 128, so an epoch is one step; give a smaller --batch-size, e.g. 8"
+        "80 training images do not fill a batch of 128, so an epoch is one step; "
+        "give smaller ones and a rate in proportion, e.g. --batch-size 8 --lr 0.006"
     ]
 
 

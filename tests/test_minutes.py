@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -15,7 +16,7 @@ from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.training import minutes
 from bullettrain.training import run as runs
 from bullettrain.training.minutes import Timing, for_minutes
-from bullettrain.training.setup import load_data
+from bullettrain.training.setup import load_data, threads_of
 from short_runs import CPU, small
 
 
@@ -66,6 +67,19 @@ def test_the_command_trains_for_so_long(tmp_path, monkeypatch):
 def test_too_many_threads_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"training.threads is 1000, but this machine has \d+ cores; at most"):
         runs.train(small("threads=1000"), tmp_path / "run", CPU)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "threads"),
+    [
+        (["threads=0"], "cpu", 1),
+        (["threads=3"], "cpu", 3),
+        (["threads=0"], "cuda", 0),
+        (["threads=0", "network.name=preact-resnet-18"], "cpu", 0),
+    ],
+)
+def test_the_smallest_network_is_trained_by_one_thread_on_a_cpu(settings, device, threads):
+    assert threads_of(small(*settings), torch.device(device)) == threads
 
 
 def test_images_that_differ_between_training_and_test_are_found_before_training(tmp_path):

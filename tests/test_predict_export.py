@@ -224,6 +224,13 @@ def test_no_path_of_this_machine_is_in_a_hub_folder(here):
     assert "--set data.name=folder:pictures" in card
 
 
+def test_a_card_passes_on_the_warnings_of_training(here):
+    for _ in range(2):
+        RunFolder(here).log({"kind": "warning", "step": 3, "message": "no better than chance: so & so"})
+    invoke("export", "run", "--format", "hub")
+    assert Path("run/hub/README.md").read_text().count("**Warning:** no better than chance: so & so.") == 1
+
+
 def test_a_card_says_that_autoattack_was_not_run(here):
     invoke("export", "run", "--format", "hub")
     card = Path("run/hub/README.md").read_text()

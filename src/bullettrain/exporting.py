@@ -165,6 +165,12 @@ def _figures(model: LoadedModel) -> Figures:
     return {(figure.attack, figure.threat): figure for figure in figures}
 
 
+def _warnings(model: LoadedModel) -> list[str]:
+    """Return the warnings of training."""
+    texts = [text for _, text in RunLog.read(model.folder).warnings] if model.folder else []
+    return list(dict.fromkeys(texts))
+
+
 def _threat(model: LoadedModel) -> str:
     return "" if model.about.threat is None else threat_in_words(**vars(model.about.threat))
 
@@ -232,6 +238,7 @@ def _card(model: LoadedModel, figures: Figures) -> str:
         f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---",
         f"# {model.name}",
         f"{_architecture(shape.name)}{trained}{against}. Made with BulletTrain {bullettrain.__version__}.",
+        *(f"**Warning:** {text}." for text in _warnings(model)),
         "## Accuracy",
         *_accuracy(figures, attackable=bool(threat)),
         "## Threat model",

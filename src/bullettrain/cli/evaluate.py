@@ -32,6 +32,7 @@ from bullettrain.reporting.attack_rows import AttackRow, difference, mean_in_wor
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.schema import conform
 from bullettrain.terminal import duration, say, say_interrupted, show_table, terminal
+from bullettrain.training.setup import threads_of
 from bullettrain.validation import check_known
 
 STYLES = {"attack": "", "part": "dim", "worst": "bold"}
@@ -65,8 +66,8 @@ def evaluate(options: Evaluate) -> None:
         overwrite=options.overwrite,
         images=options.images,
     )
-    if config is not None and config.training.threads:
-        torch.set_num_threads(config.training.threads)  # as in training
+    if config is not None and (threads := threads_of(config, device)):
+        torch.set_num_threads(threads)  # as in training
     data, image_size = options.data or (config.data.name if config else None), options.image_size
     if data is None:
         raise ConfigError("say which images to evaluate it on, e.g. --data cifar10")

@@ -126,7 +126,7 @@ class TrainingConfig:
     average: float = limited(0.999, 0, 0.9999999)
     """Decay of the moving average of the weights, limited to n / (n + 9) at update n; 0 for no average."""
     threads: int = limited(0, 0, 1024)
-    """Number of CPU threads; 0 for PyTorch's default."""
+    """Number of CPU threads; 0 for PyTorch's default, or for one thread if small-cnn is trained on a CPU."""
     log_every: int = limited(50, 1, 1e9)
     """Number of steps between log records."""
     save_minutes: float = limited(10.0, 0, 1e9)
@@ -197,7 +197,9 @@ class Config:
         """
         doubts, size = [self.method.shortfall()], self.training.batch_size
         if images is not None and images < size:
-            mend = f"give a smaller --batch-size, e.g. {max(1, images // 10)}"
+            smaller = max(1, images // 10)
+            lr = self.optimizer.lr * smaller / size
+            mend = f"give smaller ones and a rate in proportion, e.g. --batch-size {smaller} --lr {lr:.1g}"
             doubts.append(f"{images} training images do not fill a batch of {size}, so an epoch is one step; {mend}")
         name, side = self.network.name, self.data.image_size or 0
         if on_cpu and name != "small-cnn" and ":" not in name:

@@ -1,9 +1,12 @@
-"""Detection of failed training: a diverged loss, a network that is always wrong, catastrophic overfitting."""
+"""Detection of failed training: a diverged loss, a network always wrong or at chance, catastrophic overfitting."""
 
 from __future__ import annotations
 
 import math
 
+from bullettrain.data import ImageSet
+from bullettrain.evaluation.results import wilson
+from bullettrain.formatting import percent, plain
 from bullettrain.objectives import AdversarialObjective
 from bullettrain.step import BulletTrain
 from bullettrain.training.metrics import Sums
@@ -80,4 +83,20 @@ def look_at_epoch(robust_accuracy: float, probe: float | None, *, classes: int, 
     return (
         f"catastrophic overfitting: {100 * robust_accuracy:.0f} % of the training attacks fail, but PGD-10 breaks "
         f"all but {100 * probe:.0f} % of a probe; train against a stronger attack (method.boundary, step_size)"
+    )
+
+
+def look_at_test(weights: str, accuracy: float, images: ImageSet) -> str | None:
+    """Return a message if clean test accuracy is that of chance.
+
+    It is if its 95 % interval reaches down to the share of the largest class: always answering that does as well.
+    """
+    n, counts = len(images), images.labels.bincount()
+    largest = int(counts.argmax())
+    share = float(counts[largest]) / n
+    if wilson(accuracy * n, n)[0] > share:
+        return None
+    return plain(
+        f"no better than chance: the {weights} weights are right on {percent(accuracy)} of {n} clean test images, and "
+        f"always answering {images.classes[largest]!r} on {percent(share)}; lower --lr, train longer, or add images"
     )

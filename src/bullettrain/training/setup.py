@@ -94,6 +94,11 @@ def make_network(config: Config, images: ImageSet, place: Place) -> tuple[nn.Mod
     return network, described
 
 
+def threads_of(config: Config, device: torch.device) -> int:
+    """Return the number of CPU threads to set; 0 for PyTorch's default. small-cnn is too small for more than one."""
+    return config.training.threads or int(device.type == "cpu" and config.network.name == "small-cnn")
+
+
 def set_threads(threads: int) -> None:
     """Set torch's number of CPU threads; 0 leaves it as it is. Raises ConfigError if there are far fewer cores."""
     cores = os.cpu_count() or 1

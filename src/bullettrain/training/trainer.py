@@ -19,16 +19,23 @@ from bullettrain.data.base import derive_seed
 from bullettrain.data.sets import fingerprint
 from bullettrain.engine.phases import Batch
 from bullettrain.processes import Place, StoppedError, StopRequest
-from bullettrain.run_folder import SHARES, CheckpointWriter, RunFolder, Weights
+from bullettrain.run_folder import SHARES, CheckpointWriter, RunFolder, Weights, preferred
 from bullettrain.step import StepOutput
 from bullettrain.training import state
-from bullettrain.training.collapse import CollapseError, WrongStreak, look_at_epoch, look_at_loss, low_probe
+from bullettrain.training.collapse import (
+    CollapseError,
+    WrongStreak,
+    look_at_epoch,
+    look_at_loss,
+    look_at_test,
+    low_probe,
+)
 from bullettrain.training.display import Display
 from bullettrain.training.evaluator import Evaluator
 from bullettrain.training.metrics import StepMetrics, Sums, speedups
 from bullettrain.training.optimizer import MovingAverage, average_statistics, rate
 from bullettrain.training.recorder import Recorder
-from bullettrain.training.setup import InitialPerturbation, make_loader, make_network, set_threads
+from bullettrain.training.setup import InitialPerturbation, make_loader, make_network, set_threads, threads_of
 from bullettrain.training.steps import Clock, Stepper
 from bullettrain.validation import DivergedError
 
@@ -61,7 +68,7 @@ class Trainer:
             name = method_name(vars(config.method))
             raise ConfigError(f"{name} is for one process: each would carry perturbations of its own")
         training = config.training
-        set_threads(training.threads)
+        set_threads(threads_of(config, place.device))
         torch.manual_seed(training.seed)
         self.network, self.described = make_network(config, self.train_set, place)
         self.engine = config.method.build(examples=len(self.train_set))
@@ -332,8 +339,14 @@ class Trainer:
         if average_statistics(self):
             self.save()
         self._share_statistics()
+        clean = {}
         for record in self.evaluator.records(state.networks(self), self.test_set, self.at.epoch):
             self.recorder.log(record)
+            if record["attack"] == "clean":
+                clean[record["weights"]] = record["accuracy"]
+        chosen = preferred(clean)
+        if problem := look_at_test(chosen, clean[chosen], self.test_set):
+            self.recorder.warn(problem, self.at.step)
 
     def _end(self, reason: str) -> None:
         self.writer.wait()
