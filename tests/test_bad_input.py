@@ -136,6 +136,10 @@ def test_nan_that_appears_in_mid_training_names_its_step():
         train.step(net, X, Y)
 
 
+def trained(step_size=None, scale=None, **settings):
+    return BulletTrain(bt.TRADES(**settings), budget=StepBudget(3, 3, step_size=step_size, scale=scale))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -147,6 +151,9 @@ def test_nan_that_appears_in_mid_training_names_its_step():
         (lambda: bt.TRADES(eps=8, norm=bt.Normalized([0.5], [0.2])), "eps is 8, but pixels .* did you mean 8/255"),
         (lambda: pgd(norm_net(), X, Y, eps=8, steps=1, step_size=2), "eps is 8, but pixels .* did you mean 8/255"),
         (lambda: pgd(norm_net(), X, Y, eps=0.1, steps=1, step_size=2), "step_size is 2, but pixels .* mean 2/255"),
+        (lambda: trained(eps=8 / 255, step_size=2), "the boundary step size is 2, but pixels .* mean 2/255"),
+        (lambda: trained(eps=8 / 255, scale=225), r"the boundary step size is 2\.35294, but pixels are in \[0, 1\]"),
+        (lambda: trained(eps=8, bounds=(0, 255), step_size=600), r"is 600, but pixels are in \[0, 255\]"),
         (lambda: bt.TRADES(bta=6), "^TRADES takes no bta; there are beta, eps, .*; did you mean 'beta'"),
         (lambda: bt.TRADES(6.0), r"^TRADES takes its arguments by name, e\.g\. TRADES\(eps=8/255\)"),
         (lambda: bt.PGDAT(steps=3), "^PGDAT takes no steps; there are eps, norm"),
@@ -187,6 +194,19 @@ def test_nan_that_appears_in_mid_training_names_its_step():
 def test_bad_settings_are_refused_at_once(make, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make()
+
+
+@pytest.mark.parametrize("norm", ["linf", bt.Normalized([100.0], [50.0], pixels=(0, 255))])
+def test_an_eps_that_is_tiny_for_the_pixels_is_doubted(norm):
+    bounds = {"bounds": (0, 255)} if norm == "linf" else {}
+    with pytest.warns(UserWarning, match=r"^eps is 0.0313725, but pixels .*; did you mean 8\?$") as caught:
+        bt.PGDAT(eps=8 / 255, norm=norm, **bounds)
+    assert caught[0].filename == __file__
+    bt.PGDAT(eps=8, norm=norm, **bounds)  # and none of these
+    bt.TRADES(eps=0.3 / 255)
+    bt.TRADES(eps=0.01, bounds=None)
+    bt.TRADES(eps=0.01, bounds=(0, 1e6), norm="l2")
+    trained(eps=0.5, scale=6.75)  # steps of 2.25·eps
 
 
 def test_a_scheme_that_allocates_nonsense_is_named():

@@ -191,6 +191,11 @@ class Normalized(Norm):
         return self._ready[key]
 
 
+def in_pixels(norm: Norm) -> Norm:
+    """Return the norm inside :class:`Normalized`, or the norm itself."""
+    return norm.norm if isinstance(norm, Normalized) else norm
+
+
 @dataclass(frozen=True)
 class Ball:
     """A threat model: a norm, a radius and the valid range of inputs.
@@ -246,15 +251,23 @@ class Ball:
 
     def check_step(self, size: float, name: str) -> None:
         """Raise ValueError if a step crosses the ball and the range of pixels. With a tensor as eps it is unchecked."""
-        if not isinstance(self.eps, Tensor) and size > 2 * self.eps:
+        if not isinstance(self.eps, Tensor) and size > 2.25 * self.eps:  # which is a usual single step
             self._check_length(size, name)
+
+    def doubt(self) -> str | None:
+        """Return a warning if eps in L∞ is tiny for the range of pixels, as 8/255 is for [0, 255], else None."""
+        low, high = getattr(self.norm, "pixels", self.bounds)
+        numbers = not any(isinstance(value, Tensor) for value in (self.eps, low, high))
+        if numbers and isinstance(in_pixels(self.norm), Linf) and self.eps < 1e-3 * (high - low) < math.inf:
+            meant = self.eps * (high - low)
+            return f"eps is {self.eps:g}, but pixels are in [{low:g}, {high:g}]; did you mean {meant:g}?"
+        return None
 
     def _check_length(self, length: Limit, name: str) -> None:
         """Raise ValueError if a length in L∞ is above the range of pixels: 8 is meant as 8/255."""
-        norm, (low, high) = self.norm, getattr(self.norm, "pixels", self.bounds)
-        inner = norm.norm if isinstance(norm, Normalized) else norm
+        low, high = getattr(self.norm, "pixels", self.bounds)
         above = length > high - low
-        if isinstance(inner, Linf) and (bool(above.any()) if isinstance(above, Tensor) else above):
+        if isinstance(in_pixels(self.norm), Linf) and (bool(above.any()) if isinstance(above, Tensor) else above):
             size, *ends = (f"{float(torch.as_tensor(value).max()):g}" for value in (length, low, high))
             raise ValueError(f"{name} is {size}, but pixels are in [{', '.join(ends)}]; did you mean {size}/255?")
 
@@ -270,8 +283,7 @@ class Ball:
             clean, corrupted = (self.norm.pixels_of(at_least_float32(t)) for t in (x, x_prime))
             rounded, delta = rounding(clean, x.dtype), corrupted - clean
             delta = delta - delta.clamp(-rounded, rounded)
-            norm = self.norm.norm if isinstance(self.norm, Normalized) else self.norm
-            distance = norm.distance(delta, ball.eps if eps is None else eps)
+            distance = in_pixels(self.norm).distance(delta, ball.eps if eps is None else eps)
             far = float(distance.where(delta.flatten(1).any(dim=1), 0.0).max())  # eps may be 0 where nothing moved
             if not far <= 1 + slack:
                 raise RuntimeError(f"an attack went {far:.4g} times eps, out of its ball; look at the norm's project()")
@@ -282,8 +294,7 @@ def check_eps(eps: Limit, norm: Norm) -> Limit:
     """Return a radius above 0; tensors are allowed in L∞."""
     if not isinstance(eps, Tensor):
         return check_number(eps, "eps", above=0)
-    inner = norm.norm if isinstance(norm, Normalized) else norm
-    if not isinstance(inner, Linf):
+    if not isinstance(in_pixels(norm), Linf):
         raise ValueError("eps is a tensor, which is for L∞; give a number")
     if not bool((torch.isfinite(eps) & (eps > 0)).all()):
         raise ValueError("eps has values that are not above 0")

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bullettrain.allocation import Allocation, RadiusBudget, ShuffledBudget
+from bullettrain.allocation import Allocation, RadiusBudget, ShuffledBudget, StepBudget
 from bullettrain.attacks import Attack, AttackLoss, Norm, RandomStart, random_noise, starting_point
 from bullettrain.attacks.losses import loss_named
 from bullettrain.attacks.norms import AUTO, NORMS, USUAL_EPS, Ball, Bounds, Limit, find_norm
@@ -297,6 +298,8 @@ class AdversarialObjective(Objective):
             raise ValueError(f"give eps as well: {usual}")
         ball = Ball.of(norm, USUAL_EPS["linf"] if eps is None else eps, bounds)
         self.norm, self.eps, self.bounds = ball.norm, ball.eps, ball.bounds
+        if doubt := ball.doubt():
+            warnings.warn(doubt, stacklevel=3)
         if self.usual_beta is not None:
             self.beta = check_number(self.usual_beta if beta is None else beta, "beta", above=0)
         if attack_mode is not None:
@@ -324,10 +327,12 @@ class AdversarialObjective(Objective):
         return other
 
     def check_budget(self, budget: Allocation) -> None:
-        """Also refuse a budget whose eps is not the objective's."""
+        """Also refuse a budget whose eps is not the objective's, and steps across the ball and the range of pixels."""
         super().check_budget(budget)
         part: Any = budget
         while part is not None:
+            if isinstance(part, StepBudget):
+                self.ball.check_step(part.boundary_step(self.unit), "the boundary step size")
             if isinstance(part, (RadiusBudget, ShuffledBudget)):
                 name, own = type(part).__name__, self.unit if isinstance(part, ShuffledBudget) else self.eps
                 if isinstance(own, Tensor):
