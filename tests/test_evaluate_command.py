@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from bullettrain.cli.app import app
 from bullettrain.config import recipe
 from bullettrain.models import build
-from bullettrain.run_folder import RunFolder
+from bullettrain.reporting import Run
+from bullettrain.run_folder import RunFolder, pack_weights, read_weights
 
 
 @pytest.fixture
@@ -297,6 +298,18 @@ def test_defaults_come_from_the_run():
     assert _defaults(cifar, None, "l2") == Defaults("l2")
     assert _defaults(recipe("cifar10-augmix"), None, None) == Defaults()
     assert _defaults(None, None, None) == Defaults()
+
+
+def test_a_report_leaves_out_what_was_evaluated_of_earlier_weights(run):
+    invoke(run, "--attack", "pgd5", "--images", 60)
+    assert Run.read(run).entries
+    tensors, about = read_weights(run / "last.safetensors")
+    (run / "last.safetensors").write_bytes(pack_weights({key: 2 * value for key, value in tensors.items()}, about))
+    later = Run.read(run)
+    assert later.entries == []
+    assert later.notes[-1].startswith("evaluation.json is of earlier last weights than the present ones: ")
+    (run / "last.safetensors").unlink()  # a folder to show, without what it would take to load the network
+    assert Run.read(run).entries
 
 
 def test_the_folder_of_a_run_that_is_evaluated_stays_a_run(run):

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from bullettrain.checkpoint_paths import check_run
-from bullettrain.errors import raised_as
+from bullettrain.errors import UserError, raised_as
 from bullettrain.evaluation.results import FILE as EVALUATIONS
 from bullettrain.evaluation.results import Entry, Store
 from bullettrain.evaluation.specs import threat_in_words
 from bullettrain.formatting import attack_name
+from bullettrain.loading import load_model
 from bullettrain.run_folder import SHARES, RunError, RunLog, Table
 
 COMPARISON = "comparison.json"
@@ -31,12 +32,18 @@ class Run(RunLog):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the folder of a run. Evaluations that cannot be read become a note."""
+        """Read the folder of a run. Evaluations that cannot be read, or are of earlier weights, become a note."""
         run = super().read(folder)
         try:
-            run.entries.extend(entry for entry in Store(folder).entries if entry.results)
+            entries = [entry for entry in Store(folder).entries if entry.results]
         except RunError:
             run.notes.append(f"{EVALUATIONS} could not be read: the evaluation is not shown.")
+            return run
+        present = {name: _digest(folder, name) for name in {entry.weights for entry in entries}}
+        run.entries.extend(entry for entry in entries if present[entry.weights] in (None, entry.digest))
+        for name in dict.fromkeys(entry.weights for entry in entries if entry not in run.entries):
+            again = f"run bullettrain evaluate --weights {name} again"
+            run.notes.append(f"{EVALUATIONS} is of earlier {name} weights than the present ones: {again}.")
         return run
 
     @property
@@ -170,6 +177,14 @@ def read_contents(folder: Path) -> Contents:
         check_run(folder, "the folder of a run, a comparison or an evaluation")
         return Contents(folder, [Run.read(folder)], [])
     return Contents(folder, [], [entry for entry in Store(folder).entries if entry.results])
+
+
+def _digest(folder: Path, weights: str) -> str | None:
+    """Return the digest of a run's network; None if it cannot be loaded here, e.g. for want of trust."""
+    try:
+        return load_model(folder, weights).digest
+    except UserError:
+        return None
 
 
 def _read_comparison(folder: Path) -> Comparison:
