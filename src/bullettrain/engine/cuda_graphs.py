@@ -332,7 +332,7 @@ def _difference(was: Sequence[Tensor], expected: Sequence[Tensor], found: Sequen
     """Return the difference of ``found`` from ``expected``, relative to the change, in units of the tolerance.
 
     The first ``changed`` tensors are state. State tensors with several elements are taken together, since the gradients
-    of some are nothing but rounding. Integers may differ in as large a part.
+    of some are nothing but rounding. Integers may differ in as large a part; NaN has to be in the same places.
     """
     far: list[Tensor] = []
     off = total = None
@@ -342,6 +342,7 @@ def _difference(was: Sequence[Tensor], expected: Sequence[Tensor], found: Sequen
         if not a.is_floating_point():
             far.append((a != b).double().mean() / TOLERANCE[torch.float32])
             continue
+        far.append((a.isnan() != b.isnan()).any() * 1e30)
         allowed = TOLERANCE.get(a.dtype, TOLERANCE[torch.float32])
         difference, change = (a.double() - b.double()).norm(), (a.double() - old.double()).norm()
         if i < changed and a.numel() > 1:

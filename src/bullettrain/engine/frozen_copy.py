@@ -29,10 +29,11 @@ class FrozenCopy(nn.Module):
         if dtype is not None:
             cast_layers(self.copy, dtype)
         theirs = _tensors(network)  # by name: a cast weight is no longer shared between layers
-        mine = {name: tensor for name, tensor in _tensors(self.copy).items() if name in theirs}
-        pairs = [(tensor, theirs[name]) for name, tensor in mine.items() if tensor.is_floating_point()]
-        # Grouped by precision: torch copies mixed lists tensor by tensor.
-        self._alike = [[p for p in pairs if (p[0].dtype == p[1].dtype) == same] for same in (True, False)]
+        # Grouped by dtype: torch copies mixed lists tensor by tensor.
+        self._alike: dict[object, list[tuple[Tensor, Tensor]]] = {}
+        for name, mine in _tensors(self.copy).items():
+            if name in theirs and not name.endswith("num_batches_tracked"):  # only training uses these
+                self._alike.setdefault((mine.dtype, theirs[name].dtype), []).append((mine, theirs[name]))
         self.refresh()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,9 +45,8 @@ class FrozenCopy(nn.Module):
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the network's present weights and statistics."""
-        for pairs in self._alike:
-            if pairs:
-                torch._foreach_copy_([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
+        for pairs in self._alike.values():
+            torch._foreach_copy_([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
         if self._folds:
             _fold(list(self._folds), list(self._folds.values()))
 
