@@ -108,6 +108,16 @@ def by_fast(name, emulated, net, parts):
     return record
 
 
+def by_captured(train, net, parts):
+    """The gradients of each step."""
+    fast, optimizer, record = bt.Captured(train, net, capture=False), torch.optim.SGD(net.parameters(), lr=0.2), []
+    for x, y, start in parts:
+        fast.step(x, y, start=start)
+        record.append([p.grad.clone() for p in net.parameters()])
+        optimizer.step()
+    return record
+
+
 def by_itself(part):
     train = BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(3, 1), joint=False)
     return train.step(tiny_net(), *part[:2], start=part[2]).loss.item()
@@ -155,6 +165,8 @@ def worker(rank, port, folder):
         results[name, emulated, net] = by_fast(name, emulated, NETS[net](), parts)
     alone = BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(3, 1), joint=False)
     assert alone.step(tiny_net(), *parts[0][:2], start=parts[0][2]).loss.item() == by_itself(parts[0])
+    net = tiny_net(seed=rank)  # the first one's weights are taken
+    results["apart"] = by_captured(BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(3, 1), joint=False), net, parts)
     results["last"] = last_steps(nn.parallel.DistributedDataParallel(tiny_net()), share)
     results["norm"] = [p.grad.clone() for p in norms.parameters()]
     torch.save(results, f"{folder}/{rank}.pt")
@@ -174,6 +186,23 @@ def two(tmp_path_factory):
             mp.spawn(worker, args=(free_port(), str(made)), nprocs=2)
             made.rename(folder)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def test_captured_steps_average_gradients_also_where_batches_are_not_joint(two):
+    """Each process separates its own examples, and all train one network."""
+    nets = [tiny_net() for _ in two]
+    trains = [BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(3, 1), joint=False) for _ in two]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.2) for net in nets]
+    for step, (x, y, start) in enumerate(joint_batches()):
+        for train, net, rows in zip(trains, nets, (slice(0, SIZES[0]), slice(SIZES[0], None)), strict=True):
+            net.zero_grad()
+            train.step(net, x[rows], y[rows], start=start[rows]).loss.backward()
+        for i, (a, b) in enumerate(zip(*(net.parameters() for net in nets), strict=True)):
+            a.grad = b.grad = (a.grad + b.grad) / 2
+            for worker in two:
+                assert torch.allclose(worker["apart"][step][i], a.grad, atol=1e-12)
+        for optimizer in optimizers:
+            optimizer.step()
 
 
 @pytest.mark.parametrize("order", ["wrapped", "compiled"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from bullettrain import validation
 from bullettrain.allocation import Allocation, StepBudget, needs_selection
+from bullettrain.attacks.norms import Ball
+from bullettrain.attacks.pgd import AttackState
 from bullettrain.attacks.state import bare
 from bullettrain.brief import brief
 from bullettrain.cost import Work
@@ -51,7 +54,7 @@ def algorithm(
     svar, logits = run(phases.select, group, sizes) if train.needs_selection else (None, None)  # line 4: SVar of h(x)
     scores = joint.gather(svar), joint.sizes, joint.local_ranges  # the quantile is over all processes
     group_assigned, attack = run(phases.allocate, group, svar, logits, *scores)  # line 5: f(SVar, F_R), and steps
-    steps = train.read_steps(logits, group.y, group_assigned)  # the only read from the device
+    steps = train.read_steps(logits, group.y, group_assigned, attack)  # the only read from the device
     if train.objective.needs_target and any(steps):
         attack = attack._replace(target=run(phases.target, group.x, train.target_logits(logits)))
     taken, attack_steps = run_attack(phases, run, attack, group_assigned.steps, steps, len(sizes))  # line 6: x' = G(x)
@@ -238,7 +241,7 @@ class BulletTrain:
         """Return the logits that selected, if the attack can use them as its target too."""
         return logits if self.objective.selection == self.objective.attack_mode == "eval" else None
 
-    def read_steps(self, logits: Tensor | None, y: Tensor, assigned: Assignment) -> list[int]:
+    def read_steps(self, logits: Tensor | None, y: Tensor, assigned: Assignment, attack: AttackState) -> list[int]:
         """Return the steps of each example on the host; synchronises with the device unless the budget is uniform."""
         if self.checking and logits is not None:
             validation.check_logits(logits.detach(), y, self.steps_taken + 1)
@@ -248,12 +251,24 @@ class BulletTrain:
             if logits is not None and self.separation is separate:
                 validation.check_score_sign(assigned.svar, logits, y)
         same = self.budget.uniform_steps
+        if self.checking:
+            self._check_allocated(assigned, attack, same)
         steps: list[int] = assigned.steps.tolist() if same is None else [same] * len(assigned.steps)
         validation.check_count(min(steps), "steps")
         most = self.objective.max_steps
         if most is not None and max(steps) > most:
             raise ValueError(f"the budget allocated {max(steps)} steps; {type(self.objective).__name__} has {most}")
         return steps
+
+    def _check_allocated(self, assigned: Assignment, attack: AttackState, same: int | None) -> None:
+        """Check the values that the budget decided on; synchronises with the device."""
+        if same is not None and bool((assigned.steps != same).any()):
+            raise ValueError(f"the budget's uniform_steps is {same}, but allocate returned other steps; let it be None")
+        for name, values in (("step_sizes", attack.size), ("eps", attack.eps), ("weight", assigned.weight)):
+            if values is not None and not bool((values.isfinite() & (values >= 0)).all()):
+                raise ValueError(f"the budget's {name} are negative, NaN or infinite for some examples")
+        if attack.eps is not None and isinstance(ball := getattr(self.objective, "ball", None), Ball):
+            Ball.of(ball.norm, float(attack.eps.max().clamp_min(1e-30)), ball.bounds)
 
     def check_attack(self, x: Tensor, x_prime: Tensor, eps: Tensor | None) -> None:
         """On a checked step, check that x' is inside its ball."""
@@ -343,8 +358,9 @@ class BulletTrain:
             validation.check_logits(logits, y, self.steps_taken + 1)
             validation.check_unnormalised(logits)
 
-        # Not compiled: it synchronises with the device, which would break the graph of net.compile().
-        hook = bare(model).register_forward_hook(torch.compiler.disable(check))  # type: ignore[no-untyped-call]
+        if "torch._dynamo" in sys.modules:  # it synchronises with the device, which would break a compiled graph
+            check = torch.compiler.disable(check)  # type: ignore[no-untyped-call]
+        hook = bare(model).register_forward_hook(check)
         try:
             with validation.buffers_restored_on_error(bare(model)):
                 yield
@@ -391,9 +407,7 @@ class BulletTrain:
             warnings.warn(lost, stacklevel=2)
         elif self.history.examples:
             self.history.clear()
-            if self.selects_by_history:
-                lost = "the state has no last scores: until they are trained on again all are on the boundary"
-                warnings.warn(lost, stacklevel=2)
+            warnings.warn("the state has no history of the examples: all count as not seen yet", stacklevel=2)
 
     def _restore_generators(self, states: Mapping[str, Any]) -> None:
         own = self._generators()

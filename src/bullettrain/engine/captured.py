@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from bullettrain.attacks.state import bare
+from bullettrain.brief import first_line
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER, CudaGraphRunner
-from bullettrain.engine.distributed import average_gradients, share_buffers
+from bullettrain.engine.distributed import average_gradients, find_group, share
 from bullettrain.engine.forwards import FastForwards, Forwards, in_any_size
 from bullettrain.engine.phases import EAGER, Batch, Phases, Runner
 from bullettrain.validation import check_count, check_logits, check_module
@@ -43,8 +44,8 @@ class Captured:
 
     Replays are compared with eager execution. If they differ, for example because a part keeps a counter in Python,
     steps continue eagerly and a warning says why. ``train`` keeps F_R and its ``state_dict()``, and checks values every
-    ``check_every`` steps. Without a GPU the steps are the plain ones. If a process group is initialised, gradients are
-    averaged over it.
+    ``check_every`` steps. Without a GPU the steps are the plain ones, compiled if you ask for that. If a process group
+    is initialised, all processes get the weights of the first one before the first step, and gradients are averaged.
 
     Args:
         train: the method.
@@ -94,6 +95,7 @@ class Captured:
         self.on_message = on_message or (lambda text: warnings.warn(text, stacklevel=7))
         self.reason: str | None = None
         """Why steps are not captured; None if they are. Known after the first step."""
+        self._failed: str | None = None  # why the present settings cannot be captured
         self.runner: Runner = EAGER
         self.gradients = Gradients(model)
         self.more_state: Callable[[], Sequence[Tensor]] = list
@@ -175,16 +177,19 @@ class Captured:
             mine = self._turn
             if train.checking and isinstance(self.runner, CudaGraphRunner):
                 self.runner.check_next()
-            share_buffers(self.model, train.process_group())
-            groups = [[batch] for batch in batches] if train.objective.one_by_one else [batches]
-            outs = itertools.chain.from_iterable(train.updates(phases, group, self.runner) for group in groups)
+            group = find_group(train.group, joint=True)  # weights are shared, also if the batch is not joint
+            weights = self.model.parameters() if mine == 1 else ()
+            share([*weights, *self.model.buffers()], group)
+            self.gradients.begin(accumulate=accumulation[0])
+            together = [[batch] for batch in batches] if train.objective.one_by_one else [batches]
+            outs = itertools.chain.from_iterable(train.updates(phases, part, self.runner) for part in together)
             for batch in batches:
                 with nullcontext() if self.reason is None else train.checked_forwards(self._plain, batch.y):
                     out = next(outs)
                 if train.checking:
                     check_logits(out.z_prime, batch.y, train.steps_taken)
                 self.gradients.show()
-                average_gradients(self.gradients.there(), train.process_group())
+                average_gradients(self.gradients.there(), group)
                 yield out
                 if mine != self._turn:
                     raise RuntimeError("another step was taken before these were; finish a group before the next")
@@ -199,8 +204,9 @@ class Captured:
     def _find(self, x: Tensor) -> Phases:
         """Return the phases for the current network, settings and image shape; made anew if any of them changed."""
         now = self._signature(x)
-        if self._phases is None or now != self._made_for:
-            self._early = self._early + 1 if self._taken < EARLY_STEPS else 0
+        if (changed := self._phases is None or now != self._made_for) or (self._failed and self.runner is not EAGER):
+            if changed:
+                self._early, self._failed = self._early + 1 if self._taken < EARLY_STEPS else 0, None
             self._spent, self._phases = self.seconds, None
             if self.runner is not EAGER:
                 self.runner = EAGER
@@ -211,7 +217,12 @@ class Captured:
         return self._phases
 
     def _make(self, x: Tensor) -> Phases:
-        reason = self._why_not_captured(x)
+        forwards, reason = Forwards(self._plain, self.dtype), self._why_not_captured(x)
+        if reason is None:
+            try:
+                forwards = self._fast_forwards()
+            except RuntimeError as error:  # e.g. of a pruned network
+                reason = self._failed = f"the network cannot be copied: {first_line(error)}"
         grouped, one_by_one = self.attack_group > 1, self.train.objective.one_by_one
         if reason is not None and reason != self.reason and self.capture:
             self.on_message(f"CUDA graphs are off{'' if grouped else ', steps run one by one'}: {reason}")
@@ -220,29 +231,29 @@ class Captured:
         self.reason = reason
         fast = reason is None
         self.gradients.remake(hold=fast)
-        objective, train = self.train.objective, self.train
-        forwards: Forwards
         if fast:
-            forwards = FastForwards(
-                self.model,
-                dtype=self.dtype,
-                compile=self.compile,
-                pair=self._pairs(),
-                freezes=(objective.needs_network and objective.attack_mode == "eval")
-                or (train.needs_selection and objective.selection == "eval"),
-                on_message=self.on_message,
-            )
             forwards.prepare(x)
             self.runner = self._make_runner()
-        else:
-            forwards = Forwards(self._plain, self.dtype)
+        gradients = self.gradients
         return Phases(
-            train,
+            self.train,
             forwards,
-            backward=lambda loss, accumulation: self.gradients.make(loss, forwards, *accumulation),
+            backward=lambda loss, accumulation: gradients.make(loss, forwards, *accumulation),
             record=self.record,
             packs=fast,
             size_multiple=self.size_multiple if fast else 1,
+        )
+
+    def _fast_forwards(self) -> FastForwards:
+        train, objective = self.train, self.train.objective
+        return FastForwards(
+            self.model,
+            dtype=self.dtype,
+            compile=self.compile,
+            pair=self._pairs(),
+            freezes=(objective.needs_network and objective.attack_mode == "eval")
+            or (train.needs_selection and objective.selection == "eval"),
+            on_message=self.on_message,
         )
 
     def _pairs(self) -> bool:
@@ -260,6 +271,8 @@ class Captured:
     def _why_not_captured(self, x: Tensor) -> str | None:
         if not self.capture:
             return "capture is False"
+        if self._failed:
+            return self._failed
         if self._early >= MAX_EARLY_RECAPTURES:
             return "settings, shapes, modes or the memory of weights keep changing"
         if not _on_gpu(x):
@@ -269,8 +282,8 @@ class Captured:
         return None
 
     def _given_up(self, line: str) -> None:
-        """Note that the runner continues eagerly, because a capture failed or a replay differed."""
-        self.reason = line.partition(": ")[2]
+        """Note that a capture failed or a replay differed: this step continues eagerly, later ones are plain."""
+        self.reason = self._failed = line.partition(": ")[2]
         self.on_message(line)
 
     def _state(self) -> list[Tensor]:
@@ -288,15 +301,17 @@ class Captured:
         train.robust_fraction.to(x.device)
         train.history.to(x.device)
         self._example = x if self._example is None or len(x) > len(self._example) else self._example
-        settings = [train.budget, *vars(train.objective).values(), *vars(train.robust_fraction).values()]
-        settings += [*getattr(train.budget, "__dict__", {}).values()]
-        settings += [train.score, train.separation, train.objective, train.robust_fraction]
+        parts = [train.objective, train.budget, train.score, train.separation, train.robust_fraction]
         modes = [module.training or not model.training for module in model.modules()]
         tensors = [*model.parameters(), *model.buffers(), *train.history.tensors()]
         tensors += [] if train.history.weight is None else [train.history.weight]
         tensors += train.objective.mutable_state(self._example)
         places = [(t.data_ptr(), t.requires_grad) for t in tensors]
-        return [_mark(value) for value in settings], (x.shape[1:], x.dtype, x.device), modes, places
+        # Attacks have copies of these in the network's dtype and on its device.
+        copied = [part for part in (train.objective.eps, *train.objective.bounds) if isinstance(part, Tensor)]
+        weight = next(model.parameters(), x)
+        versions = [t._version for t in copied if (t.dtype, t.device) != (weight.dtype, weight.device)]
+        return [_mark(part) for part in parts], (x.shape[1:], x.dtype, x.device), modes, places, versions
 
 
 class _Same:
@@ -311,14 +326,24 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _mark(value: object) -> object:
-    """Return a value to compare a setting by: numbers and strings by value, other objects by identity.
+MAX_DEPTH = 3
+"""Depth of the attributes of parts that are compared."""
 
-    Tensors and generators may change without a new capture.
+
+def _mark(value: object, depth: int = 0) -> object:
+    """Return a value to compare a setting by: numbers and strings by value, other objects by identity and attributes.
+
+    Values of tensors, states of generators and what networks hold may change without a new capture.
     """
-    if value is None or isinstance(value, (int, float, str, tuple)):
+    if value is None or isinstance(value, (int, float, str)):
         return value
-    return None if isinstance(value, (Tensor, torch.Generator)) else _Same(value)
+    if isinstance(value, tuple):
+        return tuple(_mark(part, depth) for part in value)
+    if isinstance(value, torch.Generator):
+        return None
+    if depth == MAX_DEPTH or isinstance(value, (Tensor, nn.Module)):
+        return _Same(value)
+    return _Same(value), *(_mark(part, depth + 1) for part in getattr(value, "__dict__", {}).values())
 
 
 class Gradients:
@@ -333,8 +358,19 @@ class Gradients:
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.held = [torch.zeros_like(parameter) for parameter in self.parameters] if hold else []
         for parameter in self.model.parameters():
-            parameter.grad = None
-        self.known: list[bool] = []
+            if not parameter.requires_grad:
+                parameter.grad = None
+        self.known = self.before = [False] * len(self.parameters)
+
+    def begin(self, *, accumulate: bool) -> None:
+        """Before a step that accumulates, continue from the present ``grad`` of the weights, which may be None."""
+        self.before = [accumulate and parameter.grad is not None for parameter in self.parameters]
+        if accumulate:
+            for mine, parameter in zip(self.held, self.parameters, strict=bool(self.held)):
+                if parameter.grad is None:
+                    mine.zero_()
+                elif parameter.grad is not mine:
+                    mine.copy_(parameter.grad)
 
     def make(self, loss: Tensor, forwards: Forwards, accumulate: bool, scale: float) -> None:
         """Compute the gradients of a loss, as part of its phase."""
@@ -355,8 +391,8 @@ class Gradients:
     def show(self) -> None:
         """Set the ``grad`` of the weights; None where the loss does not depend on the weight."""
         if self.held:
-            for mine, parameter, known in zip(self.held, self.parameters, self.known, strict=True):
-                parameter.grad = mine if known else None
+            for mine, parameter, *known in zip(self.held, self.parameters, self.known, self.before, strict=True):
+                parameter.grad = mine if any(known) else None
 
     def there(self) -> list[Tensor]:
         """Return the gradients that exist."""

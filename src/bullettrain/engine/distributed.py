@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -112,15 +112,17 @@ def average_gradients(gradients: Sequence[Tensor], group: dist.ProcessGroup | No
 
 
 @torch.no_grad()
-def share_buffers(model: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Broadcast the buffers of the first process before a step, as DistributedDataParallel does."""
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    if group is None or not buffers:
+def share(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Copy the floating-point tensors of the first process to the others, as DistributedDataParallel does."""
+    if group is None:
         return
-    flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
-    with collective():
-        dist.broadcast(flat, dist.get_global_rank(group, 0), group=group)
-    _unflatten(flat, buffers)
+    tensors = [tensor for tensor in tensors if tensor.is_floating_point()]
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.reshape(-1) for tensor in alike])
+        with collective():
+            dist.broadcast(flat, dist.get_global_rank(group, 0), group=group)
+        _unflatten(flat, alike)
 
 
 def _unflatten(flat: Tensor, into: Sequence[Tensor]) -> None:

@@ -37,25 +37,42 @@ class Forwards:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         self.model, self.network, self.dtype = model, bare(model), dtype
+        self.statistics: list[Tensor] | None = None
+        """Buffers that attacks of a group see: those after its clean forwards; None: the network's own."""
 
     def prepare(self, x: Tensor) -> None:
         """Prepare for batches like ``x``."""
 
     def freeze(self) -> None:
         """Use the present weights for attacks and for selection in eval mode from now on."""
+        self.statistics = None
 
     def frozen_logits(self, x: Tensor, mode: Mode = "eval") -> Tensor:
         """Return logits (n, K) of the frozen network, without gradients."""
-        with frozen(self.network, mode), torch.no_grad(), self.autocast():
-            logits: Tensor = self.network(x)
+        with self._frozen(mode), torch.no_grad(), self.autocast():
+            logits = forward_some(self.network, x)
         check_logits_shape(logits, len(x))
         return logits
 
     @contextmanager
     def attacked(self, mode: Mode) -> Iterator[nn.Module]:
         """Yield the frozen network, with gradients enabled for its input."""
-        with frozen(self.network, mode), torch.enable_grad(), self.autocast():
+        with self._frozen(mode), torch.enable_grad(), self.autocast():
             yield self.network
+
+    @contextmanager
+    def _frozen(self, mode: Mode) -> Iterator[None]:
+        """Freeze the network, with the statistics that attacks see."""
+        with frozen(self.network, mode), torch.no_grad():
+            buffers, own = list(self.network.buffers()), None
+            if self.statistics is not None and mode == "eval":
+                own = [buffer.clone() for buffer in buffers]
+                _copy(self.statistics, buffers)
+            try:
+                yield
+            finally:
+                if own is not None:
+                    _copy(own, buffers)
 
     def learning_logits(
         self, clean: Tensor | None, corrupted: Tensor, z: Tensor | None, valid: Tensor | None
@@ -79,6 +96,7 @@ class Forwards:
 
     def clean_logits(self, x: Tensor) -> Tensor:
         """Return training-mode logits (m, K) of the loss, with their graph."""
+        self.statistics = None
         with self.autocast():
             return forward(self.model, x)
 
@@ -88,12 +106,13 @@ class Forwards:
         The network is frozen with the running statistics after these forwards, as an attack would see them; then the
         statistics are restored.
         """
-        before = [buffer.clone() for buffer in self.network.buffers()]
+        buffers = list(self.network.buffers())
+        before = [buffer.clone() for buffer in buffers]
         logits = [self._one(batch) for batch in batches]
         self.freeze()
-        with torch.no_grad():
-            for buffer, value in zip(self.network.buffers(), before, strict=True):
-                buffer.copy_(value)
+        if self.keeps_graphs:  # else the copy keeps them
+            self.statistics = [buffer.clone() for buffer in buffers]
+        _copy(before, buffers)
         return torch.cat(logits)
 
     def _one(self, batch: Tensor) -> Tensor:
@@ -260,6 +279,12 @@ class FastForwards(Forwards):
             return program(*args)
 
         return marked
+
+
+@torch.no_grad()
+def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
 
 
 def forward(model: nn.Module, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bullettrain.allocation import Allocated
 from bullettrain.attacks.norms import per_example
@@ -122,7 +123,9 @@ class Phases:
     ) -> None:
         self.train, self.objective, self.forwards = train, train.objective, forwards
         self.backward, self.record = backward, record
-        self.packs = packs and self.objective.attack_mode == "eval"
+        # Without running statistics, examples that are attacked together meet in batch norms in eval mode, too.
+        apart = not any(isinstance(m, _BatchNorm) and m.running_mean is None for m in forwards.network.modules())
+        self.packs = packs and apart and self.objective.attack_mode == "eval"
         self.spare = self.packs
         """Whether attacks have a spare row, for places without an example."""
         self.size_multiple = size_multiple
@@ -135,10 +138,10 @@ class Phases:
         if fast and weight is not None:
             self.ascent = self.objective.fast_functions(forwards.compiled, weight)
         self.loss_of, self.count = (forwards.compiled(f) for f in (self.objective.loss, train.robust_fraction.counts))
-        self._update: Callable[..., Any] = self._update_state
+        self._compiled_update: Callable[..., Any] | None = None  # a bound method would be a reference cycle
         if fast and forwards.compile and weight is not None and weight.is_cuda:  # type: ignore[attr-defined]
             # Not on a CPU: compiled by torch 2.13, writes to a 0-d float64 tensor (F_R) are lost there.
-            self._update = torch.compile(self._update_state)
+            self._compiled_update = torch.compile(self._update_state)
 
     # ---------------------------------------------------------------------------------------- sizes, on the host
 
@@ -231,6 +234,9 @@ class Phases:
         if sizes is None:
             sizes = train.budget.step_sizes(category, steps, objective.unit)
         sizes = check_returned(sizes, "the budget's step_sizes", (m,), "floating-point")
+        for name in ("eps", "weight"):
+            if (value := getattr(allocated, name)) is not None:
+                check_returned(value, f"the budget's {name}", (m,), "floating-point")
         if allocated.weight is not None:
             weight = allocated.weight if weight is None else weight * allocated.weight
         x_prime = objective.begin(x, start)
@@ -373,7 +379,8 @@ class Phases:
             loss_weight: weight of this process in the joint batch.
         """
         decided = assigned.category, assigned.svar
-        self._update(learned.counts, remembered, learned[:3], y, *decided, loss_weight)
+        run = self._compiled_update or self._update_state
+        run(learned.counts, remembered, learned[:3], y, *decided, loss_weight)
 
     def _update_state(
         self,
