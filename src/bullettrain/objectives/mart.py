@@ -17,7 +17,11 @@ class MART(AdversarialObjective):
     logits z are computed first and select.
 
     Args:
-        beta: β, the weight of the KL term; others: see :class:`AdversarialObjective`.
+        beta: β, the weight of the KL term; None: 6.0.
+        eps: radius of the ball; None: 0.031, in L∞ only.
+        norm: "linf", "l2" or :class:`Normalized`.
+        bounds: valid range (low, high) of ``x``; "auto": (0, 1), or that of :class:`Normalized`.
+        selection, attack_mode, generator, attack, label_smoothing: see :class:`AdversarialObjective`.
     """
 
     usual_beta = 6.0

@@ -14,7 +14,11 @@ class PGDAT(AdversarialObjective):
     Its loss has no clean term. The batch x', which contains untouched examples unchanged, is forwarded once, and
     selecting costs a clean forward of its own.
 
-    Args: see :class:`AdversarialObjective`.
+    Args:
+        eps: radius of the ball; None: 0.031, in L∞ only.
+        norm: "linf", "l2" or :class:`Normalized`.
+        bounds: valid range (low, high) of ``x``; "auto": (0, 1), or that of :class:`Normalized`.
+        selection, attack_mode, generator, attack, label_smoothing: see :class:`AdversarialObjective`.
     """
 
     title = "PGD-AT"

@@ -15,7 +15,11 @@ class TRADES(AdversarialObjective):
     The target of the attack, the clean softmax in eval mode, is computed once. The same logits select.
 
     Args:
-        beta: β = 1/λ, the weight of the robust term; others: see :class:`AdversarialObjective`.
+        beta: β = 1/λ, the weight of the robust term; None: 6.0.
+        eps: radius of the ball; None: 0.031, in L∞ only.
+        norm: "linf", "l2" or :class:`Normalized`.
+        bounds: valid range (low, high) of ``x``; "auto": (0, 1), or that of :class:`Normalized`.
+        selection, attack_mode, generator, attack, label_smoothing: see :class:`AdversarialObjective`.
     """
 
     usual_beta = 6.0
