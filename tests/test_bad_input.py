@@ -174,7 +174,9 @@ def trained(step_size=None, scale=None, **settings):
         (lambda: BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), momentum=1), "momentum is 1"),
         (lambda: BulletTrain(bt.TRADES(), budget=StepBudget(2, 1), check_every=-1), "check_every"),
         (lambda: BulletTrain(bt.TRADES, budget=StepBudget(2, 1)), "give an instance, e.g. TRADES"),
-        (lambda: BulletTrain(bt.TRADES(), budget=10), "StepBudget"),
+        (lambda: BulletTrain(bt.TRADES(), budget=10), r"a StepBudget, e\.g\. StepBudget\(boundary=10, robust=2\)"),
+        (lambda: StepBudget.uniform(10.0), "^steps is 10.0; it has to be a whole number"),
+        (lambda: pgd(norm_net(), X * 9, Y, eps=0.1, steps=1, step_size=0.1), r", or give bounds=\(low, high\), or for"),
         (
             lambda: BulletTrain(bt.TRADES(), budget=StepBudget(2, 1)).load_state_dict({"model": {}}),
             r"robust_fraction and steps_taken missing; give what state_dict\(\) of BulletTrain returned",
@@ -209,6 +211,29 @@ def test_an_eps_that_is_tiny_for_the_pixels_is_doubted(norm):
     trained(eps=0.5, scale=6.75)  # steps of 2.25·eps
 
 
+@pytest.mark.parametrize("kind", [bt.PGDAT, bt.TRADES, bt.MART])
+def test_help_says_the_defaults(kind):
+    made = kind()
+    assert f" None: {made.eps}, in L∞ only." in kind.__doc__
+    assert f" None: {getattr(made, 'beta', made.eps)}" in kind.__doc__
+    for part in (bt.Allocated, bt.Category):
+        fields = getattr(part, "_fields", None) or part.__members__
+        assert all(f"        {field}: " in part.__doc__ for field in fields)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("forward", [lambda net, x: net(x.detach()), torch.no_grad()(lambda net, x: net(x))])
+def test_a_network_without_a_gradient_to_its_input_is_named(objective, forward):
+    class Detached(Returning):
+        def forward(self, x):
+            return forward(super().forward, x)
+
+    net = Detached(lambda z: z)
+    refused(BulletTrain(objective(), budget=StepBudget.uniform(2)), net, X, Y, "^the logits have no gradient to the in")
+    with pytest.raises(ValueError, match=r"^the logits have no gradient to the input; take no_grad or detach out"):
+        pgd(net, X, Y, eps=0.1, steps=1, step_size=0.1)
+
+
 def test_a_scheme_that_allocates_nonsense_is_named():
     class Fractions:
         uniform_steps = None
@@ -224,7 +249,7 @@ def test_a_scheme_that_allocates_nonsense_is_named():
         norm_net(),
         X,
         Y,
-        "allocate returned float32 .*integer tensor",
+        r"allocate returned float32 .*integer tensor of shape \(16,\), e\.g\. by \.long\(\)",
     )
 
 

@@ -107,6 +107,12 @@ def test_every_score_is_negative_exactly_where_the_prediction_is_wrong(score):
     assert score(logits.bfloat16(), labels).dtype == torch.float32
 
 
+@pytest.mark.parametrize("score", SCORES)
+def test_scores_refuse_float_labels(score):
+    with pytest.raises((TypeError, RuntimeError), match=r"class indices as int64|Long|int64"):
+        score(torch.rand(4, 3), torch.zeros(4))
+
+
 @pytest.mark.parametrize("score", SCORES[:-1])
 def test_scores_rise_with_confidence_in_the_true_class(score):
     confidence = torch.linspace(0.1, 4, 30)

@@ -11,23 +11,26 @@ from torch import Tensor
 from bullettrain.history import Past
 from bullettrain.mining import Category, signed_gradient_norm
 from bullettrain.precision import accumulation_dtype
-from bullettrain.validation import SettingsError, check_limits, check_number, limits
+from bullettrain.validation import SettingsError, check_count, check_limits, check_number, limits
 
 DEFAULT_SCALE = 2.25
 """Step size of boundary examples as a multiple of ε/N_B."""
 
 
 class Allocated(NamedTuple):
-    """The result of an allocation that decides on more than steps."""
+    """The result of an allocation that decides on more than steps.
+
+    Attributes:
+        steps: (m,) integers; 0: the example is not corrupted.
+        step_sizes: (m,); None: the result of :meth:`Allocation.step_sizes`.
+        eps: (m,) radii of the attacks; None: the objective's eps.
+        weight: (m,) weights in the loss; None: 1 each.
+    """
 
     steps: Tensor
-    """(m,) integers; 0: the example is not corrupted."""
     step_sizes: Tensor | None = None
-    """(m,); None: the result of :meth:`Allocation.step_sizes`."""
     eps: Tensor | None = None
-    """(m,) radii of the attacks; None: the objective's eps."""
     weight: Tensor | None = None
-    """(m,) weights in the loss; None: 1 each."""
 
 
 class Allocation(Protocol):
@@ -92,6 +95,7 @@ class StepBudget:
     @classmethod
     def uniform(cls, steps: int, *, step_size: float | None = None, scale: float | None = None) -> StepBudget:
         """Return a budget of ``steps`` for all examples: the plain algorithm, without mining."""
+        check_count(steps, "steps")
         return cls(steps, steps, steps, step_size=step_size, scale=scale)
 
     @property

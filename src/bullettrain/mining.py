@@ -36,14 +36,17 @@ A separation with a true attribute ``over_batches`` also takes scores (k, m) of 
 
 
 class Category(IntEnum):
-    """The category of an example for the current network."""
+    """The category of an example for the current network.
+
+    Attributes:
+        OUTLIER: 0, misclassified without any corruption.
+        BOUNDARY: 1, classified correctly, and expected to be misclassified when corrupted.
+        ROBUST: 2, classified correctly, and expected to stay so when corrupted.
+    """
 
     OUTLIER = 0
-    """Misclassified without any corruption."""
     BOUNDARY = 1
-    """Classified correctly, and expected to be misclassified when corrupted."""
     ROBUST = 2
-    """Classified correctly, and expected to stay so when corrupted."""
 
 
 # ---------------------------------------------------------------------------------------------- scores
@@ -209,4 +212,6 @@ class RobustFraction:
 
 def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
     """Return (m,) booleans: whether the argmax of logits (m, K) is the label; in a tie the first class counts."""
+    if labels.is_floating_point():
+        raise TypeError(f"labels are {labels.dtype}; give class indices as int64")
     return logits.argmax(dim=1) == labels

@@ -32,7 +32,7 @@ LIMITS = {
 
 PARTS = {
     "objective": (("corrupt", "loss"), "an instance, e.g. TRADES()"),
-    "budget": (("allocate", "uniform_steps", "step_sizes"), "StepBudget(boundary, robust) or another Allocation"),
+    "budget": (("allocate", "uniform_steps", "step_sizes"), "a StepBudget, e.g. StepBudget(boundary=10, robust=2)"),
 }
 """What the parts of a training step have, and which to give instead of something else."""
 UNSUPPORTED_LAYERS = {
@@ -148,6 +148,7 @@ def check_returned(value: Any, what: str, shape: tuple[int, ...], kind: Literal[
     if fits and value.is_floating_point() == (kind == "floating-point"):
         return value  # type: ignore[no-any-return]
     wanted = f"{kind} tensor of shape {shape}" if shape else f"0-d {kind} tensor"
+    wanted += ", e.g. by .long()" if kind == "integer" and getattr(value, "shape", None) == shape else ""
     raise TypeError(f"{what} returned {described(value)}; it has to return: {wanted}")
 
 
@@ -314,7 +315,7 @@ def check_range(x: Tensor, bounds: tuple[float | Tensor, float | Tensor], name: 
         valid = ", ".join(f"{v:g}" if isinstance(v, float) else described(v) for v in map(_number, bounds))
         wrong = f"{name} ranges over [{float(low.min()):.4g}, {float(high.max()):.4g}] in pixels, outside [{valid}]"
         give = "bounds=(low, high), or for normalised images norm=bullettrain.Normalized(mean, std)"
-        raise ValueError(f"{wrong}; scale the images and normalise inside the network, or give the objective {give}")
+        raise ValueError(f"{wrong}; scale the images and normalise inside the network, or give {give}")
 
 
 def rounding(x: Tensor, dtype: torch.dtype) -> float:

@@ -39,7 +39,10 @@ class WholeNetwork:
         """Move along the gradient at ``images``."""
         at = images.detach().requires_grad_()
         logits = forward_some(net, dynamic(at) if hasattr(net, "_orig_mod") else at)
-        (to_input,) = torch.autograd.grad(logits, at, gradient(logits))
+        at_logits = gradient(logits)
+        if not logits.requires_grad:
+            raise ValueError("the logits have no gradient to the input; take no_grad or detach out of the network")
+        (to_input,) = torch.autograd.grad(logits, at, at_logits)
         return move(at.detach(), to_input), logits.detach()
 
 
