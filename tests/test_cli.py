@@ -242,6 +242,8 @@ def test_the_live_lines_show_the_last_validation():
         assert display.detail.plain.startswith("loss 0.250")
         assert "validation 81.4 %, under PGD 50.0 %" in display.detail.plain
         display.interval(LONG)
+        coloured = [display.detail.plain[span.start : span.end] for span in display.detail.spans]
+        assert coloured == ["outlier 20", "boundary 100", "robust 50"]
         assert max(map(len, display.detail.plain.splitlines())) <= 80
 
 

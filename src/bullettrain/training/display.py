@@ -91,7 +91,8 @@ class Display:
     def interval(self, record: Mapping[str, Any]) -> None:
         """Update the live lines."""
         figures = [f"loss {_loss(record)}", f"lr {record['lr']:.2g}", f"{record['examples_per_second']:.0f} ex/s"]
-        self.detail.plain = "  ".join([*figures, *filter(None, [self.validation])])
+        self.detail.plain = ""  # otherwise the colours of the former text stay
+        self.detail.append("  ".join([*figures, *filter(None, [self.validation])]))
         if self.with_categories:
             shares = (f"[{COLOURS[name]}]{name} {100 * record[name]:.0f}[/]" for name in SHARES)
             text = f"\n{' '.join(shares)} %  F_R {record['robust_fraction']:.2f}"
