@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import bullettrain as bt
 from bullettrain.cli.app import app
-from bullettrain.data import load, to_unit
+from bullettrain.data import DataError, load, to_unit
 from bullettrain.models import build
 from bullettrain.run_folder import RunFolder, pack_weights, read_weights
 from conftest import few_queries
@@ -109,6 +109,22 @@ def test_predict_takes_a_folder_of_images(here):
         Path(file).rename(Path("photos", file))
     predicted = json.loads(invoke("predict", here, "photos", "--json"))
     assert [values["image"] for values in predicted] == [f"photos/{file}" for file in FILES]
+
+
+def test_predict_takes_a_folder_of_class_folders(here):
+    placed = [Path("photos", "cat", FILES[0]), Path("photos", "dog", "young", FILES[1]), Path("photos", FILES[2])]
+    placed[1].parent.mkdir(parents=True)
+    placed[0].parent.mkdir()
+    for file, place in zip(FILES, placed, strict=True):
+        Path(file).rename(place)
+    for hidden in (".hidden", "cat/.thumbs"):
+        Path("photos", hidden).mkdir()
+        Path("photos", hidden, "list.txt").touch()
+    predicted = json.loads(invoke("predict", here, "photos", "--json"))
+    assert [values["image"] for values in predicted] == sorted(map(str, placed))
+    Path("photos", "loop").symlink_to("..")
+    with pytest.raises(DataError, match=r"photos/loop is a folder, not an image: give image files\.$"):
+        invoke("predict", here, "photos")
 
 
 def test_predict_with_weights_of_others(here):

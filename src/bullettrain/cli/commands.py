@@ -202,7 +202,7 @@ class Predict(_Device, _Images, Model):
     """
 
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", show_default=False)]
-    """Image files, or folders of them."""
+    """Image files, or folders of them, also of class folders."""
     top: Count = 3
     """Number of classes to show for each image."""
     json_: bool = False

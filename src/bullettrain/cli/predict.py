@@ -1,5 +1,6 @@
 """`bullettrain predict`: classify image files."""
 
+import itertools
 import json
 import os
 
@@ -25,7 +26,8 @@ def predict(options: Predict) -> None:
     loaded = load(options, image_size=options.image_size, channels=options.channels)
     about = with_shape(loaded).about
     assert about.network is not None
-    files = [file for path in options.images for file in (files_in(path) if os.path.isdir(path) else [path])]
+    parts = (files_in(path, nested=True) if os.path.isdir(path) else [path] for path in options.images)
+    files = list(itertools.chain.from_iterable(parts))
     pixels = read_images(files, channels=about.network.channels, image_size=about.network.image_size)
     network = loaded.network.to(place.device)
     with torch.no_grad():

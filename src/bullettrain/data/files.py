@@ -91,9 +91,9 @@ def read_image(path: Path) -> Any:
     """Read and decode an image with Pillow."""
     with extra("an image"):
         from PIL import Image, UnidentifiedImageError
-    with reading(path, "an image that Pillow can read", "replace it or remove it", missing="give image files"):
+    with reading(path, "an image that Pillow can read", "replace it, or move it elsewhere", missing="give image files"):
         if path.is_dir():
-            raise DataError(f"{path} is a folder, not an image: give image files, or remove it.")
+            raise DataError(f"{path} is a folder, not an image: give image files.")
         Image.init()
         content = io.BytesIO(path.read_bytes())  # a wrong length in a damaged file cannot allocate more than the file
         try:
@@ -109,11 +109,17 @@ def read_image(path: Path) -> Any:
     return image
 
 
-def files_in(folder: Path) -> list[Path]:
-    """Return the sorted files in a folder of images, without hidden ones."""
-    files = sorted(f for f in folder.iterdir() if not f.name.startswith("."))
+def files_in(folder: Path, *, nested: bool = False) -> list[Path]:
+    """Return the sorted files in a folder of images, without hidden ones.
+
+    Args:
+        folder: of images.
+        nested: also return the files of the folders in it, except those that are symbolic links, which may be loops.
+    """
+    inside = (f for f in folder.rglob("*") if f.is_symlink() or not f.is_dir()) if nested else folder.iterdir()
+    files = sorted(f for f in inside if not any(part.startswith(".") for part in f.relative_to(folder).parts))
     if not files:
-        raise DataError(f"{folder} has no images: fill it or remove it.")
+        raise DataError(f"{folder} has no images: add some, or move it elsewhere.")
     return files
 
 
