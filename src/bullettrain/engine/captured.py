@@ -341,7 +341,7 @@ def _mark(value: object, depth: int = 0) -> object:
         return tuple(_mark(part, depth) for part in value)
     if isinstance(value, torch.Generator):
         return None
-    if depth == MAX_DEPTH or isinstance(value, (Tensor, nn.Module)):
+    if depth == MAX_DEPTH or isinstance(value, (Tensor, nn.Module, type)):
         return _Same(value)
     return _Same(value), *(_mark(part, depth + 1) for part in getattr(value, "__dict__", {}).values())
 
