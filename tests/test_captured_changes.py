@@ -297,6 +297,16 @@ def test_what_an_allocation_decides_is_checked(fields, error, message):
         make(Deciding(**fields)).step(tiny_net(channels=3, size=6), *batch(dtype=torch.float64))
 
 
+def test_a_loss_that_takes_no_weight_is_named():
+    class Plain(bt.objectives.AdversarialObjective):
+        def loss(self, z, z_prime, y, touched=None):
+            return nn.functional.cross_entropy(z_prime, y)
+
+    train = make(Deciding(weight=torch.ones(16)), Plain(eps=0.05))
+    with pytest.raises(TypeError, match=r"Plain's loss takes .*it is called with \(z, z_prime, y, touched, weight\)"):
+        train.step(tiny_net(channels=3, size=6), *batch(dtype=torch.float64))
+
+
 def test_steps_that_contradict_uniform_steps_are_refused():
     class Both(StepBudget):
         def allocate(self, category, score=None, past=None):

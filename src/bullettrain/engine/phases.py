@@ -23,7 +23,7 @@ from bullettrain.history import margin_of, unseen_on_boundary
 from bullettrain.mining import Category, Separation, SeparationWithModel, separate
 from bullettrain.objectives import Objective
 from bullettrain.precision import at_least_float32
-from bullettrain.validation import check_returned
+from bullettrain.validation import check_returned, check_takes
 
 if TYPE_CHECKING:
     from bullettrain.step import BulletTrain
@@ -350,6 +350,8 @@ class Phases:
             z_prime = dynamic(z_prime, z_prime.ndim - 2)
         weight = () if assigned.weight is None else (assigned.weight,)
         name = type(objective).__name__
+        if weight:
+            check_takes(objective.loss, f"{name}'s loss", ("z", "z_prime", "y", "touched", "weight"))
         loss = check_returned(loss_of(z, z_prime, y, touched, *weight), f"{name}.loss", (), "floating-point")
         penalty = objective.penalty(self.forwards.model, x, y, start)
         if penalty is not None:
