@@ -142,9 +142,12 @@ def test_complete_in_itself(pages, kind):
     page = Page(pages[kind])
     assert "://" not in page.source
     assert not {"script", "iframe", "object", "embed"} & {tag for tag, _ in page.elements}
-    for _, attributes in page.elements:
+    links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
+    assert links == (["bullettrain/report.html", "baseline/report.html"] if kind == "comparison" else [])
+    for tag, attributes in page.elements:
         for name in ("src", "href", "xlink:href", "srcset", "action"):
-            assert attributes.get(name, "#").startswith(("#", "data:image/png;base64,"))
+            if (tag, name) != ("a", "href"):
+                assert attributes.get(name, "#").startswith(("#", "data:image/png;base64,"))
         assert not [name for name in attributes if name.startswith("on")]
     assert len(page.source) < 1_500_000
     assert len(page.ids) == len(set(page.ids)), "ids clash"
@@ -280,14 +283,30 @@ def test_attacks_are_sorted_by_threat(tmp_path):
 
 def test_a_headline_from_few_images_has_its_interval(tmp_path):
     folder = make_run(tmp_path / "run", epochs=2)
-    assert "95\u202f%: " not in Path(write_report(folder)).read_text(encoding="utf-8")
+    assert "95\u202f% interval" not in Path(write_report(folder)).read_text(encoding="utf-8")
     records = [record | ({"examples": 12, "accuracy": 1.0} if record.get("kind") == "evaluation" else {})
                for record in read_log(folder)]  # fmt: skip
     write_log(folder, records)
     page = Path(write_report(folder)).read_text(encoding="utf-8").replace("\xa0", " ").replace("\u202f", " ")
     low = 100 / (1 + 1.96**2 / 12)  # Wilson's score if all are correct
-    assert f"100.0 % (95 %: {low:.0f} to 100) on clean images" in page
-    assert page.count(f"test set, best weights; 95 %: {low:.0f} to 100") == 2
+    assert f"100.0 % (95 % interval {low:.0f} to 100) on clean images" in page
+    assert page.count(f"test set, best weights; 95 % interval {low:.0f} to 100") == 2
+
+
+def test_attack_norm_and_radius_are_explained(pages, tmp_path):
+    words = "PGD-20 (L∞ 8/255): 20 gradient steps that change every value of every pixel by at most ε = 8/255"
+    assert words in Page(pages["run"]).text
+    folder = make_run(tmp_path / "run")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["method"] |= {"norm": "l2", "eps": 0.5}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert "that change an image, in Euclidean length, by at most ε = 0.5" in report(folder).text
+
+
+def test_a_comparison_says_which_run_the_rest_of_the_page_is_of(pages):
+    text = Page(pages["comparison"]).text
+    said = text.index("Everything below this section is of the run with BulletTrain alone")
+    assert text.index("Compared with the baseline") < said < text.index("Three speed-ups")
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -444,6 +463,11 @@ def test_the_command_says_what_of_a_run_is_damaged(robust_run, tmp_path):
     assert first == "warning Lines of metrics.jsonl that could not be read and were left out: 1."
     assert second.startswith(f"warning {config} cannot be read: ")
     assert last == f"report  {run}/report.html"
+
+
+def test_the_command_asks_for_the_folder_of_a_report(tmp_path):
+    page = write_report(make_run(tmp_path / "run"))
+    assert str(reported(page)) == f"{page} is a file; give its folder, {tmp_path / 'run'}"
 
 
 def test_the_command_reads_each_file_once(robust_run, tmp_path, monkeypatch):

@@ -182,12 +182,21 @@ def headline(run: Run, comparison: Comparison | None) -> list[Card]:
     return cards
 
 
+def small_print(run: Run) -> str:
+    """Explain the attack and threat of the figures in a line; empty without a threat."""
+    if not run.threat:
+        return ""
+    norm, eps = run.threat.split()
+    what = "every value of every pixel" if norm == "L∞" else "an image, in Euclidean length,"
+    return f"{run.attack_name('pgd20')}: 20 gradient steps that change {what} by at most ε = {eps}, pixels in [0, 1]."
+
+
 def _interval(result: Evaluation | Result, form: str) -> str:
     """Format the 95 % interval of an accuracy on few images; empty for many, or if their number is unknown."""
     if not 0 < result.examples < FEW_IMAGES:
         return ""
     low, high = wilson(result.accuracy * result.examples, round(result.examples))
-    return form.format(f"95{fmt.THIN}%: {100 * low:.0f} to {100 * high:.0f}".replace(" ", "\N{NO-BREAK SPACE}"))
+    return form.format(f"95{fmt.THIN}% interval {100 * low:.0f} to {100 * high:.0f}".replace(" ", "\N{NO-BREAK SPACE}"))
 
 
 def _accuracy(name: str, accuracy: float, where: str, baseline: float = NAN) -> Card:

@@ -99,6 +99,7 @@ def _run(run: Run, comparison: Comparison | None) -> dict[str, Any]:
         "outcome": headline.outcome(run, comparison),
         "alerts": alerts,
         "headline": headline.headline(run, comparison),
+        "small_print": headline.small_print(run),
         "shares": headline.average_batch(run),
         "mean_steps": headline.mean_steps(run),
         "comparison": tables.compared(comparison) if comparison else None,

@@ -170,6 +170,8 @@ def read_contents(folder: Path) -> Contents:
         RunError: the folder is not one of them.
     """
     folder = Path(folder)
+    if folder.is_file():
+        raise RunError(f"{folder} is a file; give its folder, {folder.parent}")
     if (folder / COMPARISON).is_file():
         comparison = _read_comparison(folder)
         return Contents(folder, [comparison.bullettrain, comparison.baseline], [], comparison)
