@@ -44,6 +44,7 @@ GUESSES = [
         {"jpeg": "jpeg_compression", "gaussian": "gaussian_noise gaussian_blur", "noise": ""},
     ),
     (NETWORKS, {"resnet18": "preact-resnet-18", "wrn34": "wrn-34-10", "vgg": "", "resnet50": ""}),
+    (["out", "device", "trust", "data"], {"output": "out", "devise": "device", "trusted": "trust"}),
     (STUDIES, {"mart": "table-mart", "table-trade": "table-trades", "table1": "", "table-2": "", "fig3": ""}),
 ]
 
@@ -68,5 +69,5 @@ def test_paths_mean_what_lies_beside_them(tmp_path):
         (tmp_path / file).touch()
     assert near(tmp_path / "digts") == f"; did you mean {tmp_path / 'Digits'}?"
     assert near(tmp_path / "cifr.pt") == f"; did you mean {tmp_path / 'cifar.pt'}?"
-    for name in ("cifr.yaml", "hidden", "other", "mine/x"):
+    for name in ("cifr.yaml", "hidden", "other", "mine/x", "cifar.pt"):
         assert near(tmp_path / name) == ""

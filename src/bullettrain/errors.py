@@ -22,10 +22,11 @@ SYNONYMS = (
     ("weight_decay", "wd"),
     ("average", "averaged", "ema"),
     ("precision", "amp"),
+    ("out", "output"),
 )
 """Synonyms."""
 MAX_GUESSES = 3
-MIN_SIMILARITY = 0.85
+MIN_SIMILARITY = 0.83
 """Minimum similarity of two names, as difflib measures it."""
 MAX_SETTINGS_BYTES = 1 << 20
 
@@ -95,7 +96,8 @@ def guesses(name: str, names: Sequence[str]) -> list[str]:
 def near(path: Path) -> str:
     """Return the end of an error message about a missing path: the folders, or files of its kind, that it may mean."""
     try:
-        beside = [part for part in path.parent.iterdir() if part.is_dir() or part.suffix == path.suffix != ""]
+        others = (part for part in path.parent.iterdir() if part.name != path.name)
+        beside = [part for part in others if part.is_dir() or part.suffix == path.suffix != ""]
     except OSError:
         return ""
     paths = {part.name.lower(): str(part) for part in beside if not part.name.startswith(".")}

@@ -38,7 +38,8 @@ def load_data(config: Config, root: Path | None) -> tuple[ImageSet, ImageSet, Im
     check_alike(train, test, data.name)
     train, test = _part(train, data.train_size, "train_size"), _part(test, data.test_size, "test_size")
     if data.validation >= len(train):
-        raise ConfigError(f"data.validation is {data.validation}, but there are {len(train)} training images; lower it, or --set validation=0")
+        there = f"data.validation is {data.validation}, but there are {len(train)} training images"
+        raise ConfigError(f"{there}; lower it, or --set validation=0")
     train, validation = split_validation(train, data.validation, config.training.seed)
     for images, what in ((train, "training"), (test, "test")):
         if not len(images):
