@@ -470,9 +470,14 @@ def test_after_a_collapse_the_printed_command_goes_on(invoke, tmp_path, monkeypa
 
 def test_a_run_is_a_recipe(invoke, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert invoke("train", *TINY, "--out", "runs/x").exit_code == 0
+    first = invoke("train", *TINY, "--out", "runs/x")
+    assert first.exit_code == 0
+    assert re.search(r"^last \(default\) .*\n", first.output, re.MULTILINE)
     again = invoke("train", "runs/x")
-    assert again.output.splitlines()[0] == "runs/x-2: digits on cpu"
+    assert again.output.splitlines()[:2] == [
+        "runs/x is a run: its settings are trained anew, in runs/x-2",
+        "runs/x-2: digits on cpu",
+    ]
     one, other = (Path(folder, "last.safetensors").read_bytes() for folder in ("runs/x", "runs/x-2"))
     assert one == other
     log = Path("runs/x/metrics.jsonl")
@@ -641,7 +646,12 @@ def test_data_list_and_verify(invoke, real_data):
 
 
 def test_verify_fails_where_files_are_missing(invoke, tmp_path):
-    assert invoke("data", "verify", "mnist", "--data-dir", tmp_path).exit_code == 2
+    verified = invoke("data", "verify", "mnist", "--data-dir", tmp_path)
+    assert verified.exit_code == 2
+    command = f"bullettrain data prepare mnist --data-dir {tmp_path}"
+    assert verified.output.splitlines()[-1] == f"download what is missing or wrong with: {command}"
+    listed = " ".join(invoke("data", "list", "--data-dir", tmp_path).output.split())
+    assert f"28x28 grey; get it with: {command}" in listed
 
 
 def test_options_have_one_name_in_small_letters():

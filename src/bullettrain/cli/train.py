@@ -63,6 +63,8 @@ def train(options: Train) -> None:
     try:
         place = processes.find_place(options.device)
         with logged(console):
+            if place.first and RunFolder(Path(_recipe(options))).exists and not RunFolder(folder).exists:
+                say(console, f"{options.recipe} is a run: its settings are trained anew, in {folder}")
             if options.minutes is not None:
                 check_folder(RunFolder(folder), config, resume=False, data_dir=options.data_dir)
                 config = for_minutes(config, options.minutes, place, load_data(config, options.data_dir), began=began)
@@ -193,7 +195,10 @@ def show_list(console: Console) -> None:
 def print_result(console: Console, result: RunResult) -> None:
     """Print the results of a run."""
     attacks = list(next(iter(result.accuracy.values())))
-    rows = [[weights, *(percent(shares[name]) for name in attacks)] for weights, shares in result.accuracy.items()]
+    rows = [
+        [f"{weights} (default)" if weights == result.chosen else weights, *(percent(shares[name]) for name in attacks)]
+        for weights, shares in result.accuracy.items()
+    ]
     end = result.end
     captured = formatting.captures(end.get("capture_seconds", 0.0), " and {} of compiling and capturing")
     lines = [f"trained {duration(end['seconds'])}{formatting.plain(captured)}, {end['work']:.1f} passes an example"]
