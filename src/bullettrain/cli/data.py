@@ -14,6 +14,7 @@ from bullettrain import data as datasets
 from bullettrain.cli.commands import DataCorrupt, DataList, DataPrepare, DataVerify
 from bullettrain.config.settings import ConfigError
 from bullettrain.corruptions.files import image_file
+from bullettrain.data.base import prepare_command
 from bullettrain.formatting import plural
 from bullettrain.processes import find_place
 from bullettrain.progress import progress_bar
@@ -29,8 +30,7 @@ def list_datasets(options: DataList) -> None:
     _say(f"datasets in {root}")
     rows = []
     for entry in datasets.available(root):
-        missing = [str(path.relative_to(root)) for path in entry.missing]
-        note = f", no {missing[0]}{' …' * (len(missing) > 1)}" if missing else ""
+        note = f"; get it with: {prepare_command(entry.name, root)}" if entry.missing else ""
         rows.append((Text(entry.name, "bold"), entry.state, entry.title + note))
     say_rows(terminal(), rows)
 
@@ -47,11 +47,13 @@ def prepare(options: DataPrepare) -> None:
 def verify(options: DataVerify) -> None:
     """Run `bullettrain data verify`."""
     _check_digits(options.name)
-    results = datasets.verify(options.name, datasets.root(options.data_dir))
+    root = datasets.root(options.data_dir)
+    results = datasets.verify(options.name, root)
     for result in results:  # one unwrapped line each
         state = (f"{result.state:12}", "green" if result.ok else "red")
         _say(Text.assemble(state, f"{result.path}  {result.detail}"))
     if not all(result.ok for result in results):
+        _say(f"download what is missing or wrong with: {prepare_command(options.name, root)}")
         raise typer.Exit(2)
 
 
