@@ -10,12 +10,12 @@ import torch
 from typer.testing import CliRunner
 
 from bullettrain.cli.app import app
-from bullettrain.cli.bench import markdown, noise_notes
+from bullettrain.cli.bench import markdown, noise_notes, verdicts
 from bullettrain.config import ConfigError, recipe
 from bullettrain.history import History
 from bullettrain.mining import Category
 from bullettrain.processes import Place
-from bullettrain.run_folder import RunError
+from bullettrain.run_folder import SHARES, RunError
 from bullettrain.training.bench import bench
 from bullettrain.training.setup import load_data
 from bullettrain.training.steps import Stepper
@@ -41,6 +41,10 @@ def test_rows_belong_together(caplog):
     assert result["notes"] == {"eager": []}
     table = markdown(result).splitlines()
     assert len(table) == 4
+    plain, own = (dict(zip(baseline, map(str.strip, line.split("|")[1:]), strict=False)) for line in table[2:])
+    assert {plain[share] for share in SHARES} == {""}
+    assert own["boundary"] == f"{100 * mined['boundary']:.1f} %"
+    assert own["work_speedup"] == f"{mined['work_speedup']:.2f}×"
     assert all(line.count("|") == len(baseline) + 1 for line in table)
     history = config.with_settings(["allocation=history", "robust=1"])
     with pytest.raises(ConfigError, match="allocation=history needs a history of the examples"):
@@ -48,6 +52,16 @@ def test_rows_belong_together(caplog):
     assert bench(history, CPU, data, engines=["eager"], train_steps=10, steps=3, repeats=1)["rows"][0]["work"] == 27
     with pytest.raises(ConfigError, match="eager, graphs, compile"):
         bench(config, CPU, data, engines=["eagre"], train_steps=1, steps=1, repeats=1)
+
+
+@pytest.mark.parametrize(("own", "said"), [(5.0, "2.00× faster"), (20.0, "2.00× slower")])
+def test_how_much_faster_is_said(own, said):
+    rows = [{"engine": "eager", "step_ms": 10.0}, {"step_ms": own, "wall_clock_speedup": 10.0 / own}]
+    (sentence,) = verdicts({"rows": rows})
+    assert (
+        sentence
+        == f"eager: by the clock BulletTrain is {said} than its baseline ({own:.2f} ms instead of 10.00 a step)"
+    )
 
 
 def test_what_takes_long_is_said_before_it_does(monkeypatch, caplog):
@@ -168,8 +182,8 @@ def test_the_command_writes_json_and_markdown(tmp_path):
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["shares"] == "imposed"
     assert (tmp_path / "figures.md").read_text().startswith("| engine |")
-    table = done.output[done.output.index("engine") :].partition("written")[0]
-    assert re.search(r"^wall clock speedup +\d+\.\d\d *$", table, re.MULTILINE)
+    table = done.output[done.output.index("engine") :].partition("eager: by the clock")[0]
+    assert re.search(r"^wall clock speedup +\d+\.\d\d× *$", table, re.MULTILINE)
     assert "memory" not in table  # which a CPU does not tell: rows without figures are left out
     assert max(len(line) for line in table.splitlines()) <= 80
 

@@ -8,9 +8,10 @@ from bullettrain.cli.commands import Bench
 from bullettrain.cli.options import check_out
 from bullettrain.config.recipes import recipe
 from bullettrain.config.settings import ConfigError, number
+from bullettrain.formatting import times
 from bullettrain.processes import find_place
-from bullettrain.run_folder import RunFolder
-from bullettrain.terminal import logged, say, show_table, terminal
+from bullettrain.run_folder import SHARES, RunFolder
+from bullettrain.terminal import logged, percent, say, show_table, terminal
 from bullettrain.training import bench as benchmark
 from bullettrain.training.setup import load_data
 
@@ -44,12 +45,23 @@ def bench(options: Bench) -> None:
         )
     headings, *figures = zip(*table(result), strict=True)  # one column per case fits a narrow terminal
     show_table(console, headings, [row for row in figures if any(row[1:])])
-    for note in noise_notes(result):
-        say(console, note)
+    for line in [*verdicts(result), *noise_notes(result)]:
+        say(console, line)
     if out is not None:
         RunFolder(out.parent).write_json(out.name, result)
         RunFolder(out.parent).write(out.with_suffix(".md").name, (markdown(result) + "\n").encode())
         console.print(f"written  {out}", soft_wrap=True)
+
+
+def verdicts(result: dict[str, Any]) -> list[str]:
+    """Return a sentence for each engine: how much faster or slower BulletTrain is by the clock."""
+    sentences = []
+    for plain, mined in zip(result["rows"][::2], result["rows"][1::2], strict=True):
+        ratio = mined["wall_clock_speedup"]
+        clock = f"{times(ratio)} faster" if ratio >= 1 else f"{times(1 / ratio)} slower"
+        took = f"{mined['step_ms']:.2f} ms instead of {plain['step_ms']:.2f}"
+        sentences.append(f"{plain['engine']}: by the clock BulletTrain is {clock} than its baseline ({took} a step)")
+    return sentences
 
 
 def noise_notes(result: dict[str, Any]) -> list[str]:
@@ -65,13 +77,18 @@ def noise_notes(result: dict[str, Any]) -> list[str]:
 
 def table(result: dict[str, Any]) -> list[list[str]]:
     """Return the headings and rows of the table as text."""
-    rows = [[_text(value) for value in row.values()] for row in result["rows"]]
+    rows = [[_text(name, row) for name in row] for row in result["rows"]]
     return [[name.replace("_", " ") for name in result["rows"][0]], *rows]
 
 
-def _text(value: Any) -> str:
+def _text(name: str, row: dict[str, Any]) -> str:
+    value = row[name]
     if value is None or isinstance(value, str):
         return value or ""
+    if name in SHARES:
+        return percent(value) if row["boundary"] < 1 else ""  # as of a baseline: every example gets the same steps
+    if name.endswith("_speedup"):
+        return times(value)
     return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
 
 
