@@ -47,7 +47,7 @@ def digits_augmix() -> Config:
 
 
 def own_images() -> Config:
-    """Your own images (--data folder:PATH, one sub-folder per class) at 64×64: PreActResNet-18, TRADES."""
+    """Your own images (--data folder:PATH, one sub-folder per class) at 64×64: PreActResNet-18, TRADES + BulletTrain."""
     data = DataConfig("folder:images", crop=4, flip=True, image_size=64)
     trades = MethodConfig("trades", eps=8 / 255, beta=6.0)
     return replace(_short(trades), data=data, evaluation=EvaluationConfig())
@@ -80,17 +80,17 @@ def _paper(method: MethodConfig, weight_decay: float, epochs: int, drops: tuple[
 
 
 def cifar10_trades() -> Config:
-    """The paper's TRADES on CIFAR-10: WRN-34-10, 76 epochs, N_B = 10, N_R = 2, γ = 0.8."""
+    """The paper's TRADES + BulletTrain on CIFAR-10: WRN-34-10, 76 epochs, N_B = 10, N_R = 2, γ = 0.8."""
     return _paper(MethodConfig("trades", beta=6.0), 2e-4, 76, (75,))
 
 
 def cifar10_mart() -> Config:
-    """The paper's MART on CIFAR-10: WRN-34-10, 90 epochs, N_B = 10, N_R = 2, γ = 0.8."""
+    """The paper's MART + BulletTrain on CIFAR-10: WRN-34-10, 90 epochs, N_B = 10, N_R = 2, γ = 0.8."""
     return _paper(MethodConfig("mart", beta=6.0), 7e-4, 90, (75, 90))
 
 
 def cifar10_pgd() -> Config:
-    """PGD adversarial training with the paper's TRADES settings: WRN-34-10, 76 epochs."""
+    """PGD-AT + BulletTrain with the paper's TRADES settings: WRN-34-10, 76 epochs."""
     return _paper(MethodConfig("pgd-at"), 2e-4, 76, (75,))
 
 
@@ -107,17 +107,17 @@ def _short(method: MethodConfig) -> Config:
 
 
 def cifar10_trades_short() -> Config:
-    """TRADES in minutes on a GPU: PreActResNet-18, 30 epochs, one cycle."""
+    """TRADES + BulletTrain in minutes on a GPU: PreActResNet-18, 30 epochs, one cycle."""
     return _short(MethodConfig("trades", beta=6.0))
 
 
 def cifar10_pgd_short() -> Config:
-    """PGD adversarial training in minutes on a GPU: PreActResNet-18, 30 epochs, one cycle."""
+    """PGD-AT + BulletTrain in minutes on a GPU: PreActResNet-18, 30 epochs, one cycle."""
     return _short(MethodConfig("pgd-at"))
 
 
 def cifar10_mart_short() -> Config:
-    """MART in minutes on a GPU: PreActResNet-18, 30 epochs, one cycle."""
+    """MART + BulletTrain in minutes on a GPU: PreActResNet-18, 30 epochs, one cycle."""
     return _short(MethodConfig("mart", beta=5.0))
 
 
