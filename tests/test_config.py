@@ -354,3 +354,8 @@ def test_a_large_network_on_a_cpu_is_noted():
     (note,) = recipe("cifar10-trades").doubts(on_cpu=True)
     assert note.endswith("--network small-cnn")
     assert recipe("digits").doubts(on_cpu=True) == recipe("own-images").doubts() == []
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_list_says_which_recipes_train_with_bullettrain(name):
+    assert ("BulletTrain" in one_line(name)) == (recipe(name) != recipe(name).baseline())

@@ -39,7 +39,8 @@ def test_every_study_runs_and_leaves_its_table_and_pictures(tmp_path):
     studies = {name: study for name, study in STUDIES.items() if not name.startswith("fig-oracle-")}
     text = invoke(*studies, "fig-nr", "--out", tmp_path, *FAST, columns=80)
     shown, *written = text.split("written")
-    assert max(map(len, shown.splitlines())) <= 80
+    # Runs of one epoch are warned of, and warnings do not wrap.
+    assert max(len(line) for line in shown.splitlines() if "no better than chance" not in line) <= 80
     assert "paper" not in shown, "figures that mean nothing stand beside no others"
     wanted = sum(len(study.rows(SMOKE)) for study in studies.values())
     made = int(re.match(r"(\d+) runs: \1 to train or evaluate", text)[1])

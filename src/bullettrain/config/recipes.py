@@ -47,14 +47,14 @@ def digits_augmix() -> Config:
 
 
 def own_images() -> Config:
-    """Your own images (--data folder:PATH, one sub-folder per class) at 64×64: PreActResNet-18, TRADES + BulletTrain."""
+    """Your own images (--data folder:PATH, a sub-folder per class) at 64×64: PreActResNet-18, TRADES + BulletTrain."""
     data = DataConfig("folder:images", crop=4, flip=True, image_size=64)
     trades = MethodConfig("trades", eps=8 / 255, beta=6.0)
     return replace(_short(trades), data=data, evaluation=EvaluationConfig())
 
 
 def mnist_pgd() -> Config:
-    """The paper's MNIST study: PGD-AT, ε 0.3, 7 steps, categories by an oracle, no steps for outliers."""
+    """The paper's MNIST study: PGD-AT + BulletTrain, ε 0.3, 7 steps, categories by an oracle, no steps for outliers."""
     # With seven steps of the full eps for every example from the first batch on the network never learns: the loss
     # stays at ln 10 for five epochs, at rates of 1e-4 to 5e-3. So eps grows in the first two of the ten.
     return Config(
@@ -128,7 +128,7 @@ def cifar10_robust() -> Config:
 
 
 def cifar10_augmix() -> Config:
-    """The paper's AugMix on CIFAR-10: WRN-40-2, 100 epochs, views for boundary examples only."""
+    """The paper's AugMix + BulletTrain on CIFAR-10: WRN-40-2, 100 epochs, views for boundary examples only."""
     half = (0.5, 0.5, 0.5)
     return Config(
         data=CIFAR10,
@@ -141,17 +141,17 @@ def cifar10_augmix() -> Config:
 
 
 def cifar100_augmix() -> Config:
-    """The paper's AugMix on CIFAR-100: WRN-40-2, 100 epochs, views for boundary examples only."""
+    """The paper's AugMix + BulletTrain on CIFAR-100: WRN-40-2, 100 epochs, views for boundary examples only."""
     return replace(cifar10_augmix(), data=CIFAR100, method=AUGMIX_100)
 
 
 def cifar10_augmix_short() -> Config:
-    """AugMix on CIFAR-10 in a fifth of the time: WRN-40-2, 20 epochs."""
+    """AugMix + BulletTrain on CIFAR-10 in a fifth of the time: WRN-40-2, 20 epochs."""
     return cifar10_augmix().replace_section("training", epochs=20)
 
 
 def cifar100_augmix_short() -> Config:
-    """AugMix on CIFAR-100 in a fifth of the time: WRN-40-2, 20 epochs."""
+    """AugMix + BulletTrain on CIFAR-100 in a fifth of the time: WRN-40-2, 20 epochs."""
     return cifar100_augmix().replace_section("training", epochs=20)
 
 
@@ -164,12 +164,12 @@ def _large_batches(config: Config, views: bool | float, batch_size: int, **metho
 
 
 def cifar10_augmix_fast() -> Config:
-    """AugMix on CIFAR-10 for large GPUs: batches of 512, all images as views, selection by the last logits."""
+    """AugMix + BulletTrain on CIFAR-10 for large GPUs: batches of 512, images as views, selection by last logits."""
     return _large_batches(cifar10_augmix(), True, 512, gamma=0.75, selection="last")
 
 
 def cifar100_augmix_fast() -> Config:
-    """AugMix on CIFAR-100 for large GPUs: batches of 500, half of the images as views."""
+    """AugMix + BulletTrain on CIFAR-100 for large GPUs: batches of 500, half of the images as views."""
     return _large_batches(cifar100_augmix(), 0.5, 500, gamma=0.4, selection="eval")
 
 

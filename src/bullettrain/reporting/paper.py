@@ -203,7 +203,7 @@ CLAIMS: dict[str, dict[str, str]] = {
         "Other scores give comparable robust accuracy (within a point of SVar's)": (
             "cross-entropy pgd20 ≈ svar 1; margin pgd20 ≈ svar 1; gradient-norm pgd20 ≈ svar 1"
         ),
-        "… and order examples as well as SVar does, measured by the oracle's classes": (
+        "… and order examples as well as SVar does, measured by the oracle's categories": (
             "cross-entropy rank ≈ svar 0.05; margin rank ≈ svar 0.05; gradient-norm rank ≈ svar 0.05"
         ),
         "Any of them orders better than chance": "svar rank ≥ random +0.1",

@@ -130,7 +130,7 @@ def looked_at(scale: Scale) -> tuple[Row, ...]:
     """Return the runs whose shares and scores are drawn: TRADES, and MNIST with the oracle."""
     most = max(scale.grid)
     oracle = _oracle_row({"N_B": most, "N_O": 0, "N_R": most})
-    return TRADES_NR2, replace(oracle, name="mnist-oracle", title="PGD-AT, classes by oracle")
+    return TRADES_NR2, replace(oracle, name="mnist-oracle", title="PGD-AT, categories by oracle")
 
 
 def sweep(name: str, setting: str, symbol: str, values: Sequence[float]) -> tuple[Row, ...]:

@@ -42,7 +42,7 @@ ABOUT = {
     "fig-svar": "The share of training records in which the three means are in order.",
     "fig-allocation": "The table has the shares of the whole training, the pictures one mini-batch at its end.",
     "strong-attacks": "The figure beside AutoAttack is RobustBench's, of the TRADES authors' network.",
-    "uncertainty": "Rank correlation of the score with the classes that ten PGD steps find, over all training "
+    "uncertainty": "Rank correlation of the score with the categories that ten PGD steps find, over all training "
     "examples looked at, and over the correctly classified ones alone, where the sign does not help.",
     "plane": "Not of the paper, but for what it says of GradAlign. Minutes are of training with the device to "
     "itself, without compilation. Methods on TRADES or MART are compared with these, the others with PGD-AT.",
@@ -118,13 +118,13 @@ _STUDIES = (
     Study("table-mart", "MART with and without BulletTrain", lambda _: rows.MART_ROWS, ROBUST, TABLE),
     Study("table-augmix", "AugMix with and without BulletTrain", lambda _: rows.AUGMIX_ROWS, AUGMIX, CORRUPTED),
     Study("table-fast", "Fewer steps for all, or for some: multi-step FAST", lambda _: rows.FAST_ROWS),
-    Study("fig-oracle", f"{_NEED} (MNIST, true classes)", rows.oracle_rows, ORACLE, ORACLE),
+    Study("fig-oracle", f"{_NEED} (MNIST, true categories)", rows.oracle_rows, ORACLE, ORACLE),
     Study("fig-oracle-clean", f"{_NEED}, clean start", partial(rows.oracle_rows, family="mnist-clean"), *_FEW),
     Study(
         "fig-oracle-stop", f"{_NEED}, attacks stop at success", partial(rows.oracle_rows, family="mnist-stop"), *_FEW
     ),
-    Study("fig-shares", "Shares of the classes over training", rows.looked_at, ("clean",), CHANGES),
-    Study("fig-svar", "SVar of the classes over training", rows.looked_at, ("clean",), ("svar_order",)),
+    Study("fig-shares", "Shares of the categories over training", rows.looked_at, ("clean",), CHANGES),
+    Study("fig-svar", "SVar of the categories over training", rows.looked_at, ("clean",), ("svar_order",)),
     Study("fig-allocation", _BATCH, lambda _: (rows.TRADES_NR2,), ("clean",), ("shares",)),
     Study("fig-gamma", "Accuracy and speed-up over γ", lambda at: rows.sweep("gamma", "gamma", "γ", at.gammas)),
     Study("fig-nr", "Accuracy and speed-up over N_R", lambda at: rows.sweep("nr", "robust", "N_R", at.robust_steps)),
