@@ -179,11 +179,13 @@ class Config:
         if self.optimizer.nesterov and not self.optimizer.momentum:
             raise ConfigError("optimizer.nesterov is set without momentum; set optimizer.momentum, e.g. to 0.9")
         with raised_as(ConfigError, _of_method, ValueError, TypeError):
-            self.method.build()
+            self.method.build_objective()
         ball = Ball.of(self.method.norm, self.method.eps)
         for name in ("method", "evaluation"):
             with raised_as(ConfigError, "{error}", ValueError):
                 ball.check_step(getattr(self, name).step_size or 0.0, f"{name}.step_size")
+        with raised_as(ConfigError, _of_method, ValueError, TypeError):
+            self.method.build()
         if self.method.kind.moved_by_update and self.training.accumulate > 1:
             name = self.method.objective
             raise ConfigError(f"{name} moves its perturbations with every update; training.accumulate has to be 1")
