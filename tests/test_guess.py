@@ -44,7 +44,7 @@ GUESSES = [
         {"jpeg": "jpeg_compression", "gaussian": "gaussian_noise gaussian_blur", "noise": ""},
     ),
     (NETWORKS, {"resnet18": "preact-resnet-18", "wrn34": "wrn-34-10", "vgg": "", "resnet50": ""}),
-    (["out", "device", "trust", "data"], {"output": "out", "devise": "device", "trusted": "trust"}),
+    (["out", "device", "data"], {"output": "out", "divice": ""}),
     (STUDIES, {"mart": "table-mart", "table-trade": "table-trades", "table1": "", "table-2": "", "fig3": ""}),
 ]
 

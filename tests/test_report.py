@@ -467,7 +467,7 @@ def test_the_command_says_what_of_a_run_is_damaged(robust_run, tmp_path):
 
 def test_the_command_asks_for_the_folder_of_a_report(tmp_path):
     page = write_report(make_run(tmp_path / "run"))
-    assert str(reported(page)) == f"{page} is a file; give its folder, {tmp_path / 'run'}"
+    assert str(reported(page)) == f"{page} is no folder; give {tmp_path / 'run'}, the run that it lies in"
 
 
 def test_the_command_reads_each_file_once(robust_run, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ SYNONYMS = (
 )
 """Synonyms."""
 MAX_GUESSES = 3
-MIN_SIMILARITY = 0.83
+MIN_SIMILARITY = 0.85
 """Minimum similarity of two names, as difflib measures it."""
 MAX_SETTINGS_BYTES = 1 << 20
 

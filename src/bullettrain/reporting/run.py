@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from bullettrain.checkpoint_paths import check_run
+from bullettrain.checkpoint_paths import check_run, rather
 from bullettrain.errors import UserError, raised_as
 from bullettrain.evaluation.results import FILE as EVALUATIONS
 from bullettrain.evaluation.results import Entry, Store
@@ -171,7 +171,7 @@ def read_contents(folder: Path) -> Contents:
     """
     folder = Path(folder)
     if folder.is_file():
-        raise RunError(f"{folder} is a file; give its folder, {folder.parent}")
+        raise RunError(f"{folder} is no folder; {rather(folder, 'give the folder of a run')}")
     if (folder / COMPARISON).is_file():
         comparison = _read_comparison(folder)
         return Contents(folder, [comparison.bullettrain, comparison.baseline], [], comparison)
