@@ -2,22 +2,49 @@
 
 import os
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
 from PIL import Image
 from typer.testing import CliRunner
 
 from bullettrain.checkpoint_paths import choose_weights
 from bullettrain.cli.app import app
 from bullettrain.config import ConfigError, recipe
+from bullettrain.config.sections import ScheduleConfig
 from bullettrain.data import DataError
+from bullettrain.processes import Place
 from bullettrain.run_folder import RunError, RunFolder
 from bullettrain.training import minutes
 from bullettrain.training import run as runs
 from bullettrain.training.minutes import Timing, for_minutes
+from bullettrain.training.optimizer import rate
 from bullettrain.training.setup import load_data, threads_of
 from short_runs import CPU, small
+
+
+class Second(Place):
+    """One of two processes; the first found time for 52 epochs."""
+
+    def largest(self, number):
+        return max(number, 52) if number > 1 else number
+
+
+def test_processes_agree_on_the_epochs(monkeypatch):
+    monkeypatch.setattr(minutes.time, "monotonic", lambda: 1060.0)
+    monkeypatch.setattr(minutes, "measure", lambda *_: Timing(start=30.0, epoch=10.0, end=10.0))
+    place = Second(CPU.device, rank=1, world=2)
+    assert for_minutes(recipe("cifar10-trades"), 10, place, (), began=1000.0).training.epochs == 52
+
+
+@given(st.floats(0, 1), st.integers(1, 20), st.integers(1, 5))
+def test_one_cycle_stays_below_its_highest_rate(warmup, steps, epochs):
+    schedule = ScheduleConfig("one-cycle", warmup=warmup)
+    rates = [rate(schedule, 0.1, step, steps, epochs) for step in range(steps * epochs)]
+    assert min(rates) >= 0
+    assert max(rates) <= 0.1
 
 
 @pytest.mark.parametrize("seconds", [300.0, 600.0, 3600.0])
