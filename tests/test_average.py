@@ -138,9 +138,10 @@ def test_weights_without_norms_are_left_as_they_are(tmp_path, monkeypatch):
     assert not norms(MovingAverage(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)), 0.9).module)
 
 
-def test_a_run_that_comes_to_its_end_again_ends_the_same(tmp_path):
-    """As one does that was killed while it was judged."""
-    config = small(*NORMS, "data.validation=0")
+@pytest.mark.parametrize("settings", [(), ("shuffled=true",)])
+def test_a_run_that_comes_to_its_end_again_ends_the_same(tmp_path, settings):
+    """As one does that was killed while it was judged; a shuffled budget draws from torch's generator."""
+    config = small(*NORMS, "data.validation=0", *settings)
     runs.train(config, tmp_path / "run", CPU)
     once = (tmp_path / "run" / "averaged.safetensors").read_bytes()
     trainer = Trainer(config, RunFolder(tmp_path / "run"), CPU, load_data(config, None))

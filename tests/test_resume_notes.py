@@ -14,6 +14,7 @@ from bullettrain.reporting import write_report
 from bullettrain.reporting.run import Run
 from bullettrain.run_folder import RunFolder
 from bullettrain.training import run as runs
+from bullettrain.training.recorder import Recorder
 
 CPU = Place(torch.device("cpu"))
 OFF = "CUDA graphs are off, steps run one by one: there is no CUDA device"
@@ -25,6 +26,14 @@ SMALL = recipe("digits").with_settings(SETTINGS)
 
 class KilledError(Exception):
     pass
+
+
+def test_a_kind_of_warning_is_recorded_once_also_by_a_resumed_run(tmp_path):
+    for _ in range(2):
+        recorder = Recorder(RunFolder(tmp_path))
+        recorder.begin()
+        recorder.warn("catastrophic overfitting: all but 1 %", 3)
+    assert len(RunFolder(tmp_path).records()) == 1
 
 
 def notes(folder):

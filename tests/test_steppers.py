@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import signal
 
 import pytest
 import torch
@@ -34,6 +35,40 @@ def spawned(rank, port, folder, settings):
 
 def by_two_processes(folder, settings):
     torch.multiprocessing.spawn(spawned, args=(free_port(), folder, settings), nprocs=2)
+
+
+def stopped_at_the_end_of_an_epoch(rank, port, folder):
+    """Train whole, and stopped by a signal to the first process after the last step of an epoch, then resumed."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ["WORLD_SIZE"] = "2"
+    torch.set_num_threads(1)
+    from bullettrain.processes import find_place, leave_group
+
+    place, config = find_place("cpu"), small("data.validation=0", "training.probe=0", "log_every=50", "epochs=2")
+    runs.train(config, folder / "whole", place)
+    taken, take = [0], runs.Trainer.take
+
+    def stopping(*args):
+        out = take(*args)
+        taken[0] += 1
+        if taken[0] == 6 and place.first:  # 300 images in batches of 50
+            signal.raise_signal(signal.SIGINT)
+        return out
+
+    runs.Trainer.take = stopping
+    assert not runs.train(config, folder / "stopped", place).finished
+    runs.Trainer.take = take
+    assert runs.train(config, folder / "stopped", place, resume=True).finished
+    leave_group()
+
+
+def test_sums_of_all_processes_outlive_a_stop(tmp_path):
+    torch.multiprocessing.spawn(stopped_at_the_end_of_an_epoch, args=(free_port(), tmp_path), nprocs=2)
+    (whole,), (stopped,) = (kinds(tmp_path / name, "end") for name in ("whole", "stopped"))
+    for name in ("examples", "work", "outlier", "boundary"):
+        assert stopped[name] == whole[name]
+    losses = [[record["loss"] for record in kinds(tmp_path / name, "epoch")] for name in ("whole", "stopped")]
+    assert losses[0] == losses[1]
 
 
 # SGD: Adam turns the rounding of a gradient near 0 into a whole step.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bullettrain.config.sections import OptimizerConfig, ScheduleConfig
+from bullettrain.data.base import derive_seed
 
 if TYPE_CHECKING:
     from bullettrain.training.trainer import Trainer
@@ -81,7 +82,7 @@ def rate(config: ScheduleConfig, peak: float, step: float, steps_per_epoch: int,
         turn = config.warmup * total
         if step + 1 <= turn:
             return peak * (step + 1) / turn
-        return peak * (total - step) / (total - turn)
+        return min(peak, peak * (total - step) / (total - turn))
     if config.name == "cosine":
         wave = (1 + math.cos(math.pi * step / total)) / 2
         return config.final + (peak - config.final) * wave
@@ -172,8 +173,10 @@ def average_statistics(trainer: Trainer) -> bool:
     with (
         trainer.display.evaluating("batch norms of the average", sum(map(trainer.loader.joint_size, shown))) as bar,
         torch.autocast(place.device.type, dtype or torch.bfloat16, enabled=dtype is not None),
+        torch.random.fork_rng([place.device] if place.device.type == "cuda" else []),
         statistics_anew(network, first),
     ):
+        torch.manual_seed(derive_seed(training.seed, epoch, "average"))  # a resumed run draws the same
         for index, (x, y) in enumerate(itertools.islice(trainer.loader.epoch(epoch), shown.stop)):
             if index in shown:
                 batch = trainer.batch(x, y, epoch, index)

@@ -69,8 +69,9 @@ class Recorder:
     def begin(self) -> None:
         """Prepare the records of a new or resumed run, and write the notes so far."""
         if self.folder is not None:
-            earlier = (record for record in self.folder.records() if record.get("kind") == "note")
-            self._noted = {str(record.get("message")) for record in earlier}
+            earlier = [(record.get("kind"), str(record.get("message"))) for record in self.folder.records()]
+            self._noted = {text for kind, text in earlier if kind == "note"}
+            self._warned = {text.partition(":")[0] for kind, text in earlier if kind == "warning"}
             self._write_notes(self.folder)
             if importlib.util.find_spec("tensorboard") is not None:
                 self._board = EventFile(self.folder.path / "tensorboard")

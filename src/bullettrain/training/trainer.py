@@ -162,6 +162,8 @@ class Trainer:
             if due:
                 self._interval()
             if self._should_stop(stop, due or not remaining):
+                if self.place.together:  # a checkpoint has the sums of the first process
+                    self._interval()
                 self._look_before_saving()
                 raise StoppedError
             if time.monotonic() - self._saved > 60 * training.save_minutes and not self.place.together:
