@@ -233,9 +233,14 @@ def test_parts_of_a_dataset_stand_beside_the_whole(robust_run, digits, tmp_path)
     evaluate_on(model, digits, tmp_path, ["pgd2"])
     evaluate_on(model, digits.subset(torch.arange(50)), tmp_path, ["pgd2"])
     assert [entry.examples for entry in Store(tmp_path).entries] == [359, 50]
-    # A run that was renamed is still the same; with other weights nothing of it is true any more.
+    # A run that was renamed is still the same.
     evaluate_on(replace(model, name="renamed"), digits, tmp_path, ["pgd2"])
     assert [(entry.model, entry.examples) for entry in Store(tmp_path).entries] == [("renamed", 359), ("robust", 50)]
+    model.network.conv1.bias[0] += 1e-3
+    evaluate_on(model, digits, tmp_path, ["pgd2"])  # maybe another run's, of the same name
+    three = [("renamed", 359), ("robust", 50), ("robust", 359)]
+    assert [(entry.model, entry.examples) for entry in Store(tmp_path).entries] == three
+    (tmp_path / "config.yaml").touch()  # in a run's own folder nothing is true any more with other weights
     model.network.conv1.bias[0] += 1e-3
     evaluate_on(model, digits, tmp_path, ["pgd2"])
     assert [(entry.model, entry.examples) for entry in Store(tmp_path).entries] == [("renamed", 359), ("robust", 359)]

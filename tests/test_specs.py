@@ -9,6 +9,7 @@ from bullettrain.evaluation.specs import (
     Clean,
     Corruptions,
     Defaults,
+    as_dict,
     few_steps,
     parse_attacks,
     radius,
@@ -29,6 +30,14 @@ def test_the_papers_pgd20():
 )
 def test_named_attacks(text, steps, restarts):
     assert one(text) == PGD(steps, restarts, 0.003, "ce", "linf", 0.031)
+
+
+@pytest.mark.parametrize("defaults", [Defaults(), Defaults("linf", 0.1, 0.02, 10), Defaults("l2", 0.5)])
+def test_another_step_size_than_the_default_is_told(defaults):
+    """The name of an attack does not tell it."""
+    for text in ("pgd20", "pgd3x2", "autoattack", "clean", "corruptions", "pgd:steps=40,eps=0.2"):
+        assert defaults.is_usual(as_dict(one(text, defaults)))
+    assert not defaults.is_usual(as_dict(one("pgd:steps=20,step=1e-6", defaults)))
 
 
 @pytest.mark.parametrize("text", ["PGD20", "pgd-20", "PGD_20", " Pgd-20x1"])

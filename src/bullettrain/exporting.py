@@ -24,7 +24,7 @@ from bullettrain.config.recipes import RECIPES
 from bullettrain.config.settings import as_setting
 from bullettrain.errors import UserError, raised_as
 from bullettrain.evaluation.results import Store
-from bullettrain.evaluation.specs import radius, threat_in_words
+from bullettrain.evaluation.specs import radius, threat_in_words, threat_of
 from bullettrain.extras import extra
 from bullettrain.formatting import attack_name
 from bullettrain.loading import EXPORTED, LoadedModel, with_shape
@@ -157,7 +157,9 @@ def _figures(model: LoadedModel) -> Figures:
         if e.weights == model.weights and math.isfinite(e.accuracy * e.examples)
     ]
     entries = [entry for entry in Store(model.folder).entries if entry.digest == model.digest]
+    usual = threat_of(model.config) if model.config else None
     results = [result for entry in entries for result in entry.results if result.role == "attack"]
+    results = [result for result in results if usual is None or usual.is_usual(result.attack)]
     figures += [
         Figure(r.name, r.threat_name, r.accuracy, r.examples, r.notes)
         for r in sorted(results, key=lambda result: result.examples)  # the one on most images replaces others

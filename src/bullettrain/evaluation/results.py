@@ -212,13 +212,17 @@ class Store:
     def entry(self, fresh: Entry) -> Entry:
         """Return the stored entry of the same network and images, or add ``fresh``.
 
-        Drops entries that are out of date: same name, but other weights, or the same number of other images.
+        Drops entries that are out of date: same name, but the same number of other images, or, in the folder of a run,
+        other weights.
         """
 
+        own = RunFolder(self.folder).exists  # elsewhere, several networks may have one name
+
         def outdated(kept: Entry) -> bool:
-            same = (kept.model, kept.weights) == (fresh.model, fresh.weights)
+            if (kept.model, kept.weights) != (fresh.model, fresh.weights):
+                return False
             images = (kept.data, kept.examples) == (fresh.data, fresh.examples)
-            return same and (kept.digest != fresh.digest or images)
+            return images if kept.digest == fresh.digest else own
 
         for kept in self.entries:
             if (kept.digest, kept.fingerprint, kept.weights) == (fresh.digest, fresh.fingerprint, fresh.weights):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -101,6 +102,12 @@ class Defaults:
         if steps < 20:
             return few_steps(steps, eps)
         return PAPER_STEP if (norm, eps) == ("linf", USUAL_EPS["linf"]) else eps / 10
+
+    def is_usual(self, attack: Mapping[str, Any]) -> bool:
+        """Return whether an attack, as :func:`as_dict` has it, has the default step size: its name does not tell."""
+        if attack["attack"] != "pgd":
+            return True
+        return math.isclose(attack["step"], self.step_size(attack["steps"], attack["norm"], attack["eps"]))
 
 
 def threat_of(config: Config) -> Defaults:

@@ -20,6 +20,7 @@ from bullettrain.config.sections import Config
 from bullettrain.corruptions.table import AVERAGED
 from bullettrain.errors import raised_as
 from bullettrain.evaluation.results import Entry, Result, Store
+from bullettrain.evaluation.specs import threat_of
 from bullettrain.reporting.plotting import thin
 from bullettrain.run_folder import SHARES, RunError, RunFolder, RunLog, Table
 from bullettrain.schema import conform
@@ -166,10 +167,10 @@ def record_of(path: Path, *, jobs: int = 1, kept: Record | None = None) -> Recor
         images = {"fingerprint": item.fingerprint, "survived": item.survived} if item.survived else {}
         figure = _figure(item.accuracy, item.examples, item.precision) | images
         figures.setdefault(item.weights, {})[item.attack] = figure
-    threat = (config.method.norm, config.method.eps)
+    threat, usual = (config.method.norm, config.method.eps), threat_of(config)
     for entry in Store(path).entries:
         for result in entry.results:
-            if result.role == "attack" and result.threat in (None, threat):
+            if result.role == "attack" and result.threat in (None, threat) and usual.is_usual(result.attack):
                 known = figures.setdefault(entry.weights, {})
                 figures[entry.weights] = better(known, {result.name: figure_of(entry, result)})
     last = figures[WEIGHTS]
