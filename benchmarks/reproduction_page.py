@@ -42,15 +42,20 @@ def side_by_side() -> list[str]:
     records = {scale: on_record(scale) for scale in SHOWN}
     lines = ["## The scales side by side", "", *(f"* `{scale}`: {SCALES[scale].about}." for scale in SHOWN), ""]
     lines += ["| What the paper says | " + " | ".join(f"`{scale}`" for scale in SHOWN) + " |", "|---|---|---|---|"]
+    counts: Counter[Verdict] = Counter()
+    head = len(lines) - 2
     for study in STUDIES.values():
         found = [Results(study, SCALES[scale], records[scale]) for scale in SHOWN]
+        if study.name != LARGE:
+            counts.update(found[0].verdict(checks)[0] for checks in found[0].claims.values())
         lines += [f"| **{study.title}** | | | |"] if found[0].claims else []
         for text in found[0].claims:
             verdicts = [told(one, one.claims[text]) for one in found]
             if study.name == LARGE:
                 verdicts[0] = "another network"
             lines.append(f"| {text} | {' | '.join(verdicts)} |")
-    return [*lines, "", tables.LEGEND]
+    tally = ", ".join(f"{verdict.value} {counts[verdict]}" for verdict in Verdict if counts[verdict])
+    return [*lines[:head], f"Claims by verdict at scale `{SHOWN[0]}`: {tally}.", "", *lines[head:], "", tables.LEGEND]
 
 
 def told(results: Results, checks: list[Check]) -> str:

@@ -287,9 +287,13 @@ class Deciding(Own):
         ({"weight": torch.ones(16, 1)}, TypeError, r"the budget's weight returned float32 of shape \(16, 1\)"),
         ({"eps": 0.1}, TypeError, "the budget's eps returned float; it has to return: floating-point tensor of shape"),
         ({"eps": torch.full((16,), 8.0)}, ValueError, r"eps is 8, but pixels are in \[0, 1\]; did you mean 8/255"),
-        ({"eps": torch.full((16,), -0.1)}, ValueError, "the budget's eps are negative, NaN or infinite"),
-        ({"weight": torch.full((16,), -1.0)}, ValueError, "the budget's weight are negative, NaN or infinite"),
-        ({"step_sizes": torch.full((16,), float("nan"))}, ValueError, "the budget's step_sizes are negative, NaN"),
+        ({"eps": torch.full((16,), -0.1)}, ValueError, "the budget's eps: some are negative, NaN or infinite"),
+        ({"weight": torch.full((16,), -1.0)}, ValueError, "the budget's weight: some are negative"),
+        (
+            {"step_sizes": torch.full((16,), float("nan"))},
+            ValueError,
+            "the budget's step_sizes: some are negative, NaN",
+        ),
     ],
 )
 def test_what_an_allocation_decides_is_checked(fields, error, message):

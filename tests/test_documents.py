@@ -73,11 +73,9 @@ def test_the_code_of_a_guide_runs(page, tmp_path):
 def test_the_script_for_several_processes_trains_one_network(tmp_path):
     """Both processes of the script, as it stands on the page, end with the same weights."""
     (code,) = (block for block in blocks(ROOT / "docs" / "own_loop.md", "python") if SEVERAL in block)
-    (tmp_path / "my.py").write_text(code, encoding="utf-8")
-    run = "import os, runpy, torch\nend = runpy.run_path('my.py')\n"
-    run += "torch.save((end['model'].state_dict(), end['train'].state_dict()), os.environ['RANK'] + '.pt')\n"
-    (tmp_path / "run.py").write_text(run, encoding="utf-8")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "run.py"]
+    save = "torch.save((model.state_dict(), train.state_dict()), f'{dist.get_rank()}.pt')\n"
+    (tmp_path / "my.py").write_text(code.replace("del model", f"{save}del model"), encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "my.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(torchrun, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -24,7 +24,7 @@ class Allocated(NamedTuple):
         steps: (m,) integers; 0: the example is not corrupted.
         step_sizes: (m,); None: the result of :meth:`Allocation.step_sizes`.
         eps: (m,) radii of the attacks; None: the objective's eps.
-        weight: (m,) weights in the loss; None: 1 each.
+        weight: (m,) factors of the examples' losses, whose mean is the loss; None: 1 each.
     """
 
     steps: Tensor

@@ -266,7 +266,7 @@ class BulletTrain:
             raise ValueError(f"the budget's uniform_steps is {same}, but allocate returned other steps; let it be None")
         for name, values in (("step_sizes", attack.size), ("eps", attack.eps), ("weight", assigned.weight)):
             if values is not None and not bool((values.isfinite() & (values >= 0)).all()):
-                raise ValueError(f"the budget's {name} are negative, NaN or infinite for some examples")
+                raise ValueError(f"the budget's {name}: some are negative, NaN or infinite")
         if attack.eps is not None and isinstance(ball := getattr(self.objective, "ball", None), Ball):
             Ball.of(ball.norm, float(attack.eps.max().clamp_min(1e-30)), ball.bounds)
 

@@ -135,4 +135,4 @@ class Display:
 
 
 def _loss(record: Mapping[str, Any]) -> str:
-    return "–" if record["loss"] is None else f"{record['loss']:.3f}"
+    return "–" if record["loss"] is None else f"{round(record['loss'], 3) + 0.0:.3f}"  # not -0.000
