@@ -69,7 +69,7 @@ def for_minutes(
     timing = measure(config, place, data)
     remaining = 60 * minutes - (time.monotonic() - began)
     epochs = place.largest(timing.epochs(remaining))  # processes have to agree
-    if place.largest(timing.total(epochs) > 1.1 * remaining):
+    if place.largest(int(timing.total(epochs) > 1.1 * remaining)):
         least = (time.monotonic() - began + timing.total(1)) / 60
         raise ConfigError(f"--minutes {minutes:g} is too short: an epoch and evaluation take {least:.2g} minutes")
     logger.info("%d epochs, in %s: %s an epoch", epochs, duration(timing.total(epochs)), duration(timing.epoch))
