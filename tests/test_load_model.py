@@ -45,7 +45,9 @@ def test_a_checkpoint_away_from_its_run(robust_run, tmp_path):
     assert found.digest == load_model(str(robust_run)).digest
 
 
-@pytest.mark.parametrize("wrap", ["bare", "state_dict", "model_state_dict", "module.", "_orig_mod."])
+@pytest.mark.parametrize(
+    "wrap", ["bare", "state_dict", "model_state_dict", "module.", "_orig_mod.", "_orig_mod.module."]
+)
 @pytest.mark.parametrize("name", ["preact-resnet-18", "wrn-10-1"])
 def test_foreign_state_dicts(tmp_path, wrap, name):
     torch.manual_seed(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import textwrap
 import warnings
@@ -278,7 +279,7 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], Metadata]:
     if not isinstance(content, Mapping) or not content or not all(map(torch.is_tensor, content.values())):
         hint = rather(path, "save the network's state_dict() with torch.save")
         raise RunError(f"{path} holds no state_dict; {hint}")
-    names = (str(name).removeprefix("module.").removeprefix("_orig_mod.") for name in content)
+    names = (re.sub(r"^(?:module\.|_orig_mod\.)+", "", str(name)) for name in content)
     return dict(zip(names, content.values(), strict=True)), Metadata()
 
 

@@ -32,7 +32,10 @@ LIMITS = {
 
 PARTS = {
     "objective": (("corrupt", "loss"), "an instance, e.g. TRADES()"),
-    "budget": (("allocate", "uniform_steps", "step_sizes"), "a StepBudget, e.g. StepBudget(boundary=10, robust=2)"),
+    "budget": (
+        ("allocate", "uniform_steps", "step_sizes"),
+        "a StepBudget, e.g. StepBudget(boundary=10, robust=2), or an object that has all of Allocation",
+    ),
 }
 """What the parts of a training step have, and which to give instead of something else."""
 UNSUPPORTED_LAYERS = {
