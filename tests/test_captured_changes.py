@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -318,6 +320,18 @@ def test_steps_that_contradict_uniform_steps_are_refused():
 
     with pytest.raises(ValueError, match="the budget's uniform_steps is 5, but allocate returned other steps"):
         make(Both(5, 5, 5)).step(tiny_net(), *batch(6, channels=1, size=4, dtype=torch.float64))
+
+
+def test_a_plain_step_does_not_import_dynamo():
+    """Imported after init_process_group it holds the group, in default arguments of torch.distributed.nn."""
+    program = """
+import sys, torch, bullettrain as bt
+net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+train = bt.BulletTrain(bt.TRADES(eps=0.1), budget=bt.StepBudget(2, 1, scale=2.25))
+train.step(net, torch.rand(4, 1, 2, 2), torch.tensor([0, 1, 2, 0]))
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_steps_leave_no_reference_cycles():
