@@ -56,7 +56,7 @@ def main() -> None:
     out = parser.parse_args().out
     for name, runs in PICTURES.items():
         with printed():
-            drawn(runs).savefig(out / f"{name}.png", dpi=200, facecolor="white", metadata={"Software": None})
+            drawn(runs).savefig(out / f"{name}.png", dpi=120, facecolor="white", metadata={"Software": None})
         print(out / f"{name}.png")
 
 

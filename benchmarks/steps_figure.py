@@ -189,7 +189,7 @@ def main() -> None:
     if not check:
         PAGE.write_text(new, encoding="utf-8")
         with printed():
-            drawn().savefig(PICTURE, dpi=200, facecolor="white", metadata={"Software": None, "Description": about})
+            drawn().savefig(PICTURE, dpi=130, facecolor="white", metadata={"Software": None, "Description": about})
     elif old != new or about.encode() not in PICTURE.read_bytes():
         sys.exit(f"results/{PAGE.name} or {PICTURE.name} is not what was recorded; run this without --check")
 

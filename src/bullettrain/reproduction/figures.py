@@ -42,7 +42,7 @@ def write(results: Results, folder: Path) -> list[tuple[str, str, str]]:
             # Without a date, equal figures give equal files.
             for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
                 buffer = io.BytesIO()
-                plate.figure.savefig(buffer, format=kind, dpi=300, facecolor="white", metadata=metadata)
+                plate.figure.savefig(buffer, format=kind, dpi=150, facecolor="white", metadata=metadata)
                 content = buffer.getvalue()
                 RunFolder(folder).write(f"{plate.name}.{kind}", content)
             address = "data:image/svg+xml;base64," + base64.b64encode(content).decode("ascii")
