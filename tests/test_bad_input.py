@@ -253,6 +253,15 @@ def test_a_scheme_that_allocates_nonsense_is_named():
     )
 
 
+def test_an_allocation_of_several_tensors_has_to_name_them():
+    class Pair(StepBudget):
+        def allocate(self, category, score=None, past=None):
+            return torch.ones_like(category), torch.rand(len(category))
+
+    wrong = r"allocate returned a tuple; give Allocated\(steps, eps=…\)"
+    refused(BulletTrain(bt.PGDAT(), budget=Pair(2, 1)), norm_net(), X, Y, wrong)
+
+
 def test_the_first_step_after_a_resume_is_checked():
     train = BulletTrain(bt.TRADES(), budget=StepBudget.uniform(1))
     train.load_state_dict({"robust_fraction": {"value": 0.1, "gamma": 0.8, "momentum": 0.9}, "steps_taken": 50})

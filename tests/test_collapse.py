@@ -132,6 +132,19 @@ def test_what_counts_as_collapse():
     assert [look_at_epoch(robust, probe, classes=k) for robust, probe, k in fine] == [None] * 4
 
 
+def test_a_streak_of_wrong_predictions_goes_on_after_a_resume(tmp_path):
+    config = small("engine=eager")
+    data = load_data(config, None)
+    folder = RunFolder(tmp_path / "run")
+    folder.create(config, {})
+    trainer = Trainer(config, folder, CPU, data)
+    trainer.streak.examples = 700.0
+    saved = state.checkpoint(trainer)
+    again = Trainer(config, folder, CPU, data)
+    state.restore(again, saved)
+    assert again.streak.examples == 700
+
+
 def first_warning(epochs):
     """The index of the first epoch with a warning, from accuracies under the training attack and of the probe."""
     low = False

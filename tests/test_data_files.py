@@ -217,6 +217,7 @@ X, Y = pixels(4, 5, 5, 3), np.arange(4)
         ("no axis of 1 or 3 channels", {"x": pixels(4, 5, 5, 4), "y": Y}),
         ("could be channels first or last", {"x": pixels(4, 3, 5, 3), "y": Y}),
         ("no axis of 1 or 3 channels", {"x": pixels(4, 5), "y": Y}),
+        ("images without pixels", {"x": pixels(4, 0, 5), "y": Y}),
         ("has no labels", {"x": X[:0], "y": Y[:0]}),
     ],
 )

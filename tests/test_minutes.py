@@ -39,6 +39,15 @@ def test_processes_agree_on_the_epochs(monkeypatch):
     assert for_minutes(recipe("cifar10-trades"), 10, place, (), began=1000.0).training.epochs == 52
 
 
+@pytest.mark.parametrize(
+    ("settings", "needed"), [(("attack_group=4",), 240), (("attack_group=4", "accumulate=2"), 120)]
+)
+def test_too_few_images_for_a_timing_are_named(settings, needed):
+    config = small("train_size=100", "training.batch_size=60", *settings)
+    with pytest.raises(ConfigError, match=f"there are 40 training images for {needed} at once; give --batch-size"):
+        minutes.measure(config, CPU, load_data(config, None))
+
+
 @given(st.floats(0, 1), st.integers(1, 20), st.integers(1, 5))
 def test_one_cycle_stays_below_its_highest_rate(warmup, steps, epochs):
     schedule = ScheduleConfig("one-cycle", warmup=warmup)

@@ -254,6 +254,8 @@ def test_the_attack_may_begin_later(tmp_path, robust):
         assert (most == 0) == (index < steps // 4)
         assert eps == pytest.approx(full * (min(1, (index + 1 - steps // 4) / (steps / 2)) if most else 1))
         assert selected == (robust < 3)  # classes are looked for all the same
+    (end,) = kinds(tmp_path, "end")
+    assert end["theoretical_speedup"] is None  # the shares are not those of attacked examples alone
 
 
 def test_the_last_figures_can_be_searched_for_in_half_precision(whole, tmp_path):

@@ -32,6 +32,13 @@ class Allocated(NamedTuple):
     eps: Tensor | None = None
     weight: Tensor | None = None
 
+    @classmethod
+    def of(cls, returned: Tensor | Allocated) -> Allocated:
+        """Return what an allocation returned; steps alone become an :class:`Allocated`."""
+        if isinstance(returned, tuple) and not isinstance(returned, cls):
+            raise TypeError("the budget's allocate returned a tuple; give Allocated(steps, eps=…), by name, or steps")
+        return returned if isinstance(returned, Allocated) else cls(returned)
+
 
 class Allocation(Protocol):
     """Interface of an allocation, which turns categories into steps. Any number of steps is allowed for each example.
@@ -335,8 +342,7 @@ class ShuffledBudget:
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Allocated:
         """Return the result of the budget in random order: steps with their sizes, radii and weights."""
-        given = self.budget.allocate(category, score, past)
-        given = given if isinstance(given, Allocated) else Allocated(given)
+        given = Allocated.of(self.budget.allocate(category, score, past))
         if given.step_sizes is None:
             given = given._replace(step_sizes=self.budget.step_sizes(category, given.steps, self.eps))
         order = torch.rand(len(category), device=category.device).argsort()

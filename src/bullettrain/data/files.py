@@ -178,6 +178,8 @@ def _read_member(path: Path, archive: zipfile.ZipFile, name: str) -> Array:
 
 
 def _channels_first(path: Path, x: Array) -> Array:
+    if 0 in x.shape[1:]:
+        raise DataError(f"{path} has x of shape {x.shape}, images without pixels: give (n, H, W) or (n, H, W, C).")
     if x.ndim == 3:
         return x[:, None]
     first, last = (x.ndim == 4 and x.shape[axis] in (1, 3) for axis in (1, 3))

@@ -227,8 +227,7 @@ class Phases:
         past = weight = None
         if index is not None and train.history.examples:
             past, weight = train.history.of(index), train.history.weight_of(index)
-        allocated = train.budget.allocate(category, svar, past)
-        allocated = allocated if isinstance(allocated, Allocated) else Allocated(allocated)
+        allocated = Allocated.of(train.budget.allocate(category, svar, past))
         steps = check_returned(allocated.steps, "the budget's allocate", (m,), "integer")
         sizes = allocated.step_sizes
         if sizes is None:

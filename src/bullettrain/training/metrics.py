@@ -106,11 +106,11 @@ def speedups(objective: Objective, method: MethodConfig, figures: Mapping[str, A
     """Return the theoretical speed-up and that of counted work, from a run's own shares and passes.
 
     The theoretical one is the paper's formula for steps by category; it is None for other allocations, and if
-    epochs leave examples out.
+    epochs leave examples out or the first updates are clean.
     """
     budget, theoretical = method.budget(), None
     plain = objective.cost.work(steps=budget.boundary, touched=1, selects=False).total
-    if method.allocation == "categories" and not method.leave_out:
+    if method.allocation == "categories" and not (method.leave_out or method.clean_warmup):
         shares = {name: figures[name] for name in SHARES}
         theoretical = theoretical_speedup(budget, **shares, views=objective.num_views)
     return {

@@ -80,14 +80,14 @@ def for_minutes(
 
 def measure(config: Config, place: Place, data: tuple[ImageSet, ImageSet, ImageSet]) -> Timing:
     """Time a few steps, evaluations on a few images and a checkpoint, in a temporary run."""
-    images, batch_size = len(data[0]), config.training.batch_size * config.training.attack_group
-    if images < batch_size:
-        wrong = f"--minutes times full mini-batches, and there are {images} training images for {batch_size} at once"
-        smaller = max(1, images // (4 * config.training.attack_group))
-        raise ConfigError(f"{wrong}; give --batch-size {smaller}, or --epochs instead")
     logger.info("timing a few steps")
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, RunFolder(Path(folder)), place, data)
+        images, needed = len(data[0]), config.training.batch_size * trainer.stepper.unit
+        if images < needed:
+            wrong = f"--minutes times full mini-batches, and there are {images} training images for {needed} at once"
+            smaller = max(1, images // (4 * trainer.stepper.unit))
+            raise ConfigError(f"{wrong}; give --batch-size {smaller}, or --epochs instead")
         mined = trainer.needs_selection and config.method.separation == "quantile"
         timed = Timed(trainer, USUAL_SHARES if mined else None, TIMED_STEPS)
         for _ in range(REPEATS):

@@ -133,8 +133,7 @@ class WarmedUpBudget:
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Allocated:
         """Return steps (m,) and, for growing attacks, step sizes and radii, from categories (m,) and scores (m,)."""
-        allocated = self.budget.allocate(category, score, past)
-        allocated = allocated if isinstance(allocated, Allocated) else Allocated(allocated)
+        allocated = Allocated.of(self.budget.allocate(category, score, past))
         steps, sizes, radius = allocated.steps, allocated.step_sizes, allocated.eps
         if not self.begun:
             return Allocated(torch.zeros_like(steps))

@@ -81,6 +81,7 @@ def checkpoint(trainer: Trainer) -> Checkpoint:
         "metrics": dict(trainer.metrics.peek()),
         "epoch_sums": dict(trainer.epoch_sums),
         "run_sums": dict(trainer.run_sums),
+        "wrong_streak": trainer.streak.examples,
         "rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "metrics_size": trainer.folder.metrics_size(),
@@ -115,6 +116,7 @@ def restore(trainer: Trainer, saved: Checkpoint) -> None:
         if trainer.place.first:  # sums are added over processes, so one of them holds all
             trainer.metrics.restore(state["metrics"])
         trainer.epoch_sums, trainer.run_sums = Sums(state["epoch_sums"]), Sums(state["run_sums"])
+        trainer.streak.examples = state.get("wrong_streak", 0.0)
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"] is not None and device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"], device)
