@@ -57,9 +57,9 @@ def adapt(app: Sphinx, page: str, source: list[str]) -> None:
 
     def site_link(link: re.Match[str]) -> str:
         text, target = link.groups()
-        path, _, _ = target.partition("#")
+        path, mark, anchor = target.partition("#")
         if path in PAGES:
-            return f"[{text}]({PAGES[path]})"
+            return f"[{text}]({PAGES[path]}{mark}{anchor})"
         file = (here / path).resolve()
         if target.startswith("http") or not path or file.is_relative_to(DOCS) or not file.exists():
             return link[0]  # Sphinx warns if the page does not exist
