@@ -9,11 +9,13 @@ mean and, from three seeds on, its standard error, by one standard deviation fro
 The README shows methods with three seeds, which are judged by APGD at the same ε: accuracy over passes. The mark above
 its table names those that the table has. The documentation shows accuracy under AutoAttack over minutes, by the one
 result of each method that was timed and has met AutoAttack, then one whose command is on record, then that of most
-seeds, then of most test images. Minutes are those of the training steps: most lines know no others. Its table has all
-results:
+seeds, then of most test images. Minutes are those of the training steps: most lines know no others. Its tables have all
+results, by ε; those without a command, which others reported, have one of their own:
 
     <!-- plane: PGD-AT, 3 steps | TRADES, 10 steps -->
-    <!-- plane: all -->
+    <!-- plane: 8/255 -->
+    <!-- plane: 0.031 -->
+    <!-- plane: reported -->
 
 The pictures need matplotlib (the extra ``docs``); they keep a description of what they show, which
 ``--check`` compares.
@@ -77,7 +79,7 @@ MOST_POINTS_BELOW = 8.0
 """A method so many points below the best is drawn at the lower edge, so that the others can be told apart."""
 
 HEAD = ["method", "passes", "clean %", "PGD-20 %", "APGD %"]
-LONG_HEAD = ["method", "ε", "passes", "minutes", "clean %", "PGD-20 %", "APGD %", "AutoAttack %", "measured on"]
+LONG_HEAD = ["method", "passes", "minutes", "clean %", "PGD-20 %", "APGD %", "AutoAttack %", "measured on"]
 MARK = re.compile(r"(<!-- plane: (.*?) -->\n).*?\n?(<!-- /plane -->)", re.DOTALL)
 
 
@@ -112,8 +114,12 @@ class Result:
     def rank(self) -> tuple[bool, bool, int, int, float, bool]:
         """Larger for the result that a method is shown by."""
         drawn, averaged = bool(self.images() and self.values("minutes")), self.setting["weights"] == "averaged"
-        recorded = all(run["command"] for run in self.runs)
-        return drawn, recorded, self.seeds(), self.images(), float(self.setting["eps"] or 0), averaged
+        return drawn, self.group != "reported", self.seeds(), self.images(), float(self.setting["eps"] or 0), averaged
+
+    @property
+    def group(self) -> str:
+        """The table of the documentation that has the result."""
+        return eps(self.setting["eps"]) if all(run["command"] for run in self.runs) else "reported"
 
     def values(self, figure: str) -> list[float]:
         """The figure of each run that has it."""
@@ -178,17 +184,15 @@ def said(result: Result, figure: str, digits: int = 1) -> str:
 
 
 def measured_on(result: Result, *attacks: str) -> str:
-    """Seeds and test images of the attacks, where they were run, and weights, in words."""
+    """Seeds and test images of the attacks, where they were run, in words."""
     parts: dict[str, list[str]] = {}
     for attack in (name for name in attacks if result.images(name)):
         seeds = result.seeds(attack)
         where = f"{seeds} seed{'s' if seeds > 1 else ''}, {result.images(attack):,} images"
         parts.setdefault(where, []).append({"apgd": "APGD", "autoattack": "AutoAttack"}[attack])
     if len(parts) > 1:
-        words = "; ".join(f"{' and '.join(names)}: {where}" for where, names in parts.items())
-    else:
-        words = next(iter(parts), f"{result.seeds()} seed{'s' if result.seeds() > 1 else ''}")
-    return f"{words}, {result.setting['weights']} weights"
+        return "; ".join(f"{' and '.join(names)}: {where}" for where, names in parts.items())
+    return next(iter(parts), f"{result.seeds()} seed{'s' if result.seeds() > 1 else ''}")
 
 
 def several_seeds(results: list[Result]) -> dict[str, Result]:
@@ -209,22 +213,30 @@ def table(results: list[Result], names: list[str]) -> str:
 
 
 def long_table(results: list[Result]) -> str:
-    """All results, the most robust first: those under AutoAttack, then those under APGD, then the others."""
+    """Results in a table, the most robust first: by APGD or AutoAttack, then, without these, by PGD-20.
+
+    Weights are named if not all results have the same.
+    """
+
+    def rank(result: Result) -> tuple[float, float]:
+        strong = [value for figure in ("apgd", "autoattack") if (value := result.mean(figure)) is not None]
+        return (strong or [-1.0])[0], result.mean("pgd20") or 0.0
+
     lines = []
-    for result in sorted(
-        results, key=lambda result: [-(result.mean(f) or 0.0) for f in ("autoattack", "apgd", "pgd20")]
-    ):
+    several = len({result.setting["weights"] for result in results}) > 1
+    for result in sorted(results, key=rank, reverse=True):
         figures = [said(result, figure) for figure in ("clean", "pgd20", "apgd", "autoattack")]
         passes, minutes = result.mean("passes"), result.mean("minutes")
         cost = ["–" if passes is None else f"{passes:.1f}", "–" if minutes is None else f"{minutes:.2f}"]
         where = measured_on(result, "apgd", "autoattack")
-        lines.append([result.setting["method"], eps(result.setting["eps"]), *cost, *figures, where])
+        where += f", {result.setting['weights']} weights" if several else ""
+        lines.append([result.setting["method"], *cost, *figures, where])
     return laid_out(LONG_HEAD, lines)
 
 
 def laid_out(head: list[str], lines: list[list[str]]) -> str:
     """A table in Markdown, numbers to the right."""
-    rule = ["---:" if name.endswith("%") or name in ("passes", "minutes", "ε") else "---" for name in head]
+    rule = ["---:" if name.endswith("%") or name in ("passes", "minutes") else "---" for name in head]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
 
 
@@ -410,7 +422,8 @@ def renewed(text: str, results: list[Result]) -> str:
 
     def fill(mark: re.Match[str]) -> str:
         names = [name.strip() for name in mark[2].split("|")]
-        lines = long_table(results) if names == ["all"] else table(results, names)
+        group = [result for result in results if result.group == mark[2]]
+        lines = long_table(group) if group else table(results, names)
         return f"{mark[1]}{lines}\n{mark[3]}"
 
     return MARK.sub(fill, text)
