@@ -129,3 +129,20 @@ def test_links_lead_somewhere(page):
 def test_notebooks_are_kept_without_output(notebook):
     for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
         assert not cell.get("outputs"), "run without saving, or clear all outputs"
+
+
+def test_the_page_of_commands_is_up_to_date(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = importlib.import_module("cli_page").page()
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == page, "run python docs/cli_page.py"
+
+
+def test_the_table_of_the_first_page_is_what_was_recorded():
+    """The rows of docs/index.md as benchmarks/plane.py makes them."""
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    names, table = re.search(r"<!-- plane: (.*?) -->\n(.*?)\n<!-- /plane -->", text, re.DOTALL).groups()
+    code = "import plane, sys; print(plane.table(plane.read(plane.CSV), sys.argv[1].split(' | ')))"
+    made = [sys.executable, "-c", code, names]
+    done = subprocess.run(made, capture_output=True, text=True, cwd=ROOT / "benchmarks")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == table
