@@ -39,6 +39,8 @@ def page() -> str:
         "Every setting of a run. `bullettrain train RECIPE --show` prints those of a recipe, as YAML that "
         "`bullettrain train FILE` reads; `--set section.key=value` changes one, and a key that is in one section only "
         "needs no section: `--set epochs=10 --set eps=8/255`. The defaults hold for YAML files; recipes set their own.",
+        "Some settings have an option of their own in `bullettrain train`: `--data` and `--network` (their `name`), "
+        "`--eps`, `--lr`, `--epochs`, `--batch-size`, `--seed`, `--compile` and `--accumulate`.",
     ]
     for name, kind in sections().items():
         texts, kinds = meanings(kind), hints(kind)
