@@ -1,6 +1,7 @@
 """Two gloo processes against one: the joint batch's step, with a module wrapped in DistributedDataParallel."""
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,15 @@ def by_itself(part):
     return train.step(tiny_net(), *part[:2], start=part[2]).loss.item()
 
 
+def warnings_of(net, parts):
+    """Train with values checked at every step; what was warned of."""
+    train = BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(3, 1), check_every=1)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run(net, train, parts)
+    return [str(warning.message) for warning in found if "weights" in str(warning.message)]
+
+
 def worker(rank, port, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
@@ -167,6 +177,9 @@ def worker(rank, port, folder):
     assert alone.step(tiny_net(), *parts[0][:2], start=parts[0][2]).loss.item() == by_itself(parts[0])
     net = tiny_net(seed=rank)  # the first one's weights are taken
     results["apart"] = by_captured(BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(3, 1), joint=False), net, parts)
+    results["warned"] = [
+        warnings_of(net, parts) for net in (tiny_net(), nn.parallel.DistributedDataParallel(tiny_net()))
+    ]
     results["last"] = last_steps(nn.parallel.DistributedDataParallel(tiny_net()), share)
     results["norm"] = [p.grad.clone() for p in norms.parameters()]
     torch.save(results, f"{folder}/{rank}.pt")
@@ -265,6 +278,15 @@ def test_batch_norm_and_uneven_attacks_do_not_deadlock_or_break_the_graph(two):
     for a, b in zip(two[0]["norm"], two[1]["norm"], strict=True):
         assert torch.equal(a, b)
         assert torch.isfinite(a).all()
+
+
+def test_a_network_that_is_not_wrapped_is_noticed(two):
+    """Gradients are not averaged, so that weights differ after the first step."""
+    for process in two:
+        bare, wrapped = process["warned"]
+        assert len(bare) == 2
+        assert all("different weights, so gradients are not averaged; wrap the network" in text for text in bare)
+        assert wrapped == []
 
 
 def one_that_dies(rank, port, folder):

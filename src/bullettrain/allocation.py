@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -22,8 +23,9 @@ class Allocated(NamedTuple):
 
     Attributes:
         steps: (m,) integers; 0: the example is not corrupted.
-        step_sizes: (m,); None: the result of :meth:`Allocation.step_sizes`.
-        eps: (m,) radii of the attacks; None: the objective's eps.
+        step_sizes: (m,); None: the result of :meth:`Allocation.step_sizes` for the objective's radius.
+        eps: (m,) radii that steps are projected to; None: the objective's. The random start always has the
+            objective's. Not for attacks that do not project, nor with a tensor as the objective's eps.
         weight: (m,) factors of the examples' losses, whose mean is the loss; None: 1 each.
     """
 
@@ -62,7 +64,10 @@ class Allocation(Protocol):
         ...
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
-        """Return step sizes (m,), floating-point, for categories (m,) with ``steps`` (m,) in a ball of ``eps``."""
+        """Return step sizes (m,), floating-point, for categories (m,) with ``steps`` (m,).
+
+        ``eps`` is the objective's radius, or 1 if that is a tensor, in units of which step sizes then are.
+        """
         ...
 
 
@@ -125,7 +130,7 @@ class StepBudget:
             return 0.0
         if self.step_size is not None:
             return self.step_size
-        if self.scale is None and eps == 0.031:
+        if self.scale is None and math.isclose(eps, 0.031, rel_tol=1e-6):
             return 0.007  # the paper's setting, as the TRADES and MART authors have it
         return _spread(DEFAULT_SCALE if self.scale is None else self.scale, eps, self.boundary)
 
@@ -195,7 +200,8 @@ class GaussianBudget(_Graded):
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
         """Return round(most · exp(−(score / (width · largest))² / 2)), at least ``least``."""
-        assert score is not None
+        if score is None:
+            raise ValueError("GaussianBudget needs the scores of the examples")
         away = score / (self.width * score.abs().amax().clamp_min(1e-12))
         steps = (self.most * torch.exp(-away.square() / 2)).round().long().clamp(self.least, self.most)
         return torch.where(category == Category.OUTLIER, self.outlier, steps)
@@ -252,8 +258,8 @@ class EarlyStopBudget(_Shortened):
     further: int = field(default=1, metadata=limits(least=1))
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
-        """Return the step sizes of a uniform budget."""
-        return StepBudget.uniform(self.most).step_sizes(category, steps, eps)
+        """Return 2.25·ε over ``most``."""
+        return StepBudget.uniform(self.most, scale=DEFAULT_SCALE).step_sizes(category, steps, eps)
 
     def revise(self, t: int, logits: Tensor, y: Tensor, remaining: Tensor) -> Tensor:
         """Return the remaining steps: at most ``further`` − 1 where the point before this step was misclassified."""
@@ -311,7 +317,7 @@ class RadiusBudget(_Graded):
         past = self._known(past)
         part = 1 + (1 - self.low) * past.margin.clamp(-1, 0)
         part = torch.where(past.visits > 0, part, 1.0)
-        size = StepBudget.uniform(self.most).boundary_step(self.eps)
+        size = StepBudget.uniform(self.most, scale=DEFAULT_SCALE).boundary_step(self.eps)
         return Allocated(torch.full_like(category, self.most), size * part, self.eps * part)
 
 

@@ -18,7 +18,7 @@ class Past(NamedTuple):
     """The history of the examples of a batch, (m,) each; 0 for examples that have not been seen."""
 
     score: Tensor
-    """Last score of the clean logits of the loss."""
+    """Last score of the clean logits of the loss; a score of 0 is stored as the smallest positive number."""
     margin: Tensor
     """Last margin on x': probability of the true class minus the largest other one, averaged over views."""
     steps: Tensor
@@ -68,6 +68,9 @@ class History:
 
     def keep(self, index: Tensor, score: Tensor | None, margin: Tensor, steps: Tensor) -> None:
         """Store new values for the examples ``index`` (m,); NaN, from a forward that overflowed, becomes 0."""
+        if score is not None:  # +0.0 means not seen, −0.0 is a wrong prediction's
+            zero = (score == 0) & ~torch.signbit(score)
+            score = score.masked_fill(zero, torch.finfo(torch.float32).tiny)
         for mine, new in ((self.score, score), (self.margin, margin), (self.steps, steps)):
             if new is not None:
                 mine.index_copy_(0, index, new.to(mine.dtype).nan_to_num(nan=0.0) if mine.is_floating_point() else new)
@@ -136,25 +139,37 @@ class HistorySampler(Sampler[int]):
         history: the history of a `BulletTrain`.
         choose: called at the start of each epoch; returns the indices (n,) of its examples, in order. To reweight the
             chosen examples, let it call :meth:`History.weigh`, as :class:`LeaveOut` does, or let an allocation return
-            ``Allocated(…, weight=…)``.
+            ``Allocated(…, weight=…)``. In several processes it has to choose the same.
+        num_replicas: number of processes that share the examples; each gets every so manieth of the chosen ones, and a
+            rest is left out. Leave it at 1 where Lightning or Accelerate divide the batches.
+        rank: number of this process.
     """
 
-    def __init__(self, history: History, choose: Callable[[History], Tensor]) -> None:
+    def __init__(
+        self, history: History, choose: Callable[[History], Tensor], *, num_replicas: int = 1, rank: int = 0
+    ) -> None:
         if not history.examples:
             raise ValueError("the history has no examples; give BulletTrain examples=, how many there are")
         self.history, self.choose = history, choose
-        self._length = history.examples
+        self.num_replicas = check_count(num_replicas, "num_replicas", least=1)
+        self.rank = check_count(rank, "rank", below=num_replicas)
+        self._length = history.examples // num_replicas
 
     def __iter__(self) -> Iterator[int]:
         chosen = self.choose(self.history)
         if not torch.is_tensor(chosen) or chosen.ndim != 1 or chosen.is_floating_point() or chosen.dtype == torch.bool:
             raise TypeError(f"choose returned {described(chosen)}; it has to return (n,) indices of examples")
-        self._length = len(chosen)
-        return iter(chosen.tolist())
+        self._length = len(chosen) // self.num_replicas
+        return iter(chosen[self.rank :: self.num_replicas][: self._length].tolist())
 
     def __len__(self) -> int:
-        """Number of examples of the current epoch; before the first, the size of the dataset."""
+        """Number of this process's examples of the current epoch; before the first, its share of the dataset."""
         return self._length
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the next epoch of :class:`LeaveOut`, for example when a training resumes."""
+        if hasattr(self.choose, "epoch"):
+            self.choose.epoch = epoch
 
 
 LeftOutBy = Literal["margin", "chance"]
@@ -201,7 +216,7 @@ class LeaveOut:
             raise ValueError(f"by is {by!r}; it has to be 'margin' or 'chance'")
         self.by, self.seed = by, seed
         self.epoch = 0
-        """Next epoch, counted from 0; set it when a training resumes."""
+        """Next epoch, counted from 0; set it, or call the sampler's ``set_epoch``, when a training resumes."""
 
     def __call__(self, history: History) -> Tensor:
         """Choose the examples of the next epoch, set their weights, and return their indices in random order."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -153,9 +153,12 @@ class RobustFraction:
     """
 
     def __init__(self, gamma: float = 0.8, momentum: float = 0.9) -> None:
-        self.gamma = check_number(gamma, "gamma", above=0, most=1)
-        self.momentum = check_number(momentum, "momentum", least=0, below=1)
+        self.gamma, self.momentum = gamma, momentum
         self._value = torch.zeros((), dtype=torch.float64)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        limits: Any = {"gamma": {"above": 0, "most": 1}, "momentum": {"least": 0, "below": 1}}.get(name)
+        super().__setattr__(name, value if limits is None else check_number(value, name, **limits))
 
     @property
     def value(self) -> Tensor:
@@ -203,10 +206,9 @@ class RobustFraction:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Load the result of :meth:`state_dict`, including γ and p."""
-        gamma = check_number(state["gamma"], "gamma", above=0, most=1)
-        momentum = check_number(state["momentum"], "momentum", least=0, below=1)
         value = check_number(state["value"], "value", least=0, most=1)
-        self.gamma, self.momentum = gamma, momentum
+        given = RobustFraction(state["gamma"], state["momentum"])  # checked before anything is changed
+        self.gamma, self.momentum = given.gamma, given.momentum
         self._value.fill_(value)  # in place: captured graphs read it
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bullettrain import validation
-from bullettrain.allocation import Allocation, StepBudget, needs_selection
+from bullettrain.allocation import Allocation, ShuffledBudget, StepBudget, needs_selection
 from bullettrain.attacks.norms import Ball
 from bullettrain.attacks.pgd import AttackState
 from bullettrain.attacks.state import bare
@@ -75,7 +75,7 @@ def algorithm(
         yield StepOutput.of(assigned, learned, x_prime, work)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepOutput:
     """The result of one training step. Only ``loss`` carries a graph."""
 
@@ -165,7 +165,8 @@ class BulletTrain:
         self.score = score
         self.separation = separation
         self.check_settings()
-        if isinstance(budget, StepBudget) and (short := budget.shortfall(objective.unit, objective.moves_per_step)):
+        own = budget.budget if isinstance(budget, ShuffledBudget) else budget
+        if isinstance(own, StepBudget) and (short := own.shortfall(objective.unit, objective.moves_per_step)):
             warnings.warn(short, stacklevel=2)
         self.group, self.joint = group, joint
         self.check_every = validation.check_count(check_every, "check_every")
@@ -210,11 +211,22 @@ class BulletTrain:
         validation.check_module(model)
         with self.validated(model, [batch]), self.checked_forwards(model, y):
             (out,) = algorithm(self, Phases(self, Forwards(model)), [batch])
+            if self.checking and (group := self.process_group()) is not None:
+                validation.check_alike_weights(model.parameters(), group)
         return out
 
     def updates(self, phases: Phases, batches: Sequence[Batch], run: Runner = EAGER) -> Iterator[StepOutput]:
         """Run Algorithm 2 with other phases and another runner, as `Captured` does."""
         return algorithm(self, phases, batches, run)
+
+    @property
+    def gamma(self) -> float:
+        """γ of F_R; it may change between steps."""
+        return self.robust_fraction.gamma
+
+    @gamma.setter
+    def gamma(self, gamma: float) -> None:
+        self.robust_fraction.gamma = gamma
 
     # ---------------------------------------------------------------------------- called by Algorithm 2
 
@@ -247,7 +259,10 @@ class BulletTrain:
             validation.check_logits(logits.detach(), y, self.steps_taken + 1)
             validation.check_unnormalised(logits.detach())
         if self.checking and assigned.svar is not None:
-            validation.check_selection(assigned.svar, assigned.category, len(Category))
+            validation.check_no_nan(assigned.svar)
+            validation.check_integers(
+                assigned.category, len(Category), "the separation returned categories", "there are"
+            )
             if logits is not None and self.separation is separate:
                 validation.check_score_sign(assigned.svar, logits, y)
         same = self.budget.uniform_steps
@@ -283,7 +298,11 @@ class BulletTrain:
             return ()
         if self.checking and learned.score is not None:
             validation.check_no_nan(learned.score)
-        return tuple(joint.gather_batch(values, batch) for values in (index, learned.score, learned.margin, steps))
+        indices = joint.gather(index, batch)
+        assert indices is not None
+        if self.checking:
+            validation.check_repeated(indices)
+        return (indices, *(joint.gather(values, batch) for values in (learned.score, learned.margin, steps)))
 
     def work(
         self, steps: Sequence[int], touched: int | None, attack_steps: float, phases: Phases, batches: int
@@ -311,7 +330,8 @@ class BulletTrain:
     def check_settings(self) -> None:
         """Check that the parts go together."""
         self.objective.check_budget(self.budget)
-        validation.check_last(self.objective, self.budget, self.separation, self.history.examples)
+        if self.selects_by_history:
+            validation.check_last(self.objective, self.separation, self.history.examples)
         self.separation_for_objective()  # raises if the two do not go together
 
     def is_check_due(self, steps: int = 1) -> bool:
@@ -391,15 +411,20 @@ class BulletTrain:
             raise ValueError(f"{' and '.join(sorted(missing))} missing; {give}")
         if self.history.examples and "history" in state:
             self.history.check_state(state["history"])  # before anything is changed
-        self._restore_generators(state.get("generators", {}))
+        steps_taken = validation.check_count(state["steps_taken"], "steps_taken")
         before = brief((self.robust_fraction.gamma, self.robust_fraction.momentum))
+        with raised_as(
+            ValueError, f"the state cannot be loaded ({{error}}); {give}", KeyError, TypeError, AttributeError
+        ):
+            RobustFraction().load_state_dict(state["robust_fraction"])  # before anything is changed
+            self.objective.load_state_dict(state.get("objective", {}))
+            self._restore_generators(state.get("generators", {}))
         self.robust_fraction.load_state_dict(state["robust_fraction"])
         now = brief((self.robust_fraction.gamma, self.robust_fraction.momentum))
         if now != before:
             said = f"the state was made with (gamma, momentum) = {now}, used from here on, not {before}"
             warnings.warn(f"{said}; to change that, set robust_fraction.gamma after loading", stacklevel=2)
-        self.steps_taken = validation.check_count(state["steps_taken"], "steps_taken")
-        self.objective.load_state_dict(state.get("objective", {}))
+        self.steps_taken = steps_taken
         if self.history.examples and "history" in state:
             self.history.load_state_dict(state["history"])
         elif "history" in state:

@@ -7,6 +7,7 @@ import inspect
 import math
 import numbers
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, TypeVar
@@ -175,16 +176,29 @@ def check_index(index: Tensor | None, y: Tensor, examples: int, *, look: bool) -
     return index
 
 
+def check_repeated(index: Tensor) -> None:
+    """Warn if indices (m,) of a mini-batch, of all processes, name examples repeatedly; synchronises."""
+    if repeated := len(index) - len(set(index.tolist())):
+        wrong = f"{repeated} of {len(index)} examples of a mini-batch, over all processes, are repeated"
+        warnings.warn(f"{wrong}, and the history keeps one of each; look at the sampler", stacklevel=5)
+
+
 def check_no_nan(score: Tensor) -> None:
     """Check scores for NaN; synchronises with the device."""
     if torch.isnan(score).any():
         raise ValueError("the score returned NaN, which says nothing about an example; look at the score")
 
 
-def check_selection(svar: Tensor, category: Tensor, categories: int) -> None:
-    """Check scores for NaN and categories for unknown values; synchronises with the device."""
-    check_no_nan(svar)
-    check_integers(category, categories, "the separation returned categories", "there are")
+def check_alike_weights(weights: Iterable[Tensor], group: Any) -> None:
+    """Warn if the processes of a group have different weights; synchronises with the device and the processes."""
+    mine = torch.stack([weight.detach().double().sum() for weight in weights]).sum()
+    largest, least = mine.clone(), mine.clone()
+    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=group)
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=group)
+    if bool(largest != least):
+        why = "the processes of the group have different weights, so gradients are not averaged"
+        mend = "wrap the network in DistributedDataParallel, or give joint=False if that is meant"
+        warnings.warn(f"{why}; {mend}", stacklevel=4)
 
 
 def check_score_sign(score: Tensor, logits: Tensor, y: Tensor) -> None:
@@ -206,6 +220,8 @@ def check_parts(objective: Any, budget: Any, score: object, separation: object) 
     for name, (attributes, give) in PARTS.items():
         if missing := [attribute for attribute in attributes if not hasattr(parts[name], attribute)]:
             raise TypeError(f"the {name} is {shown(parts[name])}, which has no {missing[0]}; give {give}")
+    if callable(budget.uniform_steps):
+        raise TypeError(f"{type(budget).__name__}.uniform_steps is a method; make it a property")
     for name in ("score", "separation"):
         if not (callable(parts[name]) or hasattr(parts[name], "bind")):
             raise TypeError(f"the {name} is {shown(parts[name])}; give a function")
@@ -233,11 +249,9 @@ def check_takes(function: Callable[..., Any], name: str, arguments: Sequence[str
             own.bind(*arguments)
 
 
-def check_last(objective: Any, budget: Any, separation: object, examples: int) -> None:
+def check_last(objective: Any, separation: object, examples: int) -> None:
     """Check that ``selection="last"`` is possible with these parts."""
-    if objective.selection != "last" or budget.uniform_steps is not None:
-        return
-    if not objective.has_clean_term:
+    if not objective.has_clean_logits:
         name = type(objective).__name__
         raise ValueError(f"selection is 'last', but the loss of {name} has no clean logits; give selection='eval'")
     if hasattr(separation, "bind"):
@@ -305,7 +319,11 @@ def check_start(start: Tensor, x: Tensor) -> Tensor:
     """Return the starting points of an attack on ``x`` (m, …), detached."""
     if start.shape != x.shape:
         raise ValueError(f"start has the shape {tuple(start.shape)}; it has to be x's, {tuple(x.shape)}")
-    return start.detach()
+    if not start.is_floating_point():
+        raise TypeError(f"start is {_dtype(start)}; give floating-point starting points, as x is")
+    if start.device != x.device:
+        raise ValueError(f"start is on {start.device} and x on {x.device}; move them to one device")
+    return start.detach().to(x.dtype)
 
 
 def check_range(x: Tensor, bounds: tuple[float | Tensor, float | Tensor], name: str = "x") -> None:

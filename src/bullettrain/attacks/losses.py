@@ -71,4 +71,4 @@ def ce_gradient(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor
 
 def _kl_gradient(logits: Tensor, labels: Tensor, target: Tensor | None) -> Tensor:
     assert target is not None
-    return logits.softmax(dim=1) - target
+    return logits.softmax(dim=1) * target.sum(dim=1, keepdim=True) - target  # a target of one's own may not sum to 1

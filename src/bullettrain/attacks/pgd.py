@@ -91,9 +91,15 @@ def pgd(
     if not torch.is_tensor(step_size):
         check_number(step_size, "step_size", above=0)
         ball.check_step(step_size, "step_size")
+    elif step_size.shape not in ((), (len(x),)):
+        raise ValueError(f"step_size has the shape {tuple(step_size.shape)}; {len(x)} examples need ({len(x)},)")
+    if target is not None and (target.ndim != 2 or len(target) != len(x)):
+        raise ValueError(f"target has the shape {tuple(target.shape)}; it has to be ({len(x)}, K)")
     ball = ball.on(x)
     if check:
         ball.check_inputs(x)
+        if torch.is_tensor(step_size) and not bool((step_size >= 0).all()):
+            raise ValueError("step_size has values that are negative or NaN")
     attack_loss = loss_named(loss) if isinstance(loss, str) else loss
     x = x.detach()
     counts = _host_counts(steps, len(x))  # the host has to know how the batch shrinks
@@ -264,9 +270,14 @@ def random_noise(
         return radius * ball.eps * ball.norm.direction(signs)
     if kind == "normal":
         return 0.001 * torch.empty_like(x).normal_(generator=generator)
+    check_start_kind(kind)
+    return torch.zeros_like(x)
+
+
+def check_start_kind(kind: RandomStart) -> None:
+    """Check the name of a random start."""
     kinds = get_args(RandomStart)
     check_known(kind, kinds, "there is no random start", listed=f"there are {', '.join(kinds)} and None")
-    return torch.zeros_like(x)
 
 
 def starting_point(kind: RandomStart, x: Tensor, noise: Tensor, ball: Ball) -> Tensor:
@@ -296,3 +307,5 @@ class Attack:
 
     def __post_init__(self) -> None:
         check_number(self.radius, "radius", above=0)
+        if self.start is not None:
+            check_start_kind(self.start)

@@ -16,10 +16,11 @@ Mode = Literal["eval", "train"]
 
 @contextmanager
 def frozen(model: nn.Module, mode: Mode = "eval") -> Iterator[None]:
-    """Freeze the network: modules in ``mode``, no gradients for weights, no change of buffers.
+    """Freeze the network: modules in ``mode``, and no gradients for weights.
 
-    On exit, also by an exception, the mode of each module, ``requires_grad`` of each parameter and all buffers are
-    restored. Without gradients for weights autocast also does not cache casts that have none.
+    On exit, also by an exception, the mode of each module and ``requires_grad`` of each parameter are restored; with
+    ``mode="train"`` also all buffers, which a forward in eval mode is expected to leave alone. Without gradients for
+    weights autocast also does not cache casts that have none.
     """
     check_known(mode, get_args(Mode), "mode is")
     training = [(module, module.training) for module in model.modules()]

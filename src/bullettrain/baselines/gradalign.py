@@ -52,8 +52,10 @@ class GradAlign(PGDAT):
         """Return the first gradient of the rows of ``x`` (m, …), and whether it is still to come."""
         return self._first.state(x)
 
-    def penalty(self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None) -> Tensor:
-        """Return λ·(1 − cos), averaged over the examples whose two gradients are not 0."""
+    def penalty(
+        self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None, weight: Tensor | None = None
+    ) -> Tensor:
+        """Return λ·(1 − cos), averaged over the examples whose two gradients are not 0, and weighted."""
         at_x, _ = self._first.state(x)
         at = check_start(self.initial_perturbation(x) if start is None else start, x).requires_grad_()
         # DistributedDataParallel has seen the first forward, and synchronises the gradients of this one.
@@ -61,7 +63,9 @@ class GradAlign(PGDAT):
         (near_x,) = torch.autograd.grad(value * 1024 if underflows(x.device) else value, at, create_graph=True)
         cosine = (_unit(at_x) * _unit(near_x)).flatten(1).sum(dim=1)
         defined = (length(at_x) > 0) & (length(near_x) > 0)
-        return self.beta * torch.where(defined, 1 - cosine, 0.0).sum() / defined.sum().clamp_min(1)
+        apart = torch.where(defined, 1 - cosine, 0.0)
+        apart = apart if weight is None else apart * weight
+        return self.beta * apart.sum() / defined.sum().clamp_min(1)
 
 
 def _unit(gradient: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from bullettrain.attacks.pgd import AttackState
 from bullettrain.attacks.schedule import packed_sizes, ragged
 from bullettrain.engine.phases import Phases, Runner
+from bullettrain.validation import check_returned
 
 
 def run_attack(
@@ -64,6 +65,7 @@ def _revised(phases: Phases, run: Runner, attack: AttackState, steps: Tensor) ->
         left = remaining.index_select(0, rows) - 1
         if logits is not None:
             revised = revise(t, logits[:n], attack.labels.index_select(0, rows), left)
+            revised = check_returned(revised, "the budget's revise", (n,), "integer")
             left = torch.minimum(revised.to(left).clamp_min(0), left)
         remaining.index_copy_(0, rows, left)
         taken.index_add_(0, rows, torch.ones_like(rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -65,23 +64,18 @@ class JointBatches:
             at += total
         return tuple(where)
 
-    def gather(self, values: Tensor | None) -> Tensor | None:
-        """Return ``values`` (R,) of consecutive mini-batches, gathered to those of the joint mini-batches."""
+    def gather(self, values: Tensor | None, batch: int | None = None) -> Tensor | None:
+        """Return ``values`` (R,) of consecutive mini-batches, or of the one ``batch``, of all processes, joined."""
         if self.group is None or values is None:
             return values
-        padded = values.new_zeros(max(sum(sizes) for sizes in self.sizes_by_rank))
+        sizes_by_rank = self.sizes_by_rank if batch is None else [[sizes[batch]] for sizes in self.sizes_by_rank]
+        padded = values.new_zeros(max(map(sum, sizes_by_rank)))
         padded[: len(values)] = values
-        parts = [torch.empty_like(padded) for _ in self.sizes_by_rank]
+        parts = [torch.empty_like(padded) for _ in sizes_by_rank]
         with collective():
             dist.all_gather(parts, padded, group=self.group)
-        split = [torch.split(part[: sum(n)], n) for part, n in zip(parts, self.sizes_by_rank, strict=True)]
-        return torch.cat([split[rank][i] for i in range(len(self.local_sizes)) for rank in range(len(split))])
-
-    def gather_batch(self, values: Tensor | None, batch: int) -> Tensor | None:
-        """Return ``values`` (m,) of one mini-batch, gathered to those of the joint mini-batch."""
-        one = copy.copy(self)
-        one.sizes_by_rank = [[sizes[batch]] for sizes in self.sizes_by_rank]
-        return one.gather(values)
+        split = [torch.split(part[: sum(n)], n) for part, n in zip(parts, sizes_by_rank, strict=True)]
+        return torch.cat([split[rank][i] for i in range(len(sizes_by_rank[0])) for rank in range(len(split))])
 
     def sum_(self, values: Tensor) -> Tensor:
         """Sum ``values`` over the processes, in place."""
@@ -93,12 +87,12 @@ class JointBatches:
 
 @contextmanager
 def collective() -> Iterator[None]:
-    """Turn the error of a collective into one that says that another process has ended."""
+    """Let the error of a collective say that another process may have ended."""
     try:
         yield
     except RuntimeError as error:
-        ended = "another process of the group has ended, or cannot be reached, so this one ends too"
-        raise RuntimeError(f"{ended}; the first error is in that process's output ({first_line(error)})") from error
+        ended = "mostly because another process of the group has ended, whose output then has the first error"
+        raise RuntimeError(f"a collective failed ({first_line(error)}), {ended}") from error
 
 
 def average_gradients(gradients: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:

@@ -148,7 +148,7 @@ class Phases:
     @property
     def selects_by_loss_logits(self) -> bool:
         """Whether the training-mode logits of the loss select."""
-        return self.objective.selection == "train" and self.objective.has_clean_term
+        return self.objective.selection == "train" and self.objective.has_clean_logits
 
     def reuses_logits(self, batches: int) -> bool:
         """Whether the loss uses the logits that selected, with their graph."""
@@ -228,7 +228,7 @@ class Phases:
         if index is not None and train.history.examples:
             past, weight = train.history.of(index), train.history.weight_of(index)
         allocated = Allocated.of(train.budget.allocate(category, svar, past))
-        steps = check_returned(allocated.steps, "the budget's allocate", (m,), "integer")
+        steps = check_returned(allocated.steps, "the budget's allocate", (m,), "integer").long()
         sizes = allocated.step_sizes
         if sizes is None:
             sizes = train.budget.step_sizes(category, steps, objective.unit)
@@ -236,6 +236,9 @@ class Phases:
         for name in ("eps", "weight"):
             if (value := getattr(allocated, name)) is not None:
                 check_returned(value, f"the budget's {name}", (m,), "floating-point")
+        if allocated.eps is not None and not objective.takes_eps:
+            name, why = type(objective).__name__, "takes no eps for each example"
+            raise ValueError(f"the budget allocates eps, but the attack of {name} {why}; leave eps out")
         if allocated.weight is not None:
             weight = allocated.weight if weight is None else weight * allocated.weight
         x_prime = objective.begin(x, start)
@@ -260,7 +263,7 @@ class Phases:
         def separated(score: Tensor, separation: Separation) -> Tensor:
             category = separation(score, F_R)
             category = category.flatten() if torch.is_tensor(category) and score.ndim > 1 else category
-            return check_returned(category, "the separation", (score.numel(),), "integer")
+            return check_returned(category, "the separation", (score.numel(),), "integer").long()
 
         if isinstance(separation, SeparationWithModel):
             assert logits is not None
@@ -352,7 +355,7 @@ class Phases:
         if weight:
             check_takes(objective.loss, f"{name}'s loss", ("z", "z_prime", "y", "touched", "weight"))
         loss = check_returned(loss_of(z, z_prime, y, touched, *weight), f"{name}.loss", (), "floating-point")
-        penalty = objective.penalty(self.forwards.model, x, y, start)
+        penalty = objective.penalty(self.forwards.model, x, y, start, *weight)
         if penalty is not None:
             loss = loss + check_returned(penalty, f"{name}.penalty", (), "floating-point")
         loss = loss if loss_weight == 1 else loss * loss_weight

@@ -34,7 +34,7 @@ class AugMix(Objective):
             depend on which others get any.
     """
 
-    needs_network = False
+    needs_network = takes_eps = False
     max_steps = 1
     options = ("beta", "selection", "jsd", "views")
 

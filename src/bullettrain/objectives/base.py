@@ -59,6 +59,8 @@ class Objective(ABC):
     """Number of corrupted copies of each example; AugMix has two views."""
     uniform_only = False
     """Whether all examples need the same number of steps, at least one."""
+    takes_eps = True
+    """Whether the corruption projects to a radius that an allocation gives each example."""
     max_steps: int | None = None
     """Largest number of steps; AugMix has one step, which makes both views."""
     moves_per_step = 1
@@ -101,7 +103,7 @@ class Objective(ABC):
         """Passes per example of each part, derived from the class attributes."""
         learns, eval_mode = self.has_clean_term, self.selection == "eval"
         return Cost(
-            selection=int(eval_mode or not learns),
+            selection=int(eval_mode or not self.has_clean_logits),
             target=int(self.needs_target),
             shared=self.needs_target and eval_mode and self.attack_mode == "eval",
             step=self.step_passes,
@@ -126,6 +128,9 @@ class Objective(ABC):
         if self.uniform_only and (not budget.uniform_steps or hasattr(budget, "revise")):
             name = type(self).__name__
             raise ValueError(f"{name} needs a budget with the same number of steps for all examples, at least one")
+        if hasattr(budget, "revise") and not self.needs_network:
+            name, why = type(self).__name__, "whose corruption has no logits to revise steps by"
+            raise ValueError(f"the budget revises steps during the attack of {name}, {why}")
         most = max(getattr(budget, name, 0) for name in ("boundary", "robust", "outlier", "most"))
         if self.max_steps is not None and most > self.max_steps:
             name, give = type(self).__name__, "1 or 0, as in StepBudget(1, 0)"
@@ -184,7 +189,9 @@ class Objective(ABC):
             weight: (m,) weights of the examples; None: 1 each.
         """
 
-    def penalty(self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None) -> Tensor | None:
+    def penalty(
+        self, model: nn.Module, x: Tensor, y: Tensor, start: Tensor | None, weight: Tensor | None = None
+    ) -> Tensor | None:
         """Return a 0-d term of the loss that needs the network itself; None: there is none."""
         return None
 
@@ -333,6 +340,8 @@ class AdversarialObjective(Objective):
         while part is not None:
             if isinstance(part, StepBudget):
                 self.ball.check_step(part.boundary_step(self.unit), "the boundary step size")
+            if isinstance(part, RadiusBudget) and not (self.takes_eps or isinstance(self.eps, Tensor)):
+                raise ValueError(f"RadiusBudget gives each example an eps, but {type(self).__name__} does not project")
             if isinstance(part, (RadiusBudget, ShuffledBudget)):
                 name, own = type(part).__name__, self.unit if isinstance(part, ShuffledBudget) else self.eps
                 if isinstance(own, Tensor):
@@ -341,6 +350,11 @@ class AdversarialObjective(Objective):
                     wrong = f"{name} has eps {part.eps:g}, but {type(self).__name__} has {own:g}"
                     raise ValueError(f"{wrong}; give both the same")
             part = getattr(part, "budget", None)  # of a shuffled one
+
+    @property
+    def takes_eps(self) -> bool:  # type: ignore[override]
+        """Whether attacks project, to a radius that is a number."""
+        return self.needs_network and self.attack.project and not isinstance(self.eps, Tensor)
 
     @property
     def needs_target(self) -> bool:  # type: ignore[override]

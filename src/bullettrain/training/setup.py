@@ -118,10 +118,11 @@ class WarmedUpBudget:
         budget: the budget after the warm-up.
         eps: final radius of growing attacks; None if they do not grow.
         device: of the examples.
+        projects: whether attacks project to a radius, which grows then.
     """
 
-    def __init__(self, budget: Allocation, eps: float | None, device: torch.device) -> None:
-        self.budget, self.eps, self.begun = budget, eps, False
+    def __init__(self, budget: Allocation, eps: float | None, device: torch.device, projects: bool = True) -> None:
+        self.budget, self.eps, self.projects, self.begun = budget, eps, projects, False
         self.part = torch.ones((), device=device)
         """Current fraction of the radius; a tensor, so that captured graphs read its value."""
 
@@ -140,8 +141,9 @@ class WarmedUpBudget:
         if self.eps is None:
             return allocated
         sizes = self.budget.step_sizes(category, steps, self.eps) if sizes is None else sizes
-        radius = torch.full_like(sizes, self.eps) if radius is None else radius
-        return allocated._replace(step_sizes=sizes * self.part, eps=radius * self.part)
+        if self.projects:
+            radius = self.part * (torch.full_like(sizes, self.eps) if radius is None else radius)
+        return allocated._replace(step_sizes=sizes * self.part, eps=radius)
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
         """Return step sizes (m,) for categories (m,)."""
@@ -171,7 +173,8 @@ class InitialPerturbation:
         self.loader, self.place, method = loader, place, config.method
         self.warm_up: WarmedUpBudget | None = None
         if method.clean_warmup or method.eps_warmup:
-            self.warm_up = WarmedUpBudget(engine.budget, method.eps if method.eps_warmup else None, place.device)
+            eps = method.eps if method.eps_warmup else None
+            self.warm_up = WarmedUpBudget(engine.budget, eps, place.device, engine.objective.takes_eps)
             engine.budget = self.warm_up
         self.generator = torch.Generator(place.device)
         self.stored: StoredPerturbations | None = None
