@@ -14,20 +14,21 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from bullettrain.reporting.paper import OWN_CLAIMS
 from bullettrain.reporting.plotting import printed
 from bullettrain.reproduction import SCALES, STUDIES, figures, tables
 from bullettrain.reproduction.records import Record, read_records
-from bullettrain.reproduction.results import NOT_RUN, Results, Verdict
+from bullettrain.reproduction.results import CheckResult, Results, Verdict
 from bullettrain.reproduction.studies import LARGE, Check
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, RECORDS = ROOT / "docs", ROOT / "results" / "reproduce"
 PAGES = {"reproduction_short.md": ("short",), "reproduction_large.md": ("medium", "paper")}
-"""The pages with the tables of each scale. reproduction.md has the claims side by side."""
+"""The pages with the tables of each scale. reproduction.md has the claims."""
 CHOICE = {"plane": ("bt-nr0",), "table-fast": ()}
 """Studies whose rows that table shows, without these: TRADES is what they are set beside."""
-SHOWN = ("short", "medium", "paper")
-"""Scales whose figures mean something."""
+OWN = "Not in the paper"
+"""The heading of the claims that are this project's."""
 MAX_FIGURES = 3
 """Figures of a claim that have room in one cell."""
 
@@ -37,37 +38,51 @@ def on_record(scale: str) -> dict[str, Record]:
     return read_records(RECORDS / scale / "records")
 
 
-def side_by_side() -> list[str]:
-    """Every claim, and what came of it at each scale."""
-    records = {scale: on_record(scale) for scale in SHOWN}
-    lines = ["## The scales side by side", "", *(f"* `{scale}`: {SCALES[scale].about}." for scale in SHOWN), ""]
-    lines += ["| What the paper says | " + " | ".join(f"`{scale}`" for scale in SHOWN) + " |", "|---|---|---|---|"]
-    counts: Counter[Verdict] = Counter()
-    head = len(lines) - 2
-    for study in STUDIES.values():
-        found = [Results(study, SCALES[scale], records[scale]) for scale in SHOWN]
-        if study.name != LARGE:
-            counts.update(found[0].verdict(checks)[0] for checks in found[0].claims.values())
-        lines += [f"| **{study.title}** | | | |"] if found[0].claims else []
-        for text in found[0].claims:
-            verdicts = [told(one, one.claims[text]) for one in found]
-            if study.name == LARGE:
-                verdicts[0] = "another network"
-            lines.append(f"| {text} | {' | '.join(verdicts)} |")
-    tally = ", ".join(f"{verdict.value} {counts[verdict]}" for verdict in Verdict if counts[verdict])
-    return [*lines[:head], f"Claims by verdict at scale `{SHOWN[0]}`: {tally}.", "", *lines[head:], "", tables.LEGEND]
+def claims() -> list[str]:
+    """Every claim and what came of it: of scale short, and of the paper's own network at the larger scales."""
+    small, *large = PAGES["reproduction_short.md"] + PAGES["reproduction_large.md"]
+    records = {scale: on_record(scale) for scale in (small, *large)}
+    studies = [study for study in STUDIES.values() if study.name != LARGE]
+    short = [Results(study, SCALES[small], records[small]) for study in studies]
+    verdicts = Counter(results.verdict(checks)[0] for results in short for checks in results.claims.values())
+    tally = ", ".join(f"{verdict.value} {verdicts[verdict]}" for verdict in Verdict if verdicts[verdict])
+    lines = [f"## Scale `{small}`", "", f"{SCALES[small].about}.", "", f"Claims by verdict: {tally}.", ""]
+    lines += [f"| Claim | `{small}` |", "|---|---|"]
+    for results in short:
+        papers = paragraph([results], own=False)
+        lines += [f"| **{results.study.title}** | |", *papers] if papers else []
+    lines += [f"| **{OWN}** | |", *(line for results in short for line in paragraph([results], own=True))]
+    lines += ["", f"## {STUDIES[LARGE].title}", "", *(f"* `{scale}`: {SCALES[scale].about}." for scale in large), ""]
+    wide = [Results(STUDIES[LARGE], SCALES[scale], records[scale]) for scale in large]
+    lines += [f"| Claim | {' | '.join(f'`{scale}`' for scale in large)} |", "|---|" + "---|" * len(large)]
+    lines += [*paragraph(wide, own=False), f"| **{OWN}** |{' |' * len(large)}", *paragraph(wide, own=True), ""]
+    lines += [f"* Rows not run yet at `{one.scale.name}`: {'; '.join(tables.unrun(one))}." for one in wide]
+    return [*lines, "", tables.MARKS_LEGEND + " " + tables.ERRORS_LEGEND]
+
+
+def paragraph(results: list[Results], *, own: bool) -> list[str]:
+    """The lines of a study's claims, with a verdict at each scale: this project's ``own``, or the paper's."""
+    texts = [text for text in results[0].claims if (text in OWN_CLAIMS) == own]
+    return [f"| {text} | {' | '.join(told(one, one.claims[text]) for one in results)} |" for text in texts]
 
 
 def told(results: Results, checks: list[Check]) -> str:
     """A claim's verdict, and the figures that it rests on."""
     verdict, found = results.verdict(checks)
     if all(check.found is None for check in found):
-        return NOT_RUN
-    said = [tables.found_in_words(check) for check in found]
+        return f"{tables.MARKS[verdict]} {verdict.value}"
+    said = [figure_of(results, check, marked=len({check.verdict for check in found}) > 1) for check in found]
     if len(said) > MAX_FIGURES:
-        said = [f"{sum(check.verdict is Verdict.HOLDS for check in found)} of its {len(found)} parts hold"]
+        parts = Counter(check.verdict for check in found)
+        said = [f"of {len(found)} parts {', '.join(f'{parts[v]} {tables.MARKS[v]}' for v in Verdict if parts[v])}"]
     near = ", near enough" if verdict is Verdict.HOLDS and any(check.near for check in found) else ""
     return f"{tables.MARKS[verdict]} {verdict.value}{near}: {'; '.join(said)}"
+
+
+def figure_of(results: Results, found: CheckResult, *, marked: bool) -> str:
+    """The figure of a check, ``marked`` with its verdict."""
+    best = f" ({tables.best_of(results, found.check)})" if len(found.check.rows) > 1 else ""
+    return tables.found_in_words(found) + best + f" {tables.MARKS[found.verdict]}" * marked
 
 
 def written(scale: str, page: str, *, pictures: bool) -> str:
@@ -77,11 +92,11 @@ def written(scale: str, page: str, *, pictures: bool) -> str:
     """
     folder, records, large = RECORDS / scale, on_record(scale), scale != "short"
     found = [Results(study, SCALES[scale], records) for study in STUDIES.values() if (study.name == LARGE) == large]
-    lines = [f"## Scale `{scale}`", "", f"{SCALES[scale].about}."] if large else [f"{SCALES[scale].about}."]
+    lines = [f"## Scale `{scale}`", "", f"{SCALES[scale].about}."] if large else [tables.LEGEND]
     for results in found:
         lines += ["", f"## {results.study.title} (`{results.study.name}`)", ""] if not large else [""]
         if not any(results.runs.values()):
-            lines += ["Not measured yet." + (f" In order: {tables.unrun(results)}." if large else "")]
+            lines += ["Not measured yet." + (f" In order: {'; '.join(tables.unrun(results))}." if large else "")]
             lines += remarks(page, f"{scale} {results.study.name}")
             continue
         shown = drawn(results, folder, pictures=pictures)
@@ -161,7 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the pages of the reproduction and a table of docs/accuracy.md")
     parser.add_argument("--check", action="store_true", help="only say whether they are up to date")
     check = parser.parse_args().check
-    contents = {"reproduction.md": ("reproduction", "\n".join(side_by_side())), "accuracy.md": ("methods", methods())}
+    contents = {"reproduction.md": ("reproduction", "\n".join(claims())), "accuracy.md": ("methods", methods())}
     for name, scales in PAGES.items():
         page = (DOCS / name).read_text(encoding="utf-8")
         body = "\n\n".join(written(scale, page, pictures=not check) for scale in scales)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from bullettrain.cli.app import app
 from bullettrain.config.settings import ConfigError
 from bullettrain.evaluation.results import unpack
-from bullettrain.reproduction import STUDIES, figures
+from bullettrain.reproduction import STUDIES, figures, tables
 from bullettrain.reproduction import runs as runs_module
 from bullettrain.reproduction.records import better, read_records, run_name
 from bullettrain.reproduction.runs import TaskResult, run_all
@@ -52,7 +52,7 @@ def test_every_study_runs_and_leaves_its_table_and_pictures(tmp_path):
         table = (tmp_path / f"{name}.md").read_text()
         page = (tmp_path / f"{name}.html").read_text()
         for row in study.rows(SMOKE):
-            assert row.title in table
+            assert row.title in table or name in tables.GRIDS  # a point of a grid there
             assert row.title in page
         assert not any(claim in table for claim in study.claims(SMOKE))  # figures that mean nothing prove nothing
         assert "src=http" not in page

@@ -16,10 +16,10 @@ from bullettrain.cli.reproduce import estimate_training
 from bullettrain.evaluation.results import pack
 from bullettrain.evaluation.scores import rank_correlation
 from bullettrain.processes import Place
-from bullettrain.reporting.paper import paper_figure
+from bullettrain.reporting.paper import OWN_CLAIMS, paper_figure
 from bullettrain.reproduction import STUDIES, Check, tables
 from bullettrain.reproduction.records import Record, run_name
-from bullettrain.reproduction.results import Results, Verdict
+from bullettrain.reproduction.results import Results, Verdict, chance_errors
 from bullettrain.reproduction.rows import panel_rows
 from bullettrain.reproduction.scales import PAPER, SCALES, SHORT, SMOKE
 from bullettrain.reproduction.studies import LARGE
@@ -216,6 +216,11 @@ def test_the_small_print_is_shown():
     assert results(*runs).notes() == ["AutoAttack on 1000 of 10000 test images."]
     runs[0].figures["pgd20"]["precision"] = "bf16"
     assert results(*runs).notes()[0] == "PGD-20 searched in bf16 (TRADES λ=1/6)."
+    more = record(ROWS["bt-nr0"], clean=80, pgd20=50, autoattack=47)
+    assert (
+        "AutoAttack on 1000 of 10000 test images (all rows but TRADES λ=1/6 + BT, N_R=0)."
+        in results(*runs, more).notes()
+    )
     alone = record(ROWS["bt-nr2"], clean=80, pgd20=50, jobs=2)
     assert results(alone).notes() == [
         "No seconds: the device was shared (`--timing` times such runs) (TRADES λ=1/6 + BT, N_R=2).",
@@ -248,10 +253,9 @@ def judged(base, mined, claim=0, **options):
 @pytest.mark.parametrize(
     ("mined", "verdict"),
     [
-        (51.0, Verdict.HOLDS),
-        (49.74, Verdict.HOLDS),  # the paper's own loss
-        (49.5, Verdict.HOLDS),  # and nearly as much again
-        (49.3, Verdict.CHANCE),  # not more than that, but within what 10,000 images can tell
+        (51.2, Verdict.HOLDS),
+        (51.1, Verdict.CHANCE),  # a gain, but 10,000 images cannot tell it from the loss that is claimed
+        (49.74, Verdict.CHANCE),  # the paper's own loss
         (48.4, Verdict.CHANCE),
         (48.2, Verdict.FAILS),
         (30.0, Verdict.FAILS),
@@ -313,16 +317,18 @@ def test_a_counted_speedup_is_not_short_by_chance(asked, verdict):
 
 
 def test_parts_of_a_claim():
-    found = results(record(ROWS["trades"], pgd20=50), record(ROWS["bt-nr2"], pgd20=50))
+    found = results(record(ROWS["trades"], pgd20=50), record(ROWS["bt-nr2"], pgd20=52))
     good, bad = Check(("bt-nr2",), "pgd20", "≥", 0, "trades"), Check(("bt-nr2",), "pgd20", "≥", 20, "trades")
+    close = Check(("bt-nr2",), "pgd20", "≥", 2, "trades")
     unknown = Check(("bt-nr0",), "pgd20", "≥", 0, "trades")
 
     def verdict(*checks):
         return found.verdict(checks)[0]
 
     assert verdict(good, good) is Verdict.HOLDS
-    assert verdict(good, bad) is verdict(good, unknown) is Verdict.PART
-    assert verdict(bad, unknown) is Verdict.FAILS
+    assert verdict(good, bad) is verdict(good, unknown) is verdict(good, close) is Verdict.PART
+    assert verdict(bad, unknown) is verdict(bad, close) is Verdict.FAILS
+    assert verdict(close, close) is Verdict.CHANCE
     assert verdict(unknown) is Verdict.OPEN
     # Of several rows, those that are missing may be better than the best that is there.
     some = ("bt-nr2", "bt-nr0")
@@ -330,9 +336,27 @@ def test_parts_of_a_claim():
     assert found.check(Check(some, "pgd20", "≤", 40)).verdict is Verdict.FAILS
     assert found.check(Check(some, "pgd20", "≥", 60)).verdict is Verdict.OPEN
     assert found.check(Check(some, "pgd20", "≥", 40)).verdict is Verdict.HOLDS
+    # What is too close to tell is shown, whatever further rows may make of it.
+    assert found.check(Check(some, "pgd20", "≤", 52)).verdict is Verdict.CHANCE
+    assert found.check(Check(some, "pgd20", "≥", 52)).found == pytest.approx(52)
     assert "best of 1 run of 2" in tables.in_words(found, found.check(Check(some, "pgd20", "≤", 40)))
     assert found.check(Check(("trades", "bt-nr2"), "pgd20", "≤", 40)).verdict is Verdict.FAILS
-    assert found.check(Check(("bt-nr2",), "pgd20", "≈", 1.0, "trades")).verdict is Verdict.HOLDS
+    assert found.check(Check(("bt-nr2",), "pgd20", "≈", 4.0, "trades")).verdict is Verdict.HOLDS
+    assert found.check(Check(("bt-nr2",), "pgd20", "≈", 1.0, "trades")).verdict is Verdict.CHANCE
+
+
+def test_the_best_of_several_rows_is_lucky_too():
+    """The same gain of 1.8 points, 2.5 standard errors, holds for one row, and not as the best of eight."""
+    rows = STUDIES["fig-oracle"].rows(SHORT)
+    base, *others = rows[:9]
+    runs = [record(base, pgd100x20=50.0), *(record(row, pgd100x20=51.8) for row in others)]
+    found = Results(STUDIES["fig-oracle"], SHORT, {run.name: run for run in runs})
+    names = tuple(row.name for row in others)
+    for rows, verdict in ((names[:1], Verdict.HOLDS), (names, Verdict.CHANCE)):
+        assert found.check(Check(rows, "pgd100x20", "≥", 0.0, "baseline")).verdict is verdict
+    assert chance_errors(1) == 2
+    lucky = 1 - (1 - math.erfc(chance_errors(16) / math.sqrt(2)) / 2) ** 16
+    assert lucky == pytest.approx(math.erfc(2 / math.sqrt(2)) / 2)
 
 
 @pytest.mark.parametrize(("relation", "offset"), [("≥", 0.0), ("≥", 0.2), ("≤", 0.0), ("≤", -0.2)])
@@ -352,7 +376,7 @@ def test_less_is_never_called_more(relation, offset):
 
 def test_a_few_images_prove_nothing_either_way():
     check = Check(("bt-nr2",), "pgd20", "≥", -0.26, "trades")
-    for mined, examples, verdict in ((51, 10000, Verdict.HOLDS), (51, 1000, Verdict.CHANCE), (60, 1000, Verdict.HOLDS)):
+    for mined, examples, verdict in ((52, 10000, Verdict.HOLDS), (52, 1000, Verdict.CHANCE), (60, 1000, Verdict.HOLDS)):
         runs = [record(ROWS["trades"], pgd20=50), record(ROWS["bt-nr2"], pgd20=mined)]
         for run in runs:
             run.figures["pgd20"]["examples"] = examples
@@ -363,22 +387,67 @@ def test_what_is_measured_of_a_claim_is_shown_whatever_becomes_of_the_claim():
     study = STUDIES["table-fast"]
     rows = {row.name: row for row in study.rows(SHORT)}
     runs = [
-        record(rows[name], clean=80, pgd20=value) for name, value in (("trades", 50), ("fast-5", 50), ("bt-nb6", 49.8))
+        record(rows[name], clean=80, pgd20=value) for name, value in (("trades", 48), ("fast-5", 50), ("bt-nb6", 49.8))
     ]
     found = Results(study, SHORT, {run.name: run for run in runs})
     text = "\n".join(tables.below(found, []))
     assert "· **not measured yet**: … and is above that of multi-step FAST" in text
     assert "≈ TRADES + BT, N_B=6, PGD-20: −0.20 ± 0.71 points against TRADES + FAST, N=5 (unpaired" in text
-    # A mark stands beside the figure that it is about: the loss against TRADES is as small as the paper's.
+    # A mark stands beside the figure that it is about: TRADES, unlike FAST, is surpassed.
     assert cell(found, rows["bt-nb6"], "pgd20", "gain").verdict is Verdict.HOLDS
     assert cell(found, rows["bt-nb6"], "pgd20").verdict is Verdict.CHANCE
 
 
-def test_what_holds_by_the_allowance_says_so():
-    found, _ = judged(50.0, 49.5)
-    assert "* ✓ **holds**, near enough: With N_R = 2" in "\n".join(tables.below(found, []))
-    found, _ = judged(50.0, 50.1)
-    assert "* ✓ **holds**: With N_R = 2" in "\n".join(tables.below(found, []))
+def test_what_holds_by_the_tolerance_says_so():
+    for boundary, near in ((0.357, ", near enough"), (0.347, "")):
+        study = STUDIES["table-augmix"]
+        row = {row.name: row for row in study.rows(SHORT)}["bt-10"]
+        found = results(
+            record(row, shares={"boundary": boundary, "robust": 0.5, "outlier": 0.5 - boundary}), study=study
+        )
+        checks = [check for checks in found.claims.values() for check in checks if check.metric == "boundary"][:1]
+        (one,) = found.verdict(checks)[1]
+        assert (one.verdict, one.near) == (Verdict.HOLDS, bool(near))
+        assert tables.in_words(found, one).endswith("near enough)") == bool(near)
+
+
+def test_claims_that_are_not_the_papers_say_so():
+    claims = {text for study in STUDIES.values() for text in study.claims(SHORT)}
+    assert claims >= OWN_CLAIMS
+    text = "\n".join(tables.below(results(study=STUDIES["table-mart"]), []))
+    assert "Under AutoAttack, BulletTrain with N_R = 2 is more robust than MART (not in the paper)" in text
+    assert text.count("(not in the paper)") == 1
+
+
+def test_changes_of_shares_are_told_in_words():
+    (row, _), study = STUDIES["fig-shares"].rows(SHORT), STUDIES["fig-shares"]
+    curve = {"step": [50, 100], "outlier": [0.8, 0.2], "boundary": [0.2, 0.3], "robust": [0.0, 0.5]}
+    curve |= {f"svar_{name}": [0.1, 0.1] for name in PAPERS}
+    one = dataclasses.replace(record(row), curve=curve)
+    found = Results(study, SHORT, {one.name: one})
+    said = [tables.in_words(found, found.check(Check((row.name,), metric, "≥", 0.0))) for metric in study.columns]
+    assert said == [
+        f"{row.title}: robust examples grew by 50.0 points",
+        f"{row.title}: outliers fell by 60.0 points",
+        f"{row.title}: boundary examples are 10.0 points more than the smallest category",
+    ]
+
+
+def test_the_oracle_study_is_shown_as_grids():
+    rows = {row.name: row for row in STUDIES["fig-oracle"].rows(SHORT)}
+    warned = "catastrophic overfitting: 98 % of the training attacks fail, but PGD-10 breaks all"
+    runs = [
+        record(rows["baseline"], clean=99.0, pgd100x20=90.0),
+        record(rows["b0-o3-r7"], clean=98.0, pgd100x20=73.7),
+        record(rows["b7-o3-r0"], clean=98.5, pgd100x20=9.0, warnings=[warned]),
+    ]
+    lines = tables.table(Results(STUDIES["fig-oracle"], SHORT, {run.name: run for run in runs}))
+    assert "| PGD-AT, seven steps for all | 99.00 | 90.00 | 90.60 (−0.60) |  |" in lines
+    assert "| N_O = 3 | – | – | – | 73.70 |" in lines
+    assert "| N_B = 7 | – | – | 9.00† | – |" in lines
+    about = next(line for line in lines if "†" in line)
+    assert "Clean accuracy is 98.00 to 99.00 %." in about
+    assert about.endswith("– means not run yet: 35 of 38 rows.")
 
 
 def test_a_class_of_examples_has_its_share_beside_the_papers():
@@ -393,7 +462,7 @@ def test_a_class_of_examples_has_its_share_beside_the_papers():
 
 def test_a_mark_is_of_what_is_measured():
     """Clean accuracy of N_R = 0 is claimed against TRADES, which was run, and against λ = 1, which was not."""
-    found = results(record(ROWS["trades"], clean=80), record(ROWS["bt-nr0"], clean=83))
+    found = results(record(ROWS["trades"], clean=80), record(ROWS["bt-nr0"], clean=84))
     assert found.cell("bt-nr0", "clean") is Verdict.HOLDS
 
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from statistics import NormalDist
 from typing import Any
 
 from bullettrain.config.sections import SPEED
@@ -21,11 +22,9 @@ from bullettrain.reproduction.tasks import attack_name
 
 CORRELATIONS = ("rank", "rank_correct")
 TOLERANCES = {**dict.fromkeys(SHARES, 1.0), **dict.fromkeys(CORRELATIONS, 0.02)}
-"""By how much a figure may miss the paper's claim and still meet it, by metric; 0.5 for accuracies, 5 % for
-speed-ups. Captured steps round sizes up."""
+"""By how much a figure may miss a claim and still meet it, by metric; 5 % for speed-ups, nothing for accuracies, which
+have a standard error instead."""
 NOT_RUN = "not run yet"
-MAX_ERROR = 1.0
-"""Standard error in points above which a figure cannot support claims about a point or two."""
 
 
 class Verdict(Enum):
@@ -39,7 +38,7 @@ class Verdict(Enum):
 
 
 FINAL_VERDICTS = {"≥": Verdict.HOLDS, "≤": Verdict.FAILS}
-"""The verdicts on the best of several rows that further rows cannot change."""
+"""The clear verdicts on the best of several rows that further rows cannot change."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class CheckResult:
     Args:
         error: standard error of an accuracy, over seeds and images.
         paired: whether ``error`` compares the same images, image by image.
-        near: whether the claim holds only by the allowance.
+        near: whether the claim holds only by the tolerance.
     """
 
     check: Check
@@ -122,14 +121,10 @@ class Results:
         best = max(values, key=lambda value: value.mean)
         gap = best.above(other)
         relations = {"≥": check.offset - gap.value, "≤": gap.value - check.offset, "≈": abs(gap.value) - check.offset}
-        missing, noise = relations[check.relation], CHANCE_ERRORS * gap.error
-        verdict = Verdict.CHANCE if missing <= noise else Verdict.FAILS
-        # What is missing of a claim has to be within the noise, too. With a large error, too few images support a claim
-        # that holds by less than the noise.
-        allowed = min(_allowance(check), noise) if gap.error else _allowance(check)
-        if missing <= (allowed if gap.error <= MAX_ERROR else min(allowed, -noise)):
-            verdict = Verdict.HOLDS
-        if len(values) < len(check.rows) and verdict is not FINAL_VERDICTS.get(check.relation):
+        missing, noise = relations[check.relation], chance_errors(len(values)) * gap.error
+        short = missing - _tolerance(check)
+        verdict = Verdict.HOLDS if short <= -noise else Verdict.CHANCE if short <= noise else Verdict.FAILS
+        if len(values) < len(check.rows) and verdict not in (Verdict.CHANCE, FINAL_VERDICTS.get(check.relation)):
             return CheckResult(check, None, Verdict.OPEN)
         error, near = gap.error if best.figures else None, verdict is Verdict.HOLDS and missing > 0
         return CheckResult(check, gap.value, verdict, error, gap.paired, near)
@@ -176,8 +171,16 @@ class Results:
         for name, runs in self.runs.items():
             for note in dict.fromkeys(note for run in runs for note in self._notes_on(run)):
                 notes.setdefault(note, []).append(self.rows[name].title)
-        count = sum(bool(runs) for runs in self.runs.values())
-        return [note + ("." if len(rows) == count > 1 else f" ({'; '.join(rows)}).") for note, rows in notes.items()]
+        run = [self.rows[name].title for name, runs in self.runs.items() if runs]
+        said = []
+        for note, titles in notes.items():
+            others = [title for title in run if title not in titles]
+            if others and 3 * len(others) <= len(run):
+                about = f" (all rows but {'; '.join(others)})"
+            else:
+                about = f" ({'; '.join(titles)})" if others or len(run) == 1 else ""
+            said.append(f"{note}{about}.")
+        return said
 
     def _notes_on(self, run: Record) -> Iterator[str]:
         """Yield notes on figures of fewer images, fewer corruptions, lower precision or unusual timing."""
@@ -206,9 +209,19 @@ def worst(verdicts: Iterable[Verdict | None]) -> Verdict | None:
     return min((verdict for verdict in verdicts if verdict is not None), key=order.index, default=None)
 
 
-def _allowance(check: Check) -> float:
+def chance_errors(rows: int) -> float:
+    """Return within how many standard errors the best of ``rows`` is too close to tell: two for one row, 3.0 for 16.
+
+    The best of several rows is the luckiest of them, too. It is off by more than the returned value with the
+    probability with which one row is off by more than two standard errors.
+    """
+    normal = NormalDist()
+    return CHANCE_ERRORS if rows == 1 else normal.inv_cdf(normal.cdf(CHANCE_ERRORS) ** (1 / rows))
+
+
+def _tolerance(check: Check) -> float:
     """Return by how much a figure may miss a claim; at most what is claimed, so that a loss is never called a gain."""
-    allowed = 0.05 * abs(check.offset) if check.metric in RATIOS else TOLERANCES.get(check.metric, 0.5)
+    allowed = 0.05 * abs(check.offset) if check.metric in RATIOS else TOLERANCES.get(check.metric, 0.0)
     return 0.0 if check.relation == "≈" else min(allowed, abs(check.offset))
 
 

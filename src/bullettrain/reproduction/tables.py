@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from bullettrain.evaluation.comparison import Measured
 from bullettrain.formatting import DASH, number
+from bullettrain.reporting.paper import OWN_CLAIMS
 from bullettrain.reporting.report import render
 from bullettrain.reproduction.results import CORRELATIONS, CheckResult, Results, Verdict, worst
-from bullettrain.reproduction.rows import Row
-from bullettrain.reproduction.studies import CHANGES, RATIOS, SHARES
+from bullettrain.reproduction.rows import ROLES, Row, panel_rows
+from bullettrain.reproduction.studies import CHANGES, RATIOS, SHARES, Check
 
 HEADINGS = {
     **{name: f"{name} %" for name in ("clean", "corruptions", *SHARES)},
-    **{"shares": "boundary / robust / outlier %", "minutes": "minutes", "svar_order": "in order %"},
+    **{"shares": "boundary / robust / outlier %", "minutes": "minutes", "svar_order": "records in order %"},
     **{"theoretical": "theoretical ×", "work": "work ×", "wall": "wall-clock ×"},
     **{"rank": "rank ρ", "rank_correct": "rank ρ, correct only"},
-    **{"robust_rise": "robust, rise", "outlier_fall": "outlier, fall", "boundary_least": "boundary below next"},
+    **{"robust_rise": "robust share, rise", "outlier_fall": "outlier share, fall"},
+    "boundary_least": "boundary share, below the next",
 }
+CHANGES_IN_WORDS = {
+    "robust_rise": ("robust examples grew by {} points", "robust examples fell by {} points"),
+    "outlier_fall": ("outliers fell by {} points", "outliers grew by {} points"),
+    "boundary_least": (
+        "boundary examples are {} points fewer than the next category",
+        "boundary examples are {} points more than the smallest category",
+    ),
+}
+"""Changes of the shares over training in words: above 0, and below."""
+GRIDS = ("fig-oracle", "fig-oracle-clean", "fig-oracle-stop")
+"""Studies whose rows are the points of three grids."""
+COLLAPSED = "†"
 MARKS = dict(zip(Verdict, "✓½≈✗·", strict=True))
 CLASSES = dict(zip(Verdict, ("holds", "part", "part", "fails", "open"), strict=True))
+MARKS_LEGEND = "; ".join(f"{mark} {verdict.value}" for verdict, mark in MARKS.items()) + "."
+ERRORS_LEGEND = (
+    "The ± of a difference is one standard error. It is paired where the records say which images each network gets "
+    "right, and the difference is then over the images that both were evaluated on. With one seed it covers the test "
+    "images alone, not how much another seed would differ."
+)
 LEGEND = (
-    "✓ holds; ≈ falls short by no more than two standard errors; ✗ does not hold here; · not measured yet. The ± of a "
-    "difference is one standard error. It is paired where the records say which images each network gets right, and "
-    "the difference is then over the images that both were evaluated on. With one seed it covers the test images "
-    "alone, not how much another seed would differ. A mark is the worst of the claims about a figure; the gain on our "
-    "own baseline has a column and marks of its own. Δ is ours less the paper's."
+    f"{MARKS_LEGEND} {ERRORS_LEGEND} A mark is the worst of the claims about a figure; the gain on our own baseline "
+    "has a column and marks of its own. Δ is ours less the paper's."
 )
 
 
@@ -130,19 +147,27 @@ def found_in_words(result: CheckResult) -> str:
     if result.found is None:
         return "not measured yet"
     check = result.check
-    points = check.against or check.metric in CHANGES
+    if check.metric in CHANGES:
+        return CHANGES_IN_WORDS[check.metric][result.found < 0].format(number(abs(result.found), 1))
+    points = check.against
     unit = "×" if check.metric in RATIOS else "" if check.metric in CORRELATIONS else " points" if points else " %"
     error = f" ± {number(result.error)}" if check.against and result.error is not None else ""
     return f"{signed(result.found) if points else number(result.found)}{error}{unit}"
+
+
+def best_of(results: Results, check: Check) -> str:
+    """Return of how many rows a check takes the best: `best of 12 run of 16`."""
+    run = sum(results.value(row, check.metric) is not None for row in check.rows)
+    return f"best of {run}" if run == len(check.rows) else f"best of {run} run of {len(check.rows)}"
 
 
 def in_words(results: Results, result: CheckResult) -> str:
     """Describe a check: `TRADES + BT, PGD-20: −0.49 ± 0.27 points (paired; asked: at least −0.26)`."""
     check = result.check
     name = heading(results, check.metric).removesuffix(" %").removesuffix(" ×")
-    run = sum(results.value(row, check.metric) is not None for row in check.rows)
-    best = f"best of {run}" if run == len(check.rows) else f"best of {run} run of {len(check.rows)}"
-    row = results.rows[check.rows[0]].title if len(check.rows) == 1 else best
+    row = results.rows[check.rows[0]].title if len(check.rows) == 1 else best_of(results, check)
+    if check.metric in CHANGES:
+        return f"{row}: {found_in_words(result)}"
     text = f"{row}, {name}: {found_in_words(result)}"
     if result.found is None:
         return text
@@ -155,14 +180,15 @@ def in_words(results: Results, result: CheckResult) -> str:
 
 
 def claims(results: Results) -> list[tuple[Verdict, str, str, list[tuple[Verdict, str]]]]:
-    """Return for each claim of the paper its verdict, a remark on that, its text, and its checks."""
+    """Return for each claim its verdict, a remark on that, its text, and its checks."""
     rows = []
     for text, asked in results.claims.items():
         verdict, checks = results.verdict(asked)
         remark = ", near enough" if verdict is Verdict.HOLDS and any(check.near for check in checks) else ""
         measured = any(check.found is not None for check in checks)
         described = [(check.verdict, in_words(results, check)) for check in checks] if measured else []
-        rows.append((verdict, remark, text, described))
+        own = " (not in the paper)" if text in OWN_CLAIMS else ""
+        rows.append((verdict, remark, text + own, described))
     return rows
 
 
@@ -181,19 +207,56 @@ def markdown(results: Results, figures: Sequence[tuple[str, str]]) -> str:
 
 def table(results: Results) -> list[str]:
     """Return the lines of the table as Markdown. Rows that have not been run are named below it."""
-    shown = list(columns(results))
-    heads = ["row", *(column.heading for column in shown), ""]
-    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(['---', *['---:'] * len(shown), '---'])}|"]
-    for row in results.rows.values():
-        if results.runs[row.name]:
-            figures = " | ".join(cell(results, row, column).marked for column in shown)
-            lines.append(f"| {row.title} | {figures} | {results.status(row)} |")
-    return [*lines, "", f"Not run yet: {names}."] if (names := unrun(results)) else lines
+    if results.study.name in GRIDS:
+        return [*_table(results, ["baseline"]), "", *_grids(results)]
+    lines = _table(results, results.rows)
+    return [*lines, "", f"Not run yet: {'; '.join(names)}."] if (names := unrun(results)) else lines
 
 
-def unrun(results: Results) -> str:
+def _table(results: Results, names: Iterable[str]) -> list[str]:
+    """Return a table of those of the rows that have been run."""
+    shown, rows = list(columns(results)), [results.rows[name] for name in names if results.runs.get(name)]
+    remarks = {row.name: results.status(row) for row in rows}
+    noted = any(remarks.values())
+    heads = ["row", *(column.heading for column in shown), *["remark"] * noted]
+    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(['---', *['---:'] * len(shown), *['---'] * noted])}|"]
+    for row in rows:
+        figures = [cell(results, row, column).marked for column in shown]
+        lines.append(f"| {' | '.join([row.title, *figures, *[remarks[row.name]] * noted])} |")
+    return lines
+
+
+def _grids(results: Results) -> list[str]:
+    """Return a table for each category without steps: robust accuracy by the steps of the other two."""
+    grid, metric = results.scale.grid, results.study.attacks[-1]
+    lines, missing = [], len(unrun(results))
+    known = [value.mean for name in results.rows if (value := results.value(name, "clean")) is not None]
+    about = f"{results.title(metric)} accuracy in % with no steps for one category, over the steps of the other two."
+    about += f" Clean accuracy is {number(min(known))} to {number(max(known))} %." if known else ""
+    about += f" {COLLAPSED} means that the run ended with a warning of catastrophic overfitting."
+    about += f" {DASH} means not run yet: {missing} of {len(results.rows)} rows." if missing else ""
+    for zero in ROLES:
+        first, second = (role for role in ROLES if role != zero)
+        heads = [f"{zero} = 0", *(f"{second} = {count}" for count in grid)]
+        lines += ["", f"| {' | '.join(heads)} |", "|---|" + "---:|" * len(grid)]
+        rows = iter(panel_rows(results.scale, zero))
+        for count in grid:
+            cells = [_point(results, row.name, metric) for row in itertools.islice(rows, len(grid))]
+            lines.append(f"| {first} = {count} | {' | '.join(cells)} |")
+    return [about, *lines]
+
+
+def _point(results: Results, name: str, metric: str) -> str:
+    """Return the figure of a point of a grid."""
+    value = results.value(name, metric)
+    if value is None:
+        return DASH
+    return _figure(value, metric) + COLLAPSED * any(run.warnings for run in results.runs[name])
+
+
+def unrun(results: Results) -> list[str]:
     """Return the titles of the rows that have not been run."""
-    return "; ".join(row.title for row in results.rows.values() if not results.runs[row.name])
+    return [row.title for row in results.rows.values() if not results.runs[row.name]]
 
 
 def below(results: Results, figures: Sequence[tuple[str, str]], remarks: Sequence[str] = ()) -> list[str]:
