@@ -27,8 +27,8 @@ def results():
 
 @pytest.fixture(scope="module")
 def page(results):
-    """What is said of it."""
-    return (results / "README.md").read_text().replace("\n", " ")
+    """What is said of strong attacks."""
+    return (results / "strong-attacks" / "README.md").read_text().replace("\n", " ")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,8 @@ def attacks_of(file):
 
 
 def test_recorded_strong_attacks_are_those_that_the_page_shows(results, page):
-    files = sorted((results / "strong-attacks").rglob("*.json"))
+    folder = results / "strong-attacks"
+    files = sorted(folder.rglob("*.json"))
     assert files
     for file in files:
         found = {name: result for name, (result, _) in attacks_of(file).items()}
@@ -95,7 +96,7 @@ def test_recorded_strong_attacks_are_those_that_the_page_shows(results, page):
         assert parts[-1] == left
         cells = [found["clean"]["accuracy"], found["pgd20"]["accuracy"], *parts]
         last = f"{100 * found['pgd100x10']['accuracy']:.2f}" if "pgd100x10" in found else "–"
-        where = file.relative_to(results).as_posix()
+        where = file.relative_to(folder).as_posix()
         assert f"({where}) | " + " | ".join(f"{100 * v:.2f}" for v in cells) + f" | {last} |" in page
 
 

@@ -13,6 +13,7 @@ from bullettrain.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
+PAGE = RESULTS / "augmix" / "README.md"
 HEAD = "| data, batch | 100 epochs |"
 TEN, HUNDRED = RESULTS / "augmix" / "cifar10-batch-512", RESULTS / "augmix" / "cifar100-batch-500"
 TEN_PLAIN = [TEN / "augmix", TEN / "augmix-again"]
@@ -44,10 +45,10 @@ def apart(run, plain, weights="last"):
 
 def rows():
     """The table's rows: where the run lies, and what is said of it."""
-    lines = (RESULTS / "README.md").read_text().split(HEAD)[1].split("\n\n")[0].splitlines()[2:]
+    lines = PAGE.read_text().split(HEAD)[1].split("\n\n")[0].splitlines()[2:]
     for line in lines:
         _, name, *said = (cell.strip() for cell in line.strip("|").split("|"))
-        yield RESULTS / name.split("](")[1].rstrip(")"), name.startswith("[AugMix"), said
+        yield PAGE.parent / name.split("](")[1].rstrip(")"), name.startswith("[AugMix"), said
 
 
 def test_the_table_has_what_was_recorded():
@@ -89,7 +90,7 @@ def mean_gap(mined, plain):
 def test_means_of_trainings_are_near_augmix_and_all_pages_say_how_near(mined, plain, most):
     gap, error = mean_gap(mined, plain)
     assert gap <= most
-    for page in ("docs/accuracy.md", "docs/reproduction_short.md", "results/README.md"):
+    for page in ("docs/accuracy.md", "docs/reproduction_short.md", "results/augmix/README.md"):
         assert f"{gap:.2f} ± {error:.2f}" in " ".join((ROOT / page).read_text().split()), page
 
 
@@ -133,4 +134,4 @@ def test_unpaired_differences_in_the_text(mined, plain, text):
     found = difference(*([kept(RESULTS / "augmix" / run)] for run in (mined, plain)))
     assert not found.paired
     said = text.format(f"{abs(100 * found.value):.1f} ± {100 * found.error:.1f}")
-    assert said in " ".join((RESULTS / "README.md").read_text().split())
+    assert said in " ".join(PAGE.read_text().split())

@@ -1,4 +1,4 @@
-"""What results/README.md says of the judge and of the study of steps is what was recorded."""
+"""What the pages of results/ say of the judge and of the study of steps is what was recorded."""
 
 import itertools
 import json
@@ -98,9 +98,10 @@ def test_rows_have_names(figure):
 
 
 def text_of(page):
-    """The words of a page, one blank apart."""
-    file = {"results": RESULTS / "README.md", "README": ROOT / "README.md"}.get(page, ROOT / "docs" / f"{page}.md")
-    return " ".join(file.read_text(encoding="utf-8").split())
+    """The words of a page, or of all pages of results/, one blank apart."""
+    files = sorted(RESULTS.rglob("README.md")) if page == "results" else [ROOT / "docs" / f"{page}.md"]
+    files = [ROOT / "README.md"] if page == "README" else files
+    return " ".join(word for file in files for word in file.read_text(encoding="utf-8").split())
 
 
 def test_the_table_and_the_picture_of_steps_are_what_was_recorded():
@@ -111,7 +112,9 @@ def test_the_table_and_the_picture_of_steps_are_what_was_recorded():
 
 def test_lines_of_the_csv_are_the_runs(figure):
     runs = [run for name in figure.OBJECTIVES for result in figure.study(name).values() for run in result.runs]
-    assert {figure.folder(run) for run in runs} == {path.name for path in (RESULTS / "steps").iterdir()}
+    assert {figure.folder(run) for run in runs} == {
+        path.name for path in (RESULTS / "steps").iterdir() if path.is_dir()
+    }
     for run in runs:
         for attack in ("clean", "pgd20", "apgd"):
             found = figure.judged(figure.folder(run), attack)
