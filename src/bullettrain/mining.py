@@ -186,7 +186,7 @@ class RobustFraction:
         counts = self.counts(z_prime, y)
         if group is not None:
             dist.all_reduce(counts, group=group)
-        self.move(counts)
+        self.update_from(counts)
 
     @staticmethod
     def counts(z_prime: Tensor, y: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class RobustFraction:
         correct = (z_prime.detach().argmax(dim=-1) == y).to(accumulation_dtype(y.device))
         return torch.stack([correct.sum(), correct.new_full((), correct.numel())])
 
-    def move(self, counts: Tensor) -> None:
+    def update_from(self, counts: Tensor) -> None:
         """Update F_R with the :meth:`counts` of one mini-batch."""
         share = counts[0] / counts[1]
         self.to(share.device)

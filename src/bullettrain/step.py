@@ -23,7 +23,18 @@ from bullettrain.cost import Work
 from bullettrain.engine.attack import run_attack
 from bullettrain.engine.distributed import JointBatches, find_group
 from bullettrain.engine.forwards import Forwards
-from bullettrain.engine.phases import EAGER, Assignment, Batch, Learned, Phases, Runner, join, rows_of, slices
+from bullettrain.engine.phases import (
+    EAGER,
+    Assignment,
+    Batch,
+    JointScores,
+    Learned,
+    Phases,
+    Runner,
+    concatenate,
+    rows_of,
+    slices,
+)
 from bullettrain.errors import raised_as
 from bullettrain.history import History
 from bullettrain.mining import (
@@ -49,30 +60,32 @@ def algorithm(
     talking to other processes happens between them. Comments name the lines of the paper's listing.
     `tests/reference.py` has the algorithm once more, one example at a time.
     """
-    group, sizes = join(train.objective, batches, run)  # line 3: x, y
-    joint = JointBatches(train.process_group(), sizes, group.x.device)  # the mini-batches of all processes together
-    svar, logits = run(phases.select, group, sizes) if train.needs_selection else (None, None)  # line 4: SVar of h(x)
-    scores = joint.gather(svar), joint.sizes, joint.local_ranges  # the quantile is over all processes
-    group_assigned, attack = run(phases.allocate, group, svar, logits, *scores)  # line 5: f(SVar, F_R), and steps
-    steps = train.read_steps(logits, group.y, group_assigned, attack)  # the only read from the device
+    examples, sizes = concatenate(train.objective, batches, run)  # line 3: x, y
+    world = JointBatches(train.process_group(), sizes, examples.x.device)  # the mini-batches of all processes together
+    # line 4: SVar of h(x)
+    svar, logits = run(phases.select, examples, sizes) if train.needs_selection else (None, None)
+    joint_scores = JointScores(world.gather(svar), world.sizes, world.local_ranges)  # the quantile is over all of them
+    decided, attack = run(phases.allocate, examples, svar, logits, joint_scores)  # line 5: f(SVar, F_R), and steps
+    steps = train.read_steps(logits, examples.y, decided, attack)  # in one process the only read from the device
     if train.objective.needs_target and any(steps):
-        attack = attack._replace(target=run(phases.target, group.x, train.target_logits(logits)))
-    taken, attack_steps = run_attack(phases, run, attack, group_assigned.steps, steps, len(sizes))  # line 6: x' = G(x)
-    group_assigned = group_assigned._replace(steps=taken)
+        attack = attack._replace(target=run(phases.target, examples.x, train.target_logits(logits)))
+    decided, attack_steps = run_attack(phases, run, attack, decided, steps, len(sizes))  # line 6: x' = G(x)
     z = logits if phases.reuses_logits(len(sizes)) else None
     for i, rows in enumerate(slices(sizes)):
-        batch, assigned, x_prime = rows_of(group, rows), rows_of(group_assigned, rows), attack.x_prime_of(rows)
-        train.check_attack(batch.x, x_prime, None if attack.eps is None else attack.eps[rows])
+        batch, assigned, x_prime = rows_of(examples, rows), rows_of(decided, rows), attack.x_prime_of(rows)
+        if train.checking:
+            train.objective.check_perturbed(batch.x, x_prime, None if attack.eps is None else attack.eps[rows])
         num_touched = phases.num_touched(steps[rows])  # rows that are forwarded corrupted
-        weight = joint.loss_weight(i)  # of this process
+        loss_weight = world.loss_weight(i)  # of this process
         # lines 7 and 9: z' = h(x'), and the gradient of the loss
-        learned = run(phases.learn, batch, x_prime, assigned, z, num_touched, weight, phases.accumulation)
-        joint.sum_(learned.counts)  # of correct predictions on x'
-        remembered = train.remembered(joint, i, batch.indices, learned, assigned.steps)  # for the history
-        run(phases.update, learned, batch.y, assigned, remembered, weight)  # line 8: F_R
+        learned = run(phases.learn, batch, x_prime, assigned, z, num_touched, loss_weight, phases.accumulation)
+        world.sum_(learned.counts)  # of correct predictions on x'
+        remembered = train.remembered(world, i, batch.indices, learned, assigned.steps)  # for the history
+        run(phases.update_state, learned, batch.y, assigned, remembered, loss_weight)  # line 8: F_R
         train.steps_taken += 1
         work = train.work(steps[rows], num_touched, attack_steps * sizes[i] / len(steps), phases, len(sizes))
-        yield StepOutput.of(assigned, learned, x_prime, work)
+        told = learned.loss, assigned.category, assigned.steps, assigned.svar
+        yield StepOutput(*told, work, x_prime, learned.z, learned.z_prime)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,15 +105,9 @@ class StepOutput:
     x_prime: Tensor
     """(m, …) corrupted examples; AugMix: (2, m, …)."""
     z: Tensor | None
-    """(m, K) clean training-mode logits; None for PGD-AT, whose loss has none."""
+    """(m, K) clean training-mode logits; None if the loss has none (PGD-AT, FGSM-PGI)."""
     z_prime: Tensor
     """(m, K) corrupted training-mode logits; AugMix: (2, m, K)."""
-
-    @classmethod
-    def of(cls, assigned: Assignment, learned: Learned, x_prime: Tensor, work: Work) -> StepOutput:
-        """Collect the output of a mini-batch."""
-        decided = assigned.category, assigned.steps, assigned.svar
-        return cls(learned.loss, *decided, work, x_prime, learned.z, learned.z_prime)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -285,24 +292,19 @@ class BulletTrain:
         if attack.eps is not None and isinstance(ball := getattr(self.objective, "ball", None), Ball):
             Ball.of(ball.norm, float(attack.eps.max().clamp_min(1e-30)), ball.bounds)
 
-    def check_attack(self, x: Tensor, x_prime: Tensor, eps: Tensor | None) -> None:
-        """On a checked step, check that x' is inside its ball."""
-        if self.checking:
-            self.objective.check_perturbed(x, x_prime, eps)
-
     def remembered(
-        self, joint: JointBatches, batch: int, index: Tensor | None, learned: Learned, steps: Tensor
+        self, world: JointBatches, batch: int, index: Tensor | None, learned: Learned, steps: Tensor
     ) -> tuple[Tensor | None, ...]:
         """Return index, score, margin and steps of the examples of all processes; empty without a history."""
         if index is None or not self.history.examples:
             return ()
         if self.checking and learned.score is not None:
             validation.check_no_nan(learned.score)
-        indices = joint.gather(index, batch)
+        indices = world.gather(index, batch)
         assert indices is not None
         if self.checking:
             validation.check_repeated(indices)
-        return (indices, *(joint.gather(values, batch) for values in (learned.score, learned.margin, steps)))
+        return (indices, *(world.gather(values, batch) for values in (learned.score, learned.margin, steps)))
 
     def work(
         self, steps: Sequence[int], touched: int | None, attack_steps: float, phases: Phases, batches: int
@@ -337,7 +339,8 @@ class BulletTrain:
     def is_check_due(self, steps: int = 1) -> bool:
         """Return whether one of the next ``steps`` is checked."""
         every = self.check_every
-        return bool(every) and (not self._checked or -self.steps_taken % every < steps)
+        steps_to_next = -self.steps_taken % every if every else 0  # 0: it is the coming one
+        return bool(every) and (not self._checked or steps_to_next < steps)
 
     @contextmanager
     def validated(self, network: nn.Module, batches: Sequence[Batch]) -> Iterator[None]:

@@ -46,7 +46,14 @@ def ragged(steps: Tensor, counts: Sequence[int]) -> Iterator[Tensor | None]:
 def packed_sizes(counts: Sequence[int], multiple: int = 1) -> list[int]:
     """Return the number of places at each iteration, rounded up to a multiple, at most the number of examples."""
     total, most = sum(counts), max(counts, default=0)
-    return [min(-(-(total - t) // most // multiple) * multiple, len(counts)) for t in range(min(most, total))]
+    # Iteration t takes the positions t, t + most, t + 2·most, … of the line of all steps.
+    sizes = [len(range(t, total, most)) for t in range(min(most, total))]
+    return [min(round_up(size, multiple), len(counts)) for size in sizes]
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Return the number rounded up to a multiple."""
+    return -(-number // multiple) * multiple
 
 
 def packed(steps: Tensor, most: int, places: int) -> Tensor:

@@ -8,34 +8,35 @@ import torch
 from torch import Tensor
 
 from bullettrain.attacks.pgd import AttackState
-from bullettrain.attacks.schedule import packed_sizes, ragged
-from bullettrain.engine.phases import Phases, Runner
+from bullettrain.attacks.schedule import packed, packed_sizes, ragged, round_up
+from bullettrain.engine.phases import Assignment, Phases, Runner
 from bullettrain.validation import check_returned
 
 
 def run_attack(
-    phases: Phases, run: Runner, attack: AttackState, steps: Tensor, host_steps: Sequence[int], batches: int = 1
-) -> tuple[Tensor, int]:
+    phases: Phases, run: Runner, attack: AttackState, assigned: Assignment, host_steps: Sequence[int], batches: int = 1
+) -> tuple[Assignment, int]:
     """Take all steps of a corruption; ``attack.x_prime`` is changed in place.
 
     Args:
         phases: what is run.
         run: runs it.
-        attack: R examples, with a spare row if ``phases.spare``.
-        steps: (R,) steps of each example.
-        host_steps: the same on the host.
+        attack: R examples, with a spare row if ``phases.packs``.
+        assigned: their steps, among others.
+        host_steps: these steps on the host.
         batches: k, number of mini-batches that are attacked together.
 
     Returns:
-        (R,) steps that each example took, and the number of steps in all, idle places included.
+        The same with the steps that each example took, and the number of steps in all, idle places included.
     """
     if hasattr(phases.train.budget, "revise"):
-        return _revised(phases, run, attack, steps)
+        taken, total = _revised(phases, run, attack, assigned.steps)
+        return assigned._replace(steps=taken), total
     total = 0
-    for rows in _schedule(phases, run, steps, host_steps, phases.attack_multiple(batches)):
+    for rows in _schedule(phases, run, assigned.steps, host_steps, phases.attack_multiple(batches)):
         run(phases.attack_step, attack, rows)
         total += len(host_steps) if rows is None else len(rows)
-    return steps, total
+    return assigned, total
 
 
 def _schedule(
@@ -47,7 +48,7 @@ def _schedule(
         yield from ragged(steps, host_steps)
         return
     sizes = packed_sizes(host_steps, multiple)
-    places = run(phases.places, steps, most, sizes[0])
+    places = run(packed, steps, most, sizes[0])
     for t, n in enumerate(sizes):
         yield places[t, :n]
 
@@ -59,7 +60,7 @@ def _revised(phases: Phases, run: Runner, attack: AttackState, steps: Tensor) ->
     remaining, taken, total, t = steps.clone(), torch.zeros_like(steps), 0, 0
     while n := int((remaining > 0).sum()):
         rows = (remaining == 0).long().argsort(stable=True)[:n]
-        idle = min(-(-n // multiple) * multiple, len(steps)) - n
+        idle = min(round_up(n, multiple), len(steps)) - n
         padded = torch.cat([rows, rows.new_full((idle,), len(steps))]) if idle else rows
         logits = run(phases.attack_step, attack, padded)
         left = remaining.index_select(0, rows) - 1

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bullettrain.allocation import Allocated
 from bullettrain.attacks.norms import per_example
 from bullettrain.attacks.pgd import AttackState, take
-from bullettrain.attacks.schedule import packed
+from bullettrain.attacks.schedule import round_up
 from bullettrain.attacks.state import dynamic
 from bullettrain.engine.forwards import Forwards
 from bullettrain.history import margin_of, unseen_on_boundary
@@ -82,6 +82,17 @@ class Assignment(NamedTuple):
     """(R,) weights in the loss; None: 1 each."""
 
 
+class JointScores(NamedTuple):
+    """The scores of the same mini-batches over all processes."""
+
+    values: Tensor | None
+    """Of one mini-batch after the other; None with a uniform budget."""
+    sizes: Sequence[int]
+    """Sizes of these joint mini-batches."""
+    local_ranges: Sequence[tuple[int, int]]
+    """Where this process's examples begin and end among ``values``."""
+
+
 class Learned(NamedTuple):
     """The result of a mini-batch's forward and backward."""
 
@@ -104,8 +115,8 @@ class Phases:
         forwards: runs the network.
         backward: called with each loss and with :attr:`accumulation` to compute gradients; None: the loss keeps its
             graph.
-        record: called in :meth:`update` with loss, z, z', y, category, svar, and the factor that makes the mean loss a
-            sum over examples.
+        record: called in :meth:`update_state` with loss, z, z', y, category, svar, and the factor that makes the mean
+            loss a sum over examples.
         packs: schedule attacks as packed, where the attack runs in eval mode. Sizes then repeat, and the attack has one
             spare row for places that stand idle.
         size_multiple: sizes are rounded up to a multiple of this.
@@ -126,7 +137,6 @@ class Phases:
         # Without running statistics, examples that are attacked together meet in batch norms in eval mode, too.
         apart = not any(isinstance(m, _BatchNorm) and m.running_mean is None for m in forwards.network.modules())
         self.packs = packs and apart and self.objective.attack_mode == "eval"
-        self.spare = self.packs
         """Whether attacks have a spare row, for places without an example."""
         self.size_multiple = size_multiple
         self.accumulation = (False, 1.0)
@@ -141,7 +151,7 @@ class Phases:
         self._compiled_update: Callable[..., Any] | None = None  # a bound method would be a reference cycle
         if fast and forwards.compile and weight is not None and weight.is_cuda:  # type: ignore[attr-defined]
             # Not on a CPU: compiled by torch 2.13, writes to a 0-d float64 tensor (F_R) are lost there.
-            self._compiled_update = torch.compile(self._update_state)
+            self._compiled_update = torch.compile(self._update)
 
     # ---------------------------------------------------------------------------------------- sizes, on the host
 
@@ -166,7 +176,7 @@ class Phases:
             return None
         if touched < 2 or not self.forwards.pads:  # batch norm treats a single example differently
             return touched
-        return min(-(-touched // self.size_multiple) * self.size_multiple, m)
+        return min(round_up(touched, self.size_multiple), m)
 
     def attack_multiple(self, batches: int) -> int:
         """Return the multiple that attack sizes are rounded up to; it grows with k, so that few sizes occur."""
@@ -174,14 +184,14 @@ class Phases:
 
     # ------------------------------------------------------------------------------------------------ the phases
 
-    def select(self, group: Batch, sizes: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    def select(self, examples: Batch, sizes: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """Return the scores (R,) of the examples, and the clean logits (R, K) they were computed from, if any.
 
         Args:
-            group: R examples of one or several mini-batches.
+            examples: R examples of one or several mini-batches.
             sizes: sizes of the mini-batches.
         """
-        train, forwards, (x, y, _, index) = self.train, self.forwards, group
+        train, forwards, (x, y, _, index) = self.train, self.forwards, examples
         if train.selects_by_history:
             forwards.freeze()
             assert index is not None
@@ -199,31 +209,22 @@ class Phases:
         return check_returned(score, "the score", (len(y),), "floating-point")
 
     def allocate(
-        self,
-        group: Batch,
-        svar: Tensor | None,
-        logits: Tensor | None,
-        joint: Tensor | None,
-        joint_sizes: Sequence[int],
-        local_ranges: Sequence[tuple[int, int]],
+        self, examples: Batch, svar: Tensor | None, logits: Tensor | None, joint: JointScores
     ) -> tuple[Assignment, AttackState]:
         """Separate the examples, allocate their steps, and prepare the attack, without its target.
 
         Args:
-            group: R examples.
+            examples: R examples.
             svar: (R,) scores; None with a uniform budget.
             logits: (R, K) clean logits of the scores.
             joint: scores of the same mini-batches over all processes.
-            joint_sizes: sizes of these joint mini-batches.
-            local_ranges: where this process's examples begin and end among ``joint``.
         """
-        train, objective, (x, y, start, index), m = self.train, self.objective, group, len(group.y)
+        train, objective, (x, y, start, index), m = self.train, self.objective, examples, len(examples.y)
         if svar is None:
             self.forwards.freeze()
             category = torch.full_like(y, int(Category.BOUNDARY))
         else:
-            assert joint is not None
-            category = self._separate(joint, x, y, logits, joint_sizes, local_ranges)
+            category = self._separate(joint, x, y, logits)
         past = weight = None
         if index is not None and train.history.examples:
             past, weight = train.history.of(index), train.history.weight_of(index)
@@ -245,19 +246,12 @@ class Phases:
         x_prime = x.clone() if x_prime is x else torch.where(per_example(steps > 0, x, torch.bool), x_prime, x)
         size, eps = per_example(sizes, x), None if allocated.eps is None else per_example(allocated.eps, x)
         attack = AttackState(x_prime, x.detach(), y, None, size, eps, None if objective.needs_network else start)
-        return Assignment(category, steps, svar, weight), attack.with_spare() if self.spare else attack
+        return Assignment(category, steps, svar, weight), attack.with_spare() if self.packs else attack
 
-    def _separate(
-        self,
-        joint: Tensor,
-        x: Tensor,
-        y: Tensor,
-        logits: Tensor | None,
-        sizes: Sequence[int],
-        local_ranges: Sequence[tuple[int, int]],
-    ) -> Tensor:
+    def _separate(self, joint: JointScores, x: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
         """Return categories (R,), with a quantile for each mini-batch; all at once where the separation allows it."""
-        train = self.train
+        train, (scores, sizes, local_ranges) = self.train, joint
+        assert scores is not None
         F_R, separation = train.robust_fraction.value, train.separation_for_objective()
 
         def separated(score: Tensor, separation: Separation) -> Tensor:
@@ -269,14 +263,14 @@ class Phases:
             assert logits is not None
             with self.forwards.attacked("eval") as net:
                 bound = separation.bind(net, x, y, logits.detach())
-                return separated(torch.cat([joint[a:b] for a, b in local_ranges]), bound)
+                return separated(torch.cat([scores[a:b] for a, b in local_ranges]), bound)
         together = getattr(separation, "over_batches", separation is separate)
         separation = unseen_on_boundary(separation) if train.selects_by_history else separation
         if len(sizes) > 1 and together and len(set(sizes)) == 1:
-            category = separated(joint.view(len(sizes), -1), separation)
+            category = separated(scores.view(len(sizes), -1), separation)
         else:
-            category = torch.cat([separated(part, separation) for part in torch.split(joint, list(sizes))])
-        return category if len(joint) == len(y) else torch.cat([category[a:b] for a, b in local_ranges])
+            category = torch.cat([separated(part, separation) for part in torch.split(scores, list(sizes))])
+        return category if len(scores) == len(y) else torch.cat([category[a:b] for a, b in local_ranges])
 
     def target(self, x: Tensor, logits: Tensor | None) -> Tensor:
         """Return the clean predictions (R, K) that the attack moves away from.
@@ -288,15 +282,11 @@ class Phases:
         if logits is None:
             logits = self.forwards.frozen_logits(x, self.objective.attack_mode)
         target = self.objective.target_of(at_least_float32(logits))
-        return torch.cat([target, target[:1]]) if self.spare else target
-
-    def places(self, steps: Tensor, most: int, places: int) -> Tensor:
-        """Return the rows under attack at each iteration of a packed attack, (most, places)."""
-        return packed(steps, most, places)
+        return torch.cat([target, target[:1]]) if self.packs else target
 
     def attack_step(self, attack: AttackState, rows: Tensor | None) -> Tensor | None:
         """Take one step of the corruption for ``rows`` (n,), or for all; ``attack.x_prime`` is changed in place."""
-        if rows is None and self.spare:
+        if rows is None and self.packs:
             attack = attack.without_spare()
         if not self.objective.needs_network:
             return self.objective.corrupt(self.forwards.network, attack, rows, self.ascent)
@@ -326,33 +316,35 @@ class Phases:
             accumulation: see :attr:`accumulation`.
         """
         objective, (x, y, start, _), steps = self.objective, batch, assigned.steps
-        views = x_prime.ndim - x.ndim
+        has_views = x_prime.ndim > x.ndim  # AugMix: (2, m, …)
         x_prime = objective.corrupted_input(x, x_prime)
         clean = (x if objective.z_of == "x" else start) if objective.has_clean_term and z is None else None
         touched = None if num_touched is None else (steps == 0).long().argsort(stable=True)[:num_touched]
-        valid = None if touched is None or not self.forwards.pads else steps.index_select(0, touched) > 0
+        is_real = None  # False: a filling row, whose corrupted logits are its clean ones
+        if touched is not None and self.forwards.pads:
+            is_real = (steps.index_select(0, touched) > 0).repeat(objective.num_views)
         corrupted = x_prime
         if objective.has_clean_term and touched is not None:
-            corrupted = x_prime.index_select(1, touched) if views else take(x_prime, touched)
-        z, moved = self.forwards.learning_logits(
-            clean, corrupted.flatten(0, 1) if views else corrupted, z, _repeated(valid, objective.num_views)
+            corrupted = x_prime.index_select(1, touched) if has_views else take(x_prime, touched)
+        z, corrupted_logits = self.forwards.learning_logits(
+            clean, corrupted.flatten(0, 1) if has_views else corrupted, z, is_real
         )
         if z is None:
-            assert moved is not None
-            z_prime = moved
+            assert corrupted_logits is not None
+            z_prime = corrupted_logits
         else:
-            if moved is not None and valid is not None:  # z' of a filling row is z
+            if corrupted_logits is not None and is_real is not None:
                 assert touched is not None
-                clean_logits = z.index_select(0, touched).repeat(objective.num_views, 1).to(moved.dtype)
-                moved = torch.where(_repeated(valid, objective.num_views)[:, None], moved, clean_logits)  # type: ignore[index]
-            z_prime = objective.fill_in(z, moved, touched)
+                clean_logits = z.index_select(0, touched).repeat(objective.num_views, 1).to(corrupted_logits.dtype)
+                corrupted_logits = torch.where(is_real[:, None], corrupted_logits, clean_logits)
+            z_prime = objective.fill_in(z, corrupted_logits, touched)
         # A batch without corrupted rows is rare, and would be compiled for itself.
         loss_of = objective.loss if num_touched == 0 else self.loss_of
         if not self.forwards.keeps_graphs:
             z_prime = dynamic(z_prime, z_prime.ndim - 2)
         weight = () if assigned.weight is None else (assigned.weight,)
         name = type(objective).__name__
-        if weight:
+        if weight and self.train.checking:
             check_takes(objective.loss, f"{name}'s loss", ("z", "z_prime", "y", "touched", "weight"))
         loss = check_returned(loss_of(z, z_prime, y, touched, *weight), f"{name}.loss", (), "floating-point")
         penalty = objective.penalty(self.forwards.model, x, y, start, *weight)
@@ -370,7 +362,7 @@ class Phases:
             margin = margin_of(z_prime, y)
         return Learned(loss, z, z_prime.detach(), counts, score, margin)
 
-    def update(
+    def update_state(
         self, learned: Learned, y: Tensor, assigned: Assignment, remembered: Sequence[Tensor | None], loss_weight: float
     ) -> None:
         """Update F_R, the history and the records after a mini-batch's backward; compiled on a GPU.
@@ -383,10 +375,10 @@ class Phases:
             loss_weight: weight of this process in the joint batch.
         """
         decided = assigned.category, assigned.svar
-        run = self._compiled_update or self._update_state
+        run = self._compiled_update or self._update
         run(learned.counts, remembered, learned[:3], y, *decided, loss_weight)
 
-    def _update_state(
+    def _update(
         self,
         counts: Tensor,
         remembered: Sequence[Tensor | None],
@@ -396,15 +388,15 @@ class Phases:
         svar: Tensor | None,
         loss_weight: float,
     ) -> None:
-        self.train.robust_fraction.move(counts)
+        self.train.robust_fraction.update_from(counts)
         if remembered:
             self.train.history.keep(*remembered)  # type: ignore[arg-type]
         if self.record is not None:
             self.record(*losses, y, category, svar, len(y) / loss_weight)
 
 
-def join(objective: Objective, batches: Sequence[Batch], run: Runner) -> tuple[Batch, tuple[int, ...]]:
-    """Concatenate mini-batches, with starting points drawn where none are given, and return their sizes."""
+def concatenate(objective: Objective, batches: Sequence[Batch], run: Runner) -> tuple[Batch, tuple[int, ...]]:
+    """Draw missing starting points, concatenate the mini-batches, and return their sizes, too."""
     starts = [objective.initial_perturbation(b.x) if b.start is None else b.start for b in batches]
     columns = [b.x for b in batches], [b.y for b in batches], starts, [b.indices for b in batches]
     x, y, start, index = run.load(*(_cat(column) for column in columns))
@@ -432,7 +424,3 @@ Rows = TypeVar("Rows", Batch, Assignment)
 def rows_of(examples: Rows, rows: slice) -> Rows:
     """Return these rows of every tensor."""
     return type(examples)(*(None if values is None else values[rows] for values in examples))  # type: ignore[arg-type]
-
-
-def _repeated(valid: Tensor | None, views: int) -> Tensor | None:
-    return valid if valid is None or views == 1 else valid.repeat(views)

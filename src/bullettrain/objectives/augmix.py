@@ -109,13 +109,13 @@ class AugMix(Objective):
             raise ValueError(f"views made {len(made)}: {kinds}; {wanted}")
         return torch.stack(tuple(made[: self.num_views])).to(x.dtype)
 
-    def fill_in(self, z: Tensor, moved: Tensor | None, touched: Tensor | None) -> Tensor:
+    def fill_in(self, z: Tensor, corrupted_logits: Tensor | None, touched: Tensor | None) -> Tensor:
         """Return z' (2, m, K): z (m, K) with the logits (2·t, K) of both views of ``touched`` (t,) filled in."""
         both = torch.stack([z, z])
-        if moved is None:
+        if corrupted_logits is None:
             return both
-        moved = moved.reshape(2, -1, z.shape[1]).to(z.dtype)
-        return moved if touched is None else both.index_copy(1, touched, moved)
+        of_views = corrupted_logits.reshape(2, -1, z.shape[1]).to(z.dtype)
+        return of_views if touched is None else both.index_copy(1, touched, of_views)
 
     def loss(
         self, z: Tensor | None, z_prime: Tensor, y: Tensor, touched: Tensor | None = None, weight: Tensor | None = None

@@ -199,11 +199,11 @@ class Objective(ABC):
         """Return the input of the corrupted forward: x', possibly with a hook on its backward."""
         return x_prime
 
-    def fill_in(self, z: Tensor, moved: Tensor | None, touched: Tensor | None) -> Tensor:
-        """Return z' (m, K): z (m, K) with the logits ``moved`` (t, K) of the ``touched`` (t,) examples filled in."""
-        if moved is None:
+    def fill_in(self, z: Tensor, corrupted_logits: Tensor | None, touched: Tensor | None) -> Tensor:
+        """Return z' (m, K): z (m, K) with ``corrupted_logits`` (t, K) of the ``touched`` (t,) examples filled in."""
+        if corrupted_logits is None:
             return z
-        return moved if touched is None else z.index_copy(0, touched, moved.to(z.dtype))
+        return corrupted_logits if touched is None else z.index_copy(0, touched, corrupted_logits.to(z.dtype))
 
     def check_inputs(self, x: Tensor) -> None:
         """Check that ``x`` (m, …) is within the bounds; synchronises with the device."""

@@ -20,7 +20,7 @@ from bullettrain.training.steps import synchronize
 from bullettrain.training.trainer import Trainer
 
 PHASES = dict.fromkeys(("select", "allocate", "target"), "select_ms") | dict.fromkeys(
-    ("places", "attack_step"), "attack_ms"
+    ("packed", "attack_step"), "attack_ms"
 )
 """Figure that each phase counts to; all others count to "update_ms"."""
 Shares = tuple[float, float, float]
