@@ -53,11 +53,22 @@ def claims() -> list[str]:
         lines += [f"| **{results.study.title}** | |", *papers] if papers else []
     lines += [f"| **{OWN}** | |", *(line for results in short for line in paragraph([results], own=True))]
     lines += ["", f"## {STUDIES[LARGE].title}", "", *(f"* `{scale}`: {SCALES[scale].about}." for scale in large), ""]
-    wide = [Results(STUDIES[LARGE], SCALES[scale], records[scale]) for scale in large]
+    wide = {name: [Results(STUDIES[name], SCALES[scale], records[scale]) for scale in large] for name in STUDIES}
+    shown = [found for name, found in wide.items() if name == LARGE or any(map(measured, found))]
+    blank = " |" * len(large)
     lines += [f"| Claim | {' | '.join(f'`{scale}`' for scale in large)} |", "|---|" + "---|" * len(large)]
-    lines += [*paragraph(wide, own=False), f"| **{OWN}** |{' |' * len(large)}", *paragraph(wide, own=True), ""]
-    lines += [f"* Rows not run yet at `{one.scale.name}`: {'; '.join(tables.unrun(one))}." for one in wide]
+    for found in shown:
+        lines += [f"| **{found[0].study.title}** |{blank}"] if len(shown) > 1 else []
+        lines += paragraph(found, own=False)
+    lines += [f"| **{OWN}** |{blank}", *(line for found in shown for line in paragraph(found, own=True)), ""]
+    missing = {one.scale.name: "; ".join(tables.unrun(one)) for one in wide[LARGE]}
+    lines += [f"* Rows not run yet at `{scale}`: {rows}." for scale, rows in missing.items() if rows]
     return [*lines, "", tables.MARKS_LEGEND + " " + tables.ERRORS_LEGEND]
+
+
+def measured(results: Results) -> bool:
+    """Whether a figure of any claim is known."""
+    return any(check.found is not None for checks in results.claims.values() for check in results.verdict(checks)[1])
 
 
 def paragraph(results: list[Results], *, own: bool) -> list[str]:
