@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CSV = ROOT / "results" / "plane.csv"
 STEPS = ROOT / "results" / "steps"
 """What is kept of the runs that benchmarks/rows.py added."""
-PAGES = (ROOT / "README.md", ROOT / "docs" / "accuracy.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "accuracy.md")
 IMAGES = ROOT / "docs" / "images"
 AXES = {
     "seeds": ("passes", "apgd", "passes an example (logarithmic)", "accuracy under APGD, L∞ 8/255, %"),

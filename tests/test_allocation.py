@@ -203,7 +203,7 @@ def test_work_speedup_at_the_papers_fractions(objective, robust, shares, figure)
 )
 def test_an_attack_stops_some_steps_after_its_first_success(wrong, most, further):
     """Replayed one by one: min(most, t + further) steps, t the first iteration that is wrong."""
-    budget, y = bt.EarlyStopBudget(most, further=further), torch.zeros(len(wrong), dtype=torch.int64)
+    budget, y = bt.EarlyStopBudget(most, extra_steps=further), torch.zeros(len(wrong), dtype=torch.int64)
     remaining, taken = budget.allocate(y), torch.zeros_like(y)
     for t in range(most):
         acting = remaining > 0
@@ -228,17 +228,17 @@ def test_shuffled_steps_are_the_same_steps_with_their_sizes(categories):
 def test_radii_shrink_where_the_last_attack_went_far(margins, low):
     margin, y = torch.tensor(margins), torch.zeros(len(margins), dtype=torch.int64)
     past = Past(margin, margin, y, torch.ones_like(y))
-    given_ = bt.RadiusBudget(3, eps=0.1, low=low).allocate(y, None, past)
+    given_ = bt.RadiusBudget(3, eps=0.1, min_radius=low).allocate(y, None, past)
     expected = [0.1 * (1 + (1 - low) * min(m, 0)) for m in margins]
     assert given_.eps.tolist() == pytest.approx(expected, rel=1e-5)
     assert (given_.step_sizes / given_.eps).tolist() == pytest.approx([0.75] * len(margins), rel=1e-5)
-    unseen = bt.RadiusBudget(3, eps=0.1, low=low).allocate(y, None, past._replace(visits=torch.zeros_like(y)))
+    unseen = bt.RadiusBudget(3, eps=0.1, min_radius=low).allocate(y, None, past._replace(visits=torch.zeros_like(y)))
     assert unseen.eps.tolist() == pytest.approx([0.1] * len(margins))
 
 
 def test_allocations_refuse_what_they_cannot_do():
     with pytest.raises(ValueError, match="it has to be at least 1"):
-        bt.EarlyStopBudget(3, further=0)
+        bt.EarlyStopBudget(3, extra_steps=0)
     with pytest.raises(ValueError, match="cannot be dealt out"):
         bt.ShuffledBudget(bt.EarlyStopBudget(3), 0.1)
     with pytest.raises(ValueError, match="RadiusBudget needs to know the examples"):
@@ -251,7 +251,7 @@ def test_a_budget_has_the_eps_of_the_objective(eps, shuffled):
 
     def train(objective, own):
         radius = bt.RadiusBudget(10, eps=own)
-        return bt.BulletTrain(objective, budget=bt.ShuffledBudget(radius, eps) if shuffled else radius, examples=4)
+        return bt.BulletTrain(objective, budget=bt.ShuffledBudget(radius, eps) if shuffled else radius, dataset_size=4)
 
     train(bt.PGDAT(eps=eps), eps)
     for norm, own in (("linf", eps / 2), ("l2", 2 * eps)):

@@ -18,11 +18,11 @@ from test_baselines import small_batch
 
 PGD_AT = ("objective=pgd-at", "beta=null")
 BUILT = {
-    ("gaussian",): bt.GaussianBudget(3, width=0.5, least=1, outlier=0),
-    ("gaussian", "allocation_value=0.2", "outlier=1"): bt.GaussianBudget(3, width=0.2, least=1, outlier=1),
-    ("history", "robust=0"): bt.HistoryBudget(3, least=0),
-    ("early-stop", "allocation_value=2"): bt.EarlyStopBudget(3, further=2),
-    ("radius", "eps=0.1", "allocation_value=0.25"): bt.RadiusBudget(3, eps=0.1, low=0.25),
+    ("gaussian",): bt.GaussianBudget(3, width=0.5, min_steps=1, outlier=0),
+    ("gaussian", "allocation_value=0.2", "outlier=1"): bt.GaussianBudget(3, width=0.2, min_steps=1, outlier=1),
+    ("history", "robust=0"): bt.HistoryBudget(3, min_steps=0),
+    ("early-stop", "allocation_value=2"): bt.EarlyStopBudget(3, extra_steps=2),
+    ("radius", "eps=0.1", "allocation_value=0.25"): bt.RadiusBudget(3, eps=0.1, min_radius=0.25),
     ("second-step", "allocation_value=0.5"): bt.SecondStepBudget(3, share=0.5),
 }
 
@@ -34,7 +34,7 @@ def config_of(allocation: str, *settings: str) -> Config:
 @pytest.mark.parametrize(("settings", "budget"), BUILT.items(), ids=lambda value: str(value)[:24])
 def test_what_each_allocation_builds(settings, budget):
     config = config_of(*settings)
-    engine = config.method.build(examples=7)
+    engine = config.method.build(dataset_size=7)
     assert engine.budget == budget
     assert engine.history.examples == (7 if settings[0] in ("history", "radius") else 0)
     assert engine.needs_selection == (settings[0] == "gaussian")
@@ -66,7 +66,7 @@ def test_a_shuffled_control_deals_out_what_the_budget_gives():
         (("early-stop", "shuffled=true"), "cannot be dealt out beforehand"),
         (("second-step", "shuffled=true"), "cannot be dealt out beforehand"),
         (("history", "scale=1.7"), "scale needs allocation=categories: --set scale=null"),
-        (("history", "robust=5"), "least is 5, more than most"),
+        (("history", "robust=5"), "min_steps is 5, more than max_steps"),
         (("second-step", "allocation_value=2"), r"share is 2.0; it has to be at least 0 and at most 1"),
         (("radius", "objective=augmix", "boundary=1", "robust=0"), "allocation is radius, but augmix takes none"),
         (
@@ -133,7 +133,7 @@ def test_steps_by_history_fall_as_margins_grow_and_resume(tmp_path):
 def test_nothing_is_forwarded_for_a_budget_that_looks_at_no_scores():
     net, (x, y) = tiny_net(), small_batch(8)
     seen = counting(net)
-    train = BulletTrain(bt.TRADES(eps=0.1), budget=bt.HistoryBudget(3), examples=8)
+    train = BulletTrain(bt.TRADES(eps=0.1), budget=bt.HistoryBudget(3), dataset_size=8)
     out = train.step(net, x, y, index=torch.arange(8))
     assert seen == {"held": 8, "attack": 24, "train": 16}  # the clean forward is the attack's target
     assert out.work.per_example == 1 + 6 + 6
@@ -157,7 +157,7 @@ def test_a_second_step_goes_to_those_with_the_longest_first_gradient():
 
 
 def test_a_warm_up_keeps_what_the_budget_decides():
-    grown = WarmedUpBudget(bt.RadiusBudget(2, eps=0.1, low=0.5), 0.1, torch.device("cpu"))
+    grown = WarmedUpBudget(bt.RadiusBudget(2, eps=0.1, min_radius=0.5), 0.1, torch.device("cpu"))
     past = bt.History(4).of(torch.arange(4))._replace(margin=torch.tensor([-1.0, 0.0, 1.0, -0.5]), visits=torch.ones(4))
     category = torch.ones(4, dtype=torch.int64)
     assert not grown.allocate(category, None, past).steps.any()

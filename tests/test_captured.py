@@ -423,7 +423,7 @@ OWN = {
     "oracle": lambda: bt.BulletTrain(
         bt.PGDAT(eps=0.05), budget=StepBudget(3, 1), separation=bt.OracleSeparation(steps=2)
     ),
-    "early stop": lambda: bt.BulletTrain(bt.PGDAT(eps=0.1), budget=bt.EarlyStopBudget(5, further=2)),
+    "early stop": lambda: bt.BulletTrain(bt.PGDAT(eps=0.1), budget=bt.EarlyStopBudget(5, extra_steps=2)),
     "stop at success": lambda: bt.BulletTrain(
         bt.PGDAT(eps=0.1, attack=Attack(stop_at_success=True)), budget=StepBudget(5, 2)
     ),

@@ -172,7 +172,7 @@ def test_captured_augmix_steps_are_the_plain_ones(budget, selection, compile):
     objective = bt.AugMix(selection=selection)
     net = WideResNet(10, 1).to(CUDA, torch.float64).to(memory_format=torch.channels_last)
     theirs = copy.deepcopy(net)
-    plain, train = (BulletTrain(objective, budget=budget, examples=5 * 24) for _ in range(2))
+    plain, train = (BulletTrain(objective, budget=budget, dataset_size=5 * 24) for _ in range(2))
     optimizer = torch.optim.SGD(theirs.parameters(), lr=LR, momentum=0.9)
     engine = captured(train, net, LR, pair=True, compile=compile)
     for step in range(20):

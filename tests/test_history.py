@@ -20,11 +20,11 @@ OBJECTIVES = {"trades": bt.TRADES, "mart": bt.MART}
 N = 20
 
 
-def make(name, examples=N, **settings):
+def make(name, dataset_size=N, **settings):
     if name == "augmix":
-        return BulletTrain(bt.AugMix(selection="last"), budget=StepBudget(1, 0), examples=examples, **settings)
+        return BulletTrain(bt.AugMix(selection="last"), budget=StepBudget(1, 0), dataset_size=dataset_size, **settings)
     objective = OBJECTIVES[name](eps=0.05, selection="last")
-    return BulletTrain(objective, budget=StepBudget(4, 2), examples=examples, **settings)
+    return BulletTrain(objective, budget=StepBudget(4, 2), dataset_size=dataset_size, **settings)
 
 
 def examples(net):
@@ -272,7 +272,7 @@ def test_a_state_goes_on_with_its_scores_and_refuses_others():
     for mine, theirs in zip(other.history.tensors(), train.history.tensors(), strict=True):
         assert torch.equal(mine, theirs)
     assert "history" not in BulletTrain(bt.AugMix(), budget=StepBudget(1, 0)).state_dict()
-    few = make("augmix", examples=7)
+    few = make("augmix", dataset_size=7)
     before = few.state_dict()
     short = {**few.history.state_dict(), "margin": torch.zeros(2, 3)}
     for history, message in (
@@ -288,7 +288,7 @@ def test_a_state_goes_on_with_its_scores_and_refuses_others():
         other.load_state_dict(old)
     assert not any(values.any() for values in other.history.tensors())
     without = bt.BulletTrain(bt.TRADES(), budget=bt.StepBudget(2, 1))
-    with pytest.warns(UserWarning, match="a history of the examples, which is lost; to keep it, give BulletTrain exam"):
+    with pytest.warns(UserWarning, match="a history of the examples, which is lost; to keep it, give BulletTrain data"):
         without.load_state_dict({name: value for name, value in train.state_dict().items() if name != "generators"})
 
 
@@ -311,7 +311,7 @@ def test_an_index_that_nothing_would_use_is_refused():
     net = norm_net().double()
     x, y = examples(net)
     train = BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(2, 1))
-    with pytest.raises(ValueError, match="index is given, but no history is kept; give BulletTrain examples="):
+    with pytest.raises(ValueError, match="index is given, but no history is kept; give BulletTrain dataset_size="):
         train.step(net, x, y, index=torch.arange(N))
     assert train.steps_taken == 0
 
@@ -334,9 +334,9 @@ def test_settings_that_change_later_are_refused_as_well(budget):
     train = BulletTrain(bt.AugMix(selection="train" if budget.uniform_steps is None else "last"), budget=budget)
     train.step(net, x, y)
     train.objective.selection, train.budget = "last", StepBudget(1, 0)
-    with pytest.raises(ValueError, match="give examples="):
+    with pytest.raises(ValueError, match="give dataset_size="):
         train.step(net, x, y, index=torch.arange(N))
-    with pytest.raises(ValueError, match="give examples="):
+    with pytest.raises(ValueError, match="give dataset_size="):
         Fast(train, net).train_on([(x, y, drawn(train, x, 0), torch.arange(N))])
 
 
@@ -363,14 +363,14 @@ def test_examples_that_are_not_there_are_refused(index, message):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: BulletTrain(bt.AugMix(selection="last"), budget=StepBudget(1, 0)), "give examples="),
+        (lambda: BulletTrain(bt.AugMix(selection="last"), budget=StepBudget(1, 0)), "give dataset_size="),
         (
-            lambda: BulletTrain(bt.PGDAT(selection="last"), budget=StepBudget(3, 1), examples=9),
+            lambda: BulletTrain(bt.PGDAT(selection="last"), budget=StepBudget(3, 1), dataset_size=9),
             "PGDAT has no clean log",
         ),
         (
             lambda: BulletTrain(
-                bt.TRADES(selection="last"), budget=StepBudget(3, 1), separation=bt.OracleSeparation(), examples=9
+                bt.TRADES(selection="last"), budget=StepBudget(3, 1), separation=bt.OracleSeparation(), dataset_size=9
             ),
             "the separation looks at what logits are now",
         ),
@@ -395,10 +395,10 @@ def test_equal_steps_for_everyone_need_no_scores():
 @given(st.integers(1, 12), st.integers(0, 12), st.lists(st.floats(-1, 1), min_size=1, max_size=20), st.integers(0, 50))
 def test_steps_from_the_last_margin(most, least, margins, seed):
     if least > most:
-        with pytest.raises(ValueError, match="more than most"):
-            bt.HistoryBudget(most, least=least)
+        with pytest.raises(ValueError, match="more than max_steps"):
+            bt.HistoryBudget(most, min_steps=least)
         return
-    budget, history, n = bt.HistoryBudget(most, least=least), History(40), len(margins)
+    budget, history, n = bt.HistoryBudget(most, min_steps=least), History(40), len(margins)
     index = torch.randperm(40, generator=torch.Generator().manual_seed(seed))[: n + 1]
     history.keep(index[:n], None, torch.tensor(margins), torch.zeros(n, dtype=torch.int64))
     steps = budget.allocate(torch.ones(n + 1, dtype=torch.int64), None, history.of(index))
@@ -437,7 +437,9 @@ def test_margins_are_of_probabilities_and_of_the_mean_view():
 def test_a_budget_by_history_is_the_plain_steps_when_it_is_fast(emulated):
     net = norm_net().double()
     x, y = examples(net)
-    plain, train = (BulletTrain(bt.PGDAT(eps=0.05), budget=bt.HistoryBudget(4, least=1), examples=N) for _ in range(2))
+    plain, train = (
+        BulletTrain(bt.PGDAT(eps=0.05), budget=bt.HistoryBudget(4, min_steps=1), dataset_size=N) for _ in range(2)
+    )
     theirs = copy.deepcopy(net)
     optimizer, own = (torch.optim.SGD(n.parameters(), lr=0.3) for n in (theirs, net))
     group, steps = Fast(train, net, own, size_multiple=2, pair=True, emulated=emulated), set()
@@ -462,7 +464,7 @@ def test_a_sampler_reads_the_history_when_an_epoch_begins():
     """An epoch of the examples with the lowest margins on x', by torch's own loader."""
     x, y = batch(12, seed=0)
     data = torch.utils.data.TensorDataset(x, y, torch.arange(12))
-    train = BulletTrain(bt.MART(eps=0.05), budget=StepBudget(2, 1), examples=12)
+    train = BulletTrain(bt.MART(eps=0.05), budget=StepBudget(2, 1), dataset_size=12)
     sampler = HistorySampler(train.history, lambda history: history.margin.argsort(stable=True)[:6])
     loader, net = torch.utils.data.DataLoader(data, batch_size=3, sampler=sampler), norm_net()
     train.step(net, x, y, index=torch.arange(12))
@@ -476,13 +478,13 @@ def test_a_sampler_reads_the_history_when_an_epoch_begins():
     with pytest.raises(TypeError, match="choose returned bool of shape"):
         list(HistorySampler(train.history, lambda history: history.margin > 0))
     without = BulletTrain(bt.MART(eps=0.05), budget=StepBudget(2, 1))
-    with pytest.raises(ValueError, match=r"^the history has no examples; give BulletTrain examples="):
+    with pytest.raises(ValueError, match=r"^the history has no examples; give BulletTrain dataset_size="):
         HistorySampler(without.history, bt.LeaveOut(epochs=3))
 
 
 def test_a_history_without_an_index_is_refused():
     """It would stay empty without a word."""
-    train = bt.BulletTrain(bt.TRADES(), budget=bt.StepBudget(2, 1), examples=40)
+    train = bt.BulletTrain(bt.TRADES(), budget=bt.StepBudget(2, 1), dataset_size=40)
     x, y = torch.rand(8, 3, 8, 8), torch.arange(8) % 4
     with pytest.raises(ValueError, match=r"the history of 40 examples is used, and index is missing"):
         train.step(norm_net(), x, y)

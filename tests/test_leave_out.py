@@ -148,7 +148,7 @@ def test_weights_of_the_history_are_those_of_an_allocation(objective):
         (Weighted(weight[index].sqrt()), weight.sqrt()),
         (StepBudget(2, 1), None),
     ):
-        train = BulletTrain(objective(eps=0.05), budget=budget, examples=8)
+        train = BulletTrain(objective(eps=0.05), budget=budget, dataset_size=8)
         if weights is not None:
             train.history.weigh(weights)
         losses.append(train.step(copy.deepcopy(net), x, y, start=start, index=index).loss.item())
@@ -164,7 +164,7 @@ def test_replayed_it_is_what_it_is_run_at_once(group):
         torch.manual_seed(0)
         net = norm_net().double()
         x, y = batch(24, dtype=torch.float64)
-        train = BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget.uniform(2), examples=24)
+        train = BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget.uniform(2), dataset_size=24)
         leave_out = LeaveOut(0.9, epochs=4, until=1.0, multiple=4 * group)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         fast, seen, graphs = Fast(train, net, optimizer, attack_group=group, emulated=emulated), [], []
@@ -188,7 +188,7 @@ def test_replayed_it_is_what_it_is_run_at_once(group):
 def test_in_a_loop_of_ones_own_with_torchs_loader():
     x, y = batch(20, seed=0)
     data = torch.utils.data.TensorDataset(x, y, torch.arange(20))
-    train, net = BulletTrain(bt.PGDAT(eps=0.05), budget=StepBudget.uniform(1), examples=20), norm_net()
+    train, net = BulletTrain(bt.PGDAT(eps=0.05), budget=StepBudget.uniform(1), dataset_size=20), norm_net()
     sampler = HistorySampler(train.history, LeaveOut(epochs=8, multiple=4))
     loader, sizes = torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler), []
     for _ in range(8):

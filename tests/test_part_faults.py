@@ -43,7 +43,7 @@ def test_steps_may_have_any_integer_dtype(dtype, revises):
     budget.dtype = dtype
     if revises:
         budget.revise = lambda t, logits, y, remaining: remaining
-    train = bt.BulletTrain(bt.TRADES(eps=0.1), budget=budget, examples=M)
+    train = bt.BulletTrain(bt.TRADES(eps=0.1), budget=budget, dataset_size=M)
     out = train.step(network(), X, Y, index=INDEX)
     assert out.steps.tolist() == [0, 1, 2] * 4
     assert train.history.steps.tolist() == out.steps.tolist()
@@ -94,7 +94,7 @@ def test_a_radius_that_the_attack_would_ignore_is_refused(objective):
 
 def test_radii_of_the_history_are_refused_at_once_where_nothing_projects():
     with pytest.raises(ValueError, match="RadiusBudget gives each example an eps, but PGDAT does not project"):
-        bt.BulletTrain(bt.PGDAT(eps=0.1, attack=baselines.N_FGSM), budget=bt.RadiusBudget(1, eps=0.1), examples=M)
+        bt.BulletTrain(bt.PGDAT(eps=0.1, attack=baselines.N_FGSM), budget=bt.RadiusBudget(1, eps=0.1), dataset_size=M)
 
 
 def test_the_penalty_of_gradalign_is_weighted():
@@ -113,7 +113,7 @@ def test_a_target_of_ones_own_has_the_right_gradient_in_closed_form():
 
 
 def test_an_example_with_score_0_has_been_seen():
-    train = bt.BulletTrain(bt.TRADES(eps=0.1, selection="last"), budget=bt.StepBudget(2, 1), examples=M)
+    train = bt.BulletTrain(bt.TRADES(eps=0.1, selection="last"), budget=bt.StepBudget(2, 1), dataset_size=M)
     train.score = lambda z, y: torch.where(z.argmax(dim=1) == y, 0.0, -1.0)
     train.history.visits.fill_(1)
     train.history.keep(INDEX, torch.zeros(M), torch.zeros(M), torch.zeros(M, dtype=torch.int64))
@@ -137,7 +137,7 @@ def test_an_objective_on_the_logits_of_its_start_gets_these():
     bt.BulletTrain(objective, budget=bt.StepBudget(2, 1)).step(net, X, Y, start=start)
     assert torch.equal(objective.seen, net(start))
     with pytest.raises(ValueError, match="has no clean logits; give selection='eval'"):
-        bt.BulletTrain(FromStart(eps=0.1, selection="last"), budget=bt.StepBudget(2, 1), examples=M)
+        bt.BulletTrain(FromStart(eps=0.1, selection="last"), budget=bt.StepBudget(2, 1), dataset_size=M)
 
 
 @pytest.mark.parametrize("eps", [0.031, float(np.float32(0.031))])
@@ -147,7 +147,7 @@ def test_the_papers_step_size_does_not_hang_on_the_last_digit(eps):
 
 @pytest.mark.parametrize("budget", [bt.EarlyStopBudget(3), bt.RadiusBudget(3, eps=0.031)], ids=["early", "radius"])
 def test_three_steps_of_other_allocations_reach_across_the_ball(budget):
-    train = bt.BulletTrain(bt.PGDAT(), budget=budget, examples=M)
+    train = bt.BulletTrain(bt.PGDAT(), budget=budget, dataset_size=M)
     past = train.history.of(INDEX)
     given = Allocated.of(budget.allocate(torch.ones_like(Y), None, past))
     sizes = budget.step_sizes(torch.ones_like(Y), given.steps, 0.031) if given.step_sizes is None else given.step_sizes
@@ -234,7 +234,7 @@ def test_a_budget_that_revises_needs_logits():
 
 
 def test_examples_that_are_there_twice_are_warned_of():
-    train = bt.BulletTrain(bt.PGDAT(eps=0.1), budget=bt.StepBudget.uniform(1), examples=M)
+    train = bt.BulletTrain(bt.PGDAT(eps=0.1), budget=bt.StepBudget.uniform(1), dataset_size=M)
     with pytest.warns(UserWarning, match="11 of 12 examples of a mini-batch, over all processes, are repeated"):
         train.step(network(), X, Y, index=torch.zeros_like(INDEX))
     with warnings.catch_warnings():
@@ -244,7 +244,7 @@ def test_examples_that_are_there_twice_are_warned_of():
 
 
 def test_processes_share_the_examples_of_an_epoch():
-    train = bt.BulletTrain(bt.PGDAT(eps=0.1), budget=bt.StepBudget.uniform(1), examples=M)
+    train = bt.BulletTrain(bt.PGDAT(eps=0.1), budget=bt.StepBudget.uniform(1), dataset_size=M)
     whole = list(HistorySampler(train.history, LeaveOut(epochs=2)))
     samplers = [HistorySampler(train.history, LeaveOut(epochs=2), num_replicas=5, rank=rank) for rank in range(5)]
     assert [len(sampler) for sampler in samplers] == [2] * 5

@@ -66,7 +66,7 @@ def joint_batches():
 def last_steps(model, share):
     """Scores and categories of a few steps that the last logits select for, and the scores at the end."""
     x, y, start = joint_batches()[0]
-    train = BulletTrain(bt.MART(eps=0.05, selection="last"), budget=StepBudget(3, 1), examples=len(y))
+    train = BulletTrain(bt.MART(eps=0.05, selection="last"), budget=StepBudget(3, 1), dataset_size=len(y))
     optimizer, record = torch.optim.SGD(model.parameters(), lr=0.2), []
     for seed in range(4):  # now with one worker, now with the other
         index = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[share]

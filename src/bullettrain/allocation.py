@@ -156,13 +156,13 @@ class StepBudget:
 class _Graded:
     """Base of allocations with any number of steps for each example, of size 1.7·ε over their number."""
 
-    most: int = field(metadata=limits(least=0))
+    max_steps: int = field(metadata=limits(least=0))
 
     def __post_init__(self) -> None:
         check_limits(self)
-        for name in ("least", "outlier"):
-            if getattr(self, name, 0) > self.most:
-                raise ValueError(f"{name} is {getattr(self, name)}, more than most={self.most}")
+        for name in ("min_steps", "outlier"):
+            if getattr(self, name, 0) > self.max_steps:
+                raise ValueError(f"{name} is {getattr(self, name)}, more than max_steps={self.max_steps}")
 
     @property
     def uniform_steps(self) -> int | None:
@@ -177,7 +177,7 @@ class _Graded:
         if past is not None:
             return past
         name = type(self).__name__
-        raise ValueError(f"{name} needs to know the examples; give BulletTrain examples=, and steps index=")
+        raise ValueError(f"{name} needs to know the examples; give BulletTrain dataset_size=, and steps index=")
 
 
 @dataclass(frozen=True)
@@ -187,23 +187,23 @@ class GaussianBudget(_Graded):
     The paper names this as future work. Outliers get ``outlier`` steps, whatever their score.
 
     Args:
-        most: N_B, steps at the boundary.
+        max_steps: N_B, steps at the boundary.
         width: standard deviation, relative to the largest absolute score among the examples of this process that are
             attacked together.
-        least: fewest steps of a correctly classified example.
+        min_steps: fewest steps of a correctly classified example.
         outlier: N_O.
     """
 
     width: float = field(default=0.5, metadata=limits(above=0))
-    least: int = field(default=1, metadata=limits(least=0))
+    min_steps: int = field(default=1, metadata=limits(least=0))
     outlier: int = field(default=0, metadata=limits(least=0))
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
-        """Return round(most · exp(−(score / (width · largest))² / 2)), at least ``least``."""
+        """Return round(max_steps · exp(−(score / (width · largest))² / 2)), at least ``min_steps``."""
         if score is None:
             raise ValueError("GaussianBudget needs the scores of the examples")
         away = score / (self.width * score.abs().amax().clamp_min(1e-12))
-        steps = (self.most * torch.exp(-away.square() / 2)).round().long().clamp(self.least, self.most)
+        steps = (self.max_steps * torch.exp(-away.square() / 2)).round().long().clamp(self.min_steps, self.max_steps)
         return torch.where(category == Category.OUTLIER, self.outlier, steps)
 
 
@@ -212,62 +212,62 @@ class HistoryBudget(_Graded):
     """Steps by each example's last margin on x': examples that the last attack broke, or nearly broke, get more.
 
     The margin is the probability of the true class minus the largest other one, from −1 to 1. Examples that have not
-    been seen yet get ``most``.
+    been seen yet get ``max_steps``.
 
     Args:
-        most: steps at a last margin of 0 or below.
-        least: steps at a last margin of 1.
+        max_steps: steps at a last margin of 0 or below.
+        min_steps: steps at a last margin of 1.
     """
 
-    least: int = field(default=1, metadata=limits(least=0))
+    min_steps: int = field(default=1, metadata=limits(least=0))
     selects = False
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
         """Return steps that are linear in the last margin, rounded up."""
         past = self._known(past)
-        spread = (self.most - self.least) * (1 - past.margin.clamp(0, 1))
-        steps = (self.least + spread - 1e-6).ceil().long().clamp(self.least, self.most)
-        return torch.where(past.visits > 0, steps, self.most)
+        spread = (self.max_steps - self.min_steps) * (1 - past.margin.clamp(0, 1))
+        steps = (self.min_steps + spread - 1e-6).ceil().long().clamp(self.min_steps, self.max_steps)
+        return torch.where(past.visits > 0, steps, self.max_steps)
 
 
 @dataclass(frozen=True)
-class _Shortened(_Graded):
-    """Base of allocations that start with the same steps for all and shorten attacks by ``revise``."""
+class _SameSteps(_Graded):
+    """Base of allocations that start with the same steps for all examples."""
 
     @property
     def uniform_steps(self) -> int:
         """The steps that all examples start with."""
-        return self.most
+        return self.max_steps
 
-    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor:
-        """Return ``most`` for all examples."""
-        return torch.full_like(category, self.most)
+    def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Tensor | Allocated:
+        """Return ``max_steps`` for all examples."""
+        return torch.full_like(category, self.max_steps)
 
 
 @dataclass(frozen=True)
-class EarlyStopBudget(_Shortened):
+class EarlyStopBudget(_SameSteps):
     """Stop each attack soon after it succeeds, as in friendly adversarial training (Zhang et al., 2020).
 
     Success is read off the logits that an iteration computes anyway, so that no selection forward is needed.
 
     Args:
-        most: steps if the attack does not succeed.
-        further: τ ≥ 1, steps from the first misclassified point on.
+        max_steps: steps if the attack does not succeed.
+        extra_steps: τ ≥ 1, steps from the first misclassified point on.
     """
 
-    further: int = field(default=1, metadata=limits(least=1))
+    extra_steps: int = field(default=1, metadata=limits(least=1))
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
-        """Return 2.25·ε over ``most``."""
-        return StepBudget.uniform(self.most, scale=DEFAULT_SCALE).step_sizes(category, steps, eps)
+        """Return 2.25·ε over ``max_steps``."""
+        return StepBudget.uniform(self.max_steps, scale=DEFAULT_SCALE).step_sizes(category, steps, eps)
 
     def revise(self, t: int, logits: Tensor, y: Tensor, remaining: Tensor) -> Tensor:
-        """Return the remaining steps: at most ``further`` − 1 where the point before this step was misclassified."""
-        return torch.where(logits.argmax(dim=1) == y, remaining, remaining.clamp_max(self.further - 1))
+        """Return at most ``extra_steps`` − 1 remaining steps where the point before this step was misclassified."""
+        return torch.where(logits.argmax(dim=1) == y, remaining, remaining.clamp_max(self.extra_steps - 1))
 
 
 @dataclass(frozen=True)
-class SecondStepBudget(_Shortened):
+class SecondStepBudget(_SameSteps):
     """One step of 1.25·ε for all, and more for the examples with the largest first gradient.
 
     The gradient of the cross-entropy at the logits is the softmax minus the label, so that the logits of the first step
@@ -275,11 +275,11 @@ class SecondStepBudget(_Shortened):
     attacked together.
 
     Args:
-        most: steps of the chosen examples.
+        max_steps: steps of the chosen examples.
         share: share of the examples that are chosen.
     """
 
-    most: int = field(default=2, metadata=limits(least=0))
+    max_steps: int = field(default=2, metadata=limits(least=0))
     share: float = field(default=0.25, metadata=limits(least=0, most=1))
 
     def step_sizes(self, category: Tensor, steps: Tensor, eps: float) -> Tensor:
@@ -295,30 +295,25 @@ class SecondStepBudget(_Shortened):
 
 
 @dataclass(frozen=True)
-class RadiusBudget(_Graded):
+class RadiusBudget(_SameSteps):
     """The same steps for all, in a smaller ball for examples that the last attack broke by far.
 
     Args:
-        most: steps.
+        max_steps: steps.
         eps: radius at a last margin on x' of 0 or above, and for examples that have not been seen yet: the objective's.
-        low: radius at a last margin of −1, relative to ``eps``.
+        min_radius: radius at a last margin of −1, relative to ``eps``.
     """
 
     eps: float = field(default=0.031, metadata=limits(above=0))
-    low: float = field(default=0.5, metadata=limits(above=0, most=1))
-
-    @property
-    def uniform_steps(self) -> int:
-        """The steps of all examples."""
-        return self.most
+    min_radius: float = field(default=0.5, metadata=limits(above=0, most=1))
 
     def allocate(self, category: Tensor, score: Tensor | None = None, past: Past | None = None) -> Allocated:
         """Return radii, and step sizes with them, that are linear in the last margin below 0."""
         past = self._known(past)
-        part = 1 + (1 - self.low) * past.margin.clamp(-1, 0)
+        part = 1 + (1 - self.min_radius) * past.margin.clamp(-1, 0)
         part = torch.where(past.visits > 0, part, 1.0)
-        size = StepBudget.uniform(self.most, scale=DEFAULT_SCALE).boundary_step(self.eps)
-        return Allocated(torch.full_like(category, self.most), size * part, self.eps * part)
+        size = StepBudget.uniform(self.max_steps, scale=DEFAULT_SCALE).boundary_step(self.eps)
+        return Allocated(torch.full_like(category, self.max_steps), size * part, self.eps * part)
 
 
 class ShuffledBudget:

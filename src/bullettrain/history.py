@@ -149,7 +149,7 @@ class HistorySampler(Sampler[int]):
         self, history: History, choose: Callable[[History], Tensor], *, num_replicas: int = 1, rank: int = 0
     ) -> None:
         if not history.examples:
-            raise ValueError("the history has no examples; give BulletTrain examples=, how many there are")
+            raise ValueError("the history has no examples; give BulletTrain dataset_size=, how many there are")
         self.history, self.choose = history, choose
         self.num_replicas = check_count(num_replicas, "num_replicas", least=1)
         self.rank = check_count(rank, "rank", below=num_replicas)

@@ -142,8 +142,8 @@ class BulletTrain:
         momentum: p in [0, 1), momentum of F_R's moving average.
         score: function (logits, labels) → (m,); negative for misclassified examples, larger for safer ones.
         separation: function (score, F_R) → categories (m,), or a separation that sees the network (an oracle).
-        examples: size of the dataset, if the history of examples is used (``selection="last"``, some allocations).
-            Steps then need ``index``.
+        dataset_size: number of examples of the dataset, if their history is used (``selection="last"``, some
+            allocations). Steps then need ``index``.
         check_every: number of steps between checks of values, which synchronise with the device: input range, labels,
             NaN or infinite logits, and x' inside its ball. The first step is always checked. 0 disables the checks.
         group: process group whose mini-batches form one joint batch; None: the default group, if initialised.
@@ -159,7 +159,7 @@ class BulletTrain:
         momentum: float = 0.9,
         score: Score = signed_prediction_variance,
         separation: Separation | SeparationWithModel = separate,
-        examples: int = 0,
+        dataset_size: int = 0,
         check_every: int = 100,
         group: dist.ProcessGroup | None = None,
         joint: bool = True,
@@ -168,7 +168,7 @@ class BulletTrain:
         self.objective = objective
         self.budget = budget
         self.robust_fraction = RobustFraction(gamma, momentum)
-        self.history = History(validation.check_count(examples, "examples"))
+        self.history = History(validation.check_count(dataset_size, "dataset_size"))
         self.score = score
         self.separation = separation
         self.check_settings()
@@ -187,7 +187,7 @@ class BulletTrain:
         fraction = self.robust_fraction
         parts = {"budget": self.budget, "gamma": fraction.gamma, "momentum": fraction.momentum}
         parts |= {"score": self.score, "separation": self.separation, "check_every": self.check_every}
-        parts |= {"examples": self.history.examples} if self.history.examples else {}
+        parts |= {"dataset_size": self.history.examples} if self.history.examples else {}
         settings = ", ".join(f"{name}={brief(part)}" for name, part in parts.items())
         return f"BulletTrain({self.objective!r}, {settings})"
 
@@ -355,7 +355,9 @@ class BulletTrain:
                 validation.check_index(batch.indices, batch.y, self.history.examples, look=due)
                 self.history.to(batch.y.device)
             elif batch.indices is not None:
-                raise ValueError("index is given, but no history is kept; give BulletTrain examples=, or leave it out")
+                raise ValueError(
+                    "index is given, but no history is kept; give BulletTrain dataset_size=, or leave it out"
+                )
             if due:
                 self.objective.check_inputs(batch.x)
         if due or not self._network_checked:
@@ -431,7 +433,7 @@ class BulletTrain:
         if self.history.examples and "history" in state:
             self.history.load_state_dict(state["history"])
         elif "history" in state:
-            lost = "the state has a history of the examples, which is lost; to keep it, give BulletTrain examples="
+            lost = "the state has a history of the examples, which is lost; to keep it, give BulletTrain dataset_size="
             warnings.warn(lost, stacklevel=2)
         elif self.history.examples:
             self.history.clear()

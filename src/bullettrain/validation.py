@@ -257,7 +257,9 @@ def check_last(objective: Any, separation: object, examples: int) -> None:
     if hasattr(separation, "bind"):
         raise ValueError("selection is 'last', but the separation looks at what logits are now; give 'eval' or 'train'")
     if not examples:
-        raise ValueError("selection is 'last'; give examples=, how many there are, and every step index=, which it has")
+        raise ValueError(
+            "selection is 'last'; give dataset_size=, how many there are, and every step index=, which it has"
+        )
 
 
 def check_module(model: object) -> None:

@@ -42,10 +42,10 @@ SCORES = {
     "random": bt.random_score,
 }
 ALLOCATIONS: dict[str, Callable[[MethodConfig], Allocation]] = {
-    "gaussian": lambda m: bt.GaussianBudget(m.boundary, width=_value(m, 0.5), least=m.robust, outlier=m.outlier),
-    "history": lambda m: bt.HistoryBudget(m.boundary, least=m.robust),
-    "early-stop": lambda m: bt.EarlyStopBudget(m.boundary, further=_whole(m, 1)),
-    "radius": lambda m: bt.RadiusBudget(m.boundary, eps=m.eps, low=_value(m, 0.5)),
+    "gaussian": lambda m: bt.GaussianBudget(m.boundary, width=_value(m, 0.5), min_steps=m.robust, outlier=m.outlier),
+    "history": lambda m: bt.HistoryBudget(m.boundary, min_steps=m.robust),
+    "early-stop": lambda m: bt.EarlyStopBudget(m.boundary, extra_steps=_whole(m, 1)),
+    "radius": lambda m: bt.RadiusBudget(m.boundary, eps=m.eps, min_radius=_value(m, 0.5)),
     "second-step": lambda m: bt.SecondStepBudget(m.boundary, share=_value(m, 0.25)),
 }
 """Allocations other than the paper's categories, by name, from the settings."""
@@ -237,8 +237,8 @@ class MethodConfig:
         """Build the maker of AugMix views."""
         return ViewMaker(self.severity, self.width, self.depth, self.all_ops)
 
-    def build(self, examples: int = 1) -> bt.BulletTrain:
-        """Build the training step. ``examples`` is the size of the training set, for methods that use the history."""
+    def build(self, dataset_size: int = 1) -> bt.BulletTrain:
+        """Build the training step. ``dataset_size`` is that of the training set, for methods that use the history."""
         oracle = bt.OracleSeparation(eps=self.eps, norm=self.norm) if self.separation == "oracle" else None
         objective, allocator = self.build_objective(), self.allocator()
         with warnings.catch_warnings():
@@ -250,7 +250,7 @@ class MethodConfig:
                 momentum=self.momentum,
                 score=SCORES[self.score],
                 separation=oracle or bt.separate,
-                examples=examples if self.remembers or self.leave_out else 0,
+                dataset_size=dataset_size if self.remembers or self.leave_out else 0,
             )
 
 

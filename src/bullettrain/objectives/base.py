@@ -131,7 +131,7 @@ class Objective(ABC):
         if hasattr(budget, "revise") and not self.needs_network:
             name, why = type(self).__name__, "whose corruption has no logits to revise steps by"
             raise ValueError(f"the budget revises steps during the attack of {name}, {why}")
-        most = max(getattr(budget, name, 0) for name in ("boundary", "robust", "outlier", "most"))
+        most = max(getattr(budget, name, 0) for name in ("boundary", "robust", "outlier", "max_steps"))
         if self.max_steps is not None and most > self.max_steps:
             name, give = type(self).__name__, "1 or 0, as in StepBudget(1, 0)"
             raise ValueError(f"{name} was given {most} steps; a step is both views, so {give}")

@@ -162,7 +162,7 @@ def average_statistics(trainer: Trainer) -> bool:
     if trainer.average is None or not norms(trainer.average.module.train()):
         return False
     training, place, epoch, network = trainer.config.training, trainer.place, trainer.at.epoch, trainer.average.module
-    engine = trainer.config.method.build(examples=len(trainer.train_set))
+    engine = trainer.config.method.build(dataset_size=len(trainer.train_set))
     engine.load_state_dict(trainer.engine.state_dict())
     engine.budget, engine.check_every = trainer.engine.budget, 0
     # Statistics are those of the first process, which sees its share only. Replays add nothing.

@@ -71,7 +71,7 @@ class Trainer:
         set_threads(threads_of(config, place.device))
         torch.manual_seed(training.seed)
         self.network, self.described = make_network(config, self.train_set, place)
-        self.engine = config.method.build(examples=len(self.train_set))
+        self.engine = config.method.build(dataset_size=len(self.train_set))
         if keep_going:
             self.engine.check_every = 0  # its checks raise
         self.needs_selection = self.engine.needs_selection
