@@ -121,7 +121,7 @@ def test_nothing_is_forwarded_to_select(name, sizes, bucket, known, seed):
     parts = torch.split(torch.randperm(N, generator=torch.Generator().manual_seed(seed))[: sum(sizes)], sizes)
     batches = [(x[i], y[i], drawn(train, x[i], 0), i) for i in parts]
     group = Fast(train, net, size_multiple=bucket)
-    copy_ = group._find(batches[0][0]).forwards.copy
+    copy_ = group._phases_for(batches[0][0]).forwards.copy
     seen = counting(net, *([] if copy_ is None else [copy_]))
     outs = group.train_on(batches)
     touched = sum(int((out.steps > 0).sum()) for out in outs)

@@ -204,7 +204,7 @@ def test_a_compiler_that_changes_gradients_is_found_out(monkeypatch, harm):
     for network, compiled in ((theirs, False), (net, True)):
         group, said = Fast(engine("trades", (3, 1, 0)), network, compile=compiled, pair=True), []
         group.on_message = said.append
-        paired = group._find(one[0]).forwards.paired
+        paired = group._phases_for(one[0]).forwards.paired
         if compiled and harm != "rounded":
             assert len(said) == 1
             assert said[0].startswith("updates are not compiled")

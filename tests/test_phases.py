@@ -145,7 +145,7 @@ def test_where_nobody_gets_views_no_loss_is_compiled_for_it():
     train, x = BulletTrain(bt.AugMix(selection="eval"), budget=StepBudget(1, 0)), learnable(net, [0])[0][0]
     x = (x * 255).round() / 255
     group, given = Fast(train, net), []
-    group._find(x)
+    group._phases_for(x)
     compiled = group._phases.loss_of
     group._phases.loss_of = lambda *parts: given.append(parts) or compiled(*parts)
     with torch.no_grad():
@@ -231,7 +231,7 @@ def test_counted_work_is_what_the_hooks_see(name, selection, counts, sizes, buck
     if name != "pgd":
         train.objective.selection = selection
     group = Fast(train, net, size_multiple=bucket)
-    group._find(batches[0][0])
+    group._phases_for(batches[0][0])
     seen = counting(net, group._phases.forwards.copy)
     outs = group.train_on(batches)
     total = sum(out.work.total for out in outs)

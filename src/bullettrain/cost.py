@@ -94,17 +94,3 @@ class Cost:
             + self.corrupted * touched
             + self.untouched * (examples - touched),
         )
-
-    def speedup(
-        self, budget: StepBudget, *, boundary: float, robust: float, outlier: float, steps: int | None = None
-    ) -> float:
-        """Return the work with ``steps`` (None: N_B) for all examples over that of ``budget`` at these fractions."""
-        full = budget.boundary if steps is None else check_count(steps, "steps")
-        parts = ((boundary, budget.boundary), (robust, budget.robust), (outlier, budget.outlier))
-        plain = self.work(steps=full, touched=1, selects=False)
-        mined = self.work(
-            steps=sum(share * n for share, n in parts),
-            touched=sum(share for share, n in parts if n),
-            selects=budget.uniform_steps is None,
-        )
-        return plain.total / mined.total

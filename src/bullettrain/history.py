@@ -48,9 +48,9 @@ class History:
         """Size of the dataset."""
         return len(self.score)
 
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors that steps change."""
-        return [self.score, self.margin, self.steps, self.visits]
+    def tensors(self) -> Past:
+        """Return the tensors that steps change, with a row for each example of the dataset."""
+        return Past(self.score, self.margin, self.steps, self.visits)
 
     def to(self, device: torch.device) -> None:
         """Move the history to a device."""
@@ -95,19 +95,19 @@ class History:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy on the CPU; with the weights, if they are set."""
-        own = dict(zip(("score", "margin", "steps", "visits"), self.tensors(), strict=True))
+        own = self.tensors()._asdict()
         own |= {} if self.weight is None else {"weight": self.weight}
         return {name: t.to("cpu", copy=True) for name, t in own.items()}
 
     def check_state(self, state: object) -> None:
         """Raise ValueError if ``state`` cannot be loaded."""
-        own = {"weight": self.score, **self.state_dict()}
+        own = {"weight": self.score, **self.tensors()._asdict()}
         if (
             not isinstance(state, Mapping)
             or {"weight", *state} != own.keys()
             or not all(map(torch.is_tensor, state.values()))
         ):
-            names = ", ".join(name for name in own if name != "weight")
+            names = ", ".join(Past._fields)
             raise ValueError(f"the state's history has to have {names}; give what state_dict() returned")
         for name, value in state.items():
             if value.ndim != 1 or value.is_floating_point() != own[name].is_floating_point():
@@ -118,7 +118,7 @@ class History:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load the result of :meth:`state_dict`."""
         self.check_state(state)
-        for mine, name in zip(self.tensors(), ("score", "margin", "steps", "visits"), strict=True):
+        for name, mine in self.tensors()._asdict().items():
             mine.copy_(state[name])
         if "weight" in state:
             self.weigh(state["weight"])

@@ -13,17 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from bullettrain.precision import accumulation_dtype, at_least_float32
 from bullettrain.validation import check_number
-
-if TYPE_CHECKING:
-    from bullettrain.objectives import Objective
 
 Score = Callable[[Tensor, Tensor], Tensor]
 """``score(logits (m, K), labels (m,)) -> (m,)``: negative where misclassified, larger where safer."""
@@ -31,7 +27,8 @@ Score = Callable[[Tensor, Tensor], Tensor]
 Separation = Callable[[Tensor, Tensor], Tensor]
 """``separation(score (m,), robust_fraction) -> (m,)`` integers of :class:`Category`; F_R is a 0-d tensor.
 
-A separation with a true attribute ``over_batches`` also takes scores (k, m) of k batches, and separates each of them.
+A separation with a true attribute ``over_batches`` also takes scores (k, m) of k batches, and separates each of them,
+which is faster where several mini-batches are attacked together.
 """
 
 
@@ -120,22 +117,17 @@ def separate(svar: Tensor, robust_fraction: float | Tensor) -> Tensor:
 
 @runtime_checkable
 class SeparationWithModel(Protocol):
-    """A separation that needs the network, as an oracle does. It is bound to each batch before it is called."""
+    """A separation that needs the network, as an oracle does. It is bound to each batch before it is called.
+
+    It may also have ``suited_to(objective)``, which returns the separation for that objective, and raises ValueError if
+    the two do not go together.
+    """
 
     passes_per_example: int
     """Forward and backward passes per example, counted into the work of a step."""
 
     def bind(self, model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Separation:
         """Return the separation for this batch: ``x`` (m, …), ``y`` (m,), ``logits`` (m, K)."""
-        ...
-
-
-@runtime_checkable
-class SeparationForObjective(SeparationWithModel, Protocol):
-    """A separation that also takes settings from the objective."""
-
-    def suited_to(self, objective: Objective) -> SeparationWithModel:
-        """Return the separation for this objective; raise ValueError if the two do not go together."""
         ...
 
 
@@ -175,18 +167,14 @@ class RobustFraction:
         if self._value.device != device:
             self._value = self._value.to(device, accumulation_dtype(device))
 
-    def update(self, z_prime: Tensor, y: Tensor, *, group: dist.ProcessGroup | None = None) -> None:
+    def update(self, z_prime: Tensor, y: Tensor) -> None:
         """Update F_R with one mini-batch.
 
         Args:
             z_prime: (m, K) corrupted logits, or (v, m, K) for v views, whose indicators are averaged.
             y: (m,) labels.
-            group: processes over which numerator and denominator are summed; None: only this one.
         """
-        counts = self.counts(z_prime, y)
-        if group is not None:
-            dist.all_reduce(counts, group=group)
-        self.update_from(counts)
+        self.update_from(self.counts(z_prime, y))
 
     @staticmethod
     def counts(z_prime: Tensor, y: Tensor) -> Tensor:

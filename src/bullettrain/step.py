@@ -42,7 +42,6 @@ from bullettrain.mining import (
     RobustFraction,
     Score,
     Separation,
-    SeparationForObjective,
     SeparationWithModel,
     separate,
     signed_prediction_variance,
@@ -253,8 +252,8 @@ class BulletTrain:
 
     def separation_for_objective(self) -> Separation | SeparationWithModel:
         """Return the separation, adapted to the objective if it supports that."""
-        separation = self.separation
-        return separation.suited_to(self.objective) if isinstance(separation, SeparationForObjective) else separation
+        suited_to = getattr(self.separation, "suited_to", None)
+        return self.separation if suited_to is None else suited_to(self.objective)
 
     def target_logits(self, logits: Tensor | None) -> Tensor | None:
         """Return the logits that selected, if the attack can use them as its target too."""

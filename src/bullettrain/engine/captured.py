@@ -102,9 +102,10 @@ class Captured:
         """Returns further tensors that ``record`` and the caller's own phases change."""
         self._phases: Phases | None = None
         self._made_for: object = None
-        self._early, self._taken, self._turn = 0, EARLY_STEPS, 0
-        self._spent = 0.0
-        self._plain: nn.Module = in_any_size(model) if compile else model
+        self._early_recaptures, self._steps_since_capture = 0, EARLY_STEPS
+        self._calls = 0
+        self._seconds_before = 0.0  # on phases that were made anew since
+        self._eager_model: nn.Module = in_any_size(model) if compile else model
 
     def step(
         self,
@@ -148,7 +149,7 @@ class Captured:
     def seconds(self) -> float:
         """Time spent on compiling and capturing."""
         now = 0.0 if self._phases is None else self._phases.forwards.seconds
-        return self._spent + now + (self.runner.seconds if isinstance(self.runner, CudaGraphRunner) else 0.0)
+        return self._seconds_before + now + (self.runner.seconds if isinstance(self.runner, CudaGraphRunner) else 0.0)
 
     # ---------------------------------------------------------------------------------------------- steps
 
@@ -171,27 +172,27 @@ class Captured:
             return
         with train.validated(self.model, batches):
             batches = [b if b.start is not None else b._replace(start=draw(b.x)) for b in batches]
-            phases = self._find(batches[0].x)
+            phases = self._phases_for(batches[0].x)
             phases.accumulation = accumulation
-            self._turn += 1
-            mine = self._turn
+            self._calls += 1
+            this_call = self._calls
             if train.checking and isinstance(self.runner, CudaGraphRunner):
                 self.runner.check_next()
             group = find_group(train.group, joint=True)  # weights are shared, also if the batch is not joint
-            weights = self.model.parameters() if mine == 1 else ()
+            weights = self.model.parameters() if this_call == 1 else ()
             share([*weights, *self.model.buffers()], group)
-            self.gradients.begin(accumulate=accumulation[0])
+            self.gradients.prepare(accumulate=accumulation[0])
             together = [[batch] for batch in batches] if train.objective.one_by_one else [batches]
             outs = itertools.chain.from_iterable(train.updates(phases, part, self.runner) for part in together)
             for batch in batches:
-                with nullcontext() if self.reason is None else train.checked_forwards(self._plain, batch.y):
+                with nullcontext() if self.reason is None else train.checked_forwards(self._eager_model, batch.y):
                     out = next(outs)
                 if train.checking:
                     check_logits(out.z_prime, batch.y, train.steps_taken)
-                self.gradients.show()
-                average_gradients(self.gradients.there(), group)
+                self.gradients.assign()
+                average_gradients(self.gradients.existing(), group)
                 yield out
-                if mine != self._turn:
+                if this_call != self._calls:
                     raise RuntimeError("another step was taken before these were; finish a group before the next")
 
     def _check_surroundings(self, batches: Sequence[Batch]) -> None:
@@ -201,23 +202,27 @@ class Captured:
 
     # ----------------------------------------------------------------------------------- phases and runner
 
-    def _find(self, x: Tensor) -> Phases:
+    def _phases_for(self, x: Tensor) -> Phases:
         """Return the phases for the current network, settings and image shape; made anew if any of them changed."""
-        now = self._signature(x)
-        if (changed := self._phases is None or now != self._made_for) or (self._failed and self.runner is not EAGER):
-            if changed:
-                self._early, self._failed = self._early + 1 if self._taken < EARLY_STEPS else 0, None
-            self._spent, self._phases = self.seconds, None
+        changed = self._phases is None or self._signature(x) != self._made_for
+        gave_up = self._failed is not None and self.runner is not EAGER
+        if changed:
+            early = self._steps_since_capture < EARLY_STEPS
+            self._early_recaptures = self._early_recaptures + 1 if early else 0
+            self._failed = None
+        if changed or gave_up:
+            self._seconds_before, self._phases = self.seconds, None
             if self.runner is not EAGER:
                 self.runner = EAGER
                 gc.collect()  # graphs hold memory, in reference cycles
             self._phases = self._make(x)
-            self._made_for, self._taken = self._signature(x), 0
-        self._taken += 1
+            self._made_for, self._steps_since_capture = self._signature(x), 0
+        self._steps_since_capture += 1
+        assert self._phases is not None
         return self._phases
 
     def _make(self, x: Tensor) -> Phases:
-        forwards, reason = Forwards(self._plain, self.dtype), self._why_not_captured(x)
+        forwards, reason = Forwards(self._eager_model, self.dtype), self._why_not_captured(x)
         if reason is None:
             try:
                 forwards = self._fast_forwards()
@@ -230,7 +235,7 @@ class Captured:
             self.on_message("mini-batches are attacked one by one: this objective's attack and update share state")
         self.reason = reason
         fast = reason is None
-        self.gradients.remake(hold=fast)
+        self.gradients.rebuild(keep_buffers=fast)
         if fast:
             forwards.prepare(x)
             self.runner = self._make_runner()
@@ -238,7 +243,7 @@ class Captured:
         return Phases(
             self.train,
             forwards,
-            backward=lambda loss, accumulation: gradients.make(loss, forwards, *accumulation),
+            backward=lambda loss, accumulation: gradients.backward(loss, forwards, *accumulation),
             record=self.record,
             packs=fast,
             size_multiple=self.size_multiple if fast else 1,
@@ -273,7 +278,7 @@ class Captured:
             return "capture is False"
         if self._failed:
             return self._failed
-        if self._early >= MAX_EARLY_RECAPTURES:
+        if self._early_recaptures >= MAX_EARLY_RECAPTURES:
             return "settings, shapes, modes or the memory of weights keep changing"
         if not _on_gpu(x):
             return "there is no CUDA device"
@@ -291,7 +296,7 @@ class Captured:
         train, network = self.train, [*self.model.parameters(), *self.model.buffers()]
         kept = [train.robust_fraction.live, *(train.history.tensors() if train.history.examples else [])]
         mutable = train.objective.mutable_state(self._example) if self._example is not None else []
-        return [*network, *kept, *mutable, *self.gradients.held, *self.more_state()]
+        return [*network, *kept, *mutable, *self.gradients.buffers, *self.more_state()]
 
     _example: Tensor | None = None
 
@@ -302,6 +307,7 @@ class Captured:
         train.history.to(x.device)
         self._example = x if self._example is None or len(x) > len(self._example) else self._example
         parts = [train.objective, train.budget, train.score, train.separation, train.robust_fraction]
+        # As a step sees them, which puts all modules into training mode unless the network as a whole is in it.
         modes = [module.training or not model.training for module in model.modules()]
         tensors = [*model.parameters(), *model.buffers(), *train.history.tensors()]
         tensors += [] if train.history.weight is None else [train.history.weight]
@@ -351,50 +357,51 @@ class Gradients:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.remake(hold=False)
+        self.rebuild(keep_buffers=False)
 
-    def remake(self, *, hold: bool) -> None:
-        """Start anew for the present weights; ``hold``: in fixed memory, else where autograd puts them."""
+    def rebuild(self, *, keep_buffers: bool) -> None:
+        """Start anew for the present weights; ``keep_buffers``: in fixed memory, else where autograd puts them."""
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.held = [torch.zeros_like(parameter) for parameter in self.parameters] if hold else []
+        self.buffers = [torch.zeros_like(parameter) for parameter in self.parameters] if keep_buffers else []
         for parameter in self.model.parameters():
             if not parameter.requires_grad:
                 parameter.grad = None
-        self.known = self.before = [False] * len(self.parameters)
+        self.has_grad = self.had_grad = [False] * len(self.parameters)
 
-    def begin(self, *, accumulate: bool) -> None:
+    def prepare(self, *, accumulate: bool) -> None:
         """Before a step that accumulates, continue from the present ``grad`` of the weights, which may be None."""
-        self.before = [accumulate and parameter.grad is not None for parameter in self.parameters]
+        self.had_grad = [accumulate and parameter.grad is not None for parameter in self.parameters]
         if accumulate:
-            for mine, parameter in zip(self.held, self.parameters, strict=bool(self.held)):
+            for mine, parameter in zip(self.buffers, self.parameters, strict=bool(self.buffers)):
                 if parameter.grad is None:
                     mine.zero_()
                 elif parameter.grad is not mine:
                     mine.copy_(parameter.grad)
 
-    def make(self, loss: Tensor, forwards: Forwards, accumulate: bool, scale: float) -> None:
+    def backward(self, loss: Tensor, forwards: Forwards, accumulate: bool, scale: float) -> None:
         """Compute the gradients of a loss, as part of its phase."""
-        if self.held or not accumulate:
+        if self.buffers or not accumulate:
             for parameter in self.parameters:
                 parameter.grad = None
         (loss if scale == 1.0 else loss * scale).backward()  # type: ignore[no-untyped-call]
         forwards.collect_gradients()
-        if not self.held:
+        if not self.buffers:
             return
-        self.known = [parameter.grad is not None for parameter in self.parameters]
-        pairs = [(mine, p.grad) for mine, p in zip(self.held, self.parameters, strict=True) if p.grad is not None]
+        self.has_grad = [parameter.grad is not None for parameter in self.parameters]
+        pairs = [(mine, p.grad) for mine, p in zip(self.buffers, self.parameters, strict=True) if p.grad is not None]
         if pairs:
             with torch.no_grad():
                 combine = torch._foreach_add_ if accumulate else torch._foreach_copy_
                 combine([mine for mine, _ in pairs], [gradient for _, gradient in pairs])
 
-    def show(self) -> None:
+    def assign(self) -> None:
         """Set the ``grad`` of the weights; None where the loss does not depend on the weight."""
-        if self.held:
-            for mine, parameter, *known in zip(self.held, self.parameters, self.known, self.before, strict=True):
-                parameter.grad = mine if any(known) else None
+        if self.buffers:
+            rows = zip(self.buffers, self.parameters, self.has_grad, self.had_grad, strict=True)
+            for buffer, parameter, has_grad, had_grad in rows:
+                parameter.grad = buffer if has_grad or had_grad else None
 
-    def there(self) -> list[Tensor]:
+    def existing(self) -> list[Tensor]:
         """Return the gradients that exist."""
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 

@@ -64,15 +64,16 @@ class Forwards:
     def _frozen(self, mode: Mode) -> Iterator[None]:
         """Freeze the network, with the statistics that attacks see."""
         with frozen(self.network, mode), torch.no_grad():
-            buffers, own = list(self.network.buffers()), None
-            if self.statistics is not None and mode == "eval":
-                own = [buffer.clone() for buffer in buffers]
-                _copy(self.statistics, buffers)
+            if self.statistics is None or mode == "train":
+                yield
+                return
+            buffers = list(self.network.buffers())
+            own = [buffer.clone() for buffer in buffers]
+            _copy(self.statistics, buffers)
             try:
                 yield
             finally:
-                if own is not None:
-                    _copy(own, buffers)
+                _copy(own, buffers)
 
     def learning_logits(
         self, clean: Tensor | None, corrupted: Tensor, z: Tensor | None, valid: Tensor | None

@@ -134,9 +134,9 @@ class Phases:
     ) -> None:
         self.train, self.objective, self.forwards = train, train.objective, forwards
         self.backward, self.record = backward, record
-        # Without running statistics, examples that are attacked together meet in batch norms in eval mode, too.
-        apart = not any(isinstance(m, _BatchNorm) and m.running_mean is None for m in forwards.network.modules())
-        self.packs = packs and apart and self.objective.attack_mode == "eval"
+        # A batch norm without running statistics mixes the rows of an eval-mode batch, which packing puts together.
+        mixes = any(isinstance(m, _BatchNorm) and m.running_mean is None for m in forwards.network.modules())
+        self.packs = packs and not mixes and self.objective.attack_mode == "eval"
         """Whether attacks have a spare row, for places without an example."""
         self.size_multiple = size_multiple
         self.accumulation = (False, 1.0)
