@@ -67,18 +67,23 @@ def test_the_page_says_how_far_rows_are_from_seven_steps_for_all():
     said = "it is {:.1f} ± {:.1f} points below in five epochs".format(*below(five, "b7-o0-r7"))
     assert said in page
     said = ["{:.2f} ± {:.2f}".format(*below(results, "b7-o7-r0")) for results in (five, ten)]
-    assert f"where it is {said[0]} points below in five epochs and {said[1]} in ten" in page
-    best = max((row for row in five.rows if "-o0-" in row and five.runs[row]), key=lambda row: -below(five, row)[0])
-    gap, error = below(five, best)
-    outlier = sum("-o0-" in row and bool(five.runs[row]) for row in five.rows)
-    assert best == "b1-o0-r7"
-    assert f"the best of {outlier} rows, N_B = 1 with N_R = 7, is {-gap:.2f} ± {error:.2f} above" in page
-    reached = five.value("b0-o3-r7", "pgd100x5").mean
-    assert f"N_O = 3 with N_R = 7 reaches {reached:.1f} % in five epochs" in page
-    run = [row for row in five.rows if five.runs[row]]
-    assert f"of the third {len(run)} of {len(five.rows)} in five epochs" in page
-    clean = clean_start()
-    assert f"by {clean['b7-o0-r7'][0] - clean['baseline'][0]:.1f} points in its row" in page
+    assert f"from the third start it is {said[0]} points below in five epochs and {said[1]} in ten" in page
+    assert all(five.runs.values())
+
+    def best(part):
+        return max((row for row in five.rows if part in row), key=lambda row: -below(five, row)[0])
+
+    assert best("-o0-") == "b1-o0-r7"
+    gap, error = below(five, "b1-o0-r7")
+    assert f"the best of 16 rows, N_B = 1 with N_R = 7, is {-gap:.2f} ± {error:.2f} above" in page
+    assert best("-r0") == "b3-o0-r0"
+    assert "N_B = 3 with N_O = 0, is {:.2f} ± {:.2f} below".format(*below(five, "b3-o0-r0")) in page
+    without = {row: five.value(row, "pgd100x5").mean for row in five.rows if row.startswith("b0-")}
+    assert [row for row, reached in without.items() if reached >= 40] == ["b0-o3-r7"]
+    assert f"where N_O = 3 with N_R = 7 reaches {without['b0-o3-r7']:.1f} %" in page
+    one = {row: five.value(row, "pgd100x5").mean for row in five.rows if row.startswith("b1-")}
+    assert {row for row, reached in one.items() if reached == 0} == {row for row in one if row[-1] in "01"}
+    assert f"three or seven for robust examples at {one['b1-o0-r3']:.2f} and {one['b1-o0-r7']:.2f} %" in page
 
 
 def test_the_page_says_when_robust_examples_appear_without_steps_at_the_boundary():
