@@ -1,5 +1,6 @@
 """Configuration of the documentation: sphinx-build -W docs docs/_build/html."""
 
+import os
 import re
 from pathlib import Path
 
@@ -41,31 +42,39 @@ html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 
-LINK = re.compile(r"(?<!!)\[([^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]\(([^()\s]+)\)")
-"""A Markdown link that is not an image: its text and its target."""
-PAGES = {"../results/README.md": "records.md"}
-"""Files outside this folder that are pages of the site."""
+LINK = re.compile(r"(!?)\[([^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]\(([^()\s]+)\)")
+"""A Markdown link: whether it is an image, its text and its target."""
+RECORDS = ROOT / "results"
+PAGES = {
+    RECORDS / "README.md": "records",
+    **{page: f"records/{page.parent.name}" for page in sorted(RECORDS.glob("*/README.md"))},
+}
+"""Files outside this folder that are pages of the site. The page in this folder only has their title."""
 
 
 def adapt(app: Sphinx, page: str, source: list[str]) -> None:
-    """Adapt links of the repository to the site, which has no source files and no folders of results."""
+    """Take pages from elsewhere, and adapt links to the site, which has no source files and no folders of results."""
+    file = next((file for file, name in PAGES.items() if name == page), DOCS / page)
+    if file in PAGES:
+        source[0] = file.read_text(encoding="utf-8")
     if page == "records":
-        text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
-        text = re.sub(r"\]\((?!https?:|#|\.\./)", "](../results/", text)
-        source[0] = text.replace("](../docs/", "](")
-    here = (DOCS / page).parent
+        parts = "\n".join(name for name in PAGES.values() if name != page)
+        source[0] += f"\n```{{toctree}}\n:hidden:\n\n{parts}\n```\n"
+
+    def to_page(there: Path) -> str:
+        return os.path.relpath(there, (DOCS / page).parent)
 
     def site_link(link: re.Match[str]) -> str:
-        text, target = link.groups()
+        image, text, target = link.groups()
         path, mark, anchor = target.partition("#")
-        if path in PAGES:
-            return f"[{text}]({PAGES[path]}{mark}{anchor})"
-        file = (here / path).resolve()
-        if target.startswith("http") or not path or file.is_relative_to(DOCS) or not file.exists():
+        there = (file.parent / path).resolve()
+        if target.startswith("http") or not path or not there.exists():
             return link[0]  # Sphinx warns if the page does not exist
-        name = file.relative_to(ROOT).as_posix()
-        if file.suffix in (".png", ".json", ".csv", ".yaml"):
-            return link[0]  # to download
+        if there in PAGES:
+            return f"[{text}]({to_page(DOCS / (PAGES[there] + '.md'))}{mark}{anchor})"
+        if there.is_relative_to(DOCS) or there.suffix in (".png", ".json", ".csv", ".yaml"):  # the others to download
+            return f"{image}[{text}]({to_page(there)}{mark}{anchor})"
+        name = there.relative_to(ROOT).as_posix()
         if name.endswith(text.strip("`")):
             return f"`{name}`"
         return f"{text} `{name}`" if text in ("record", "records") else f"{text} (`{name}`)"  # records are in brackets
