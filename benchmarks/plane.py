@@ -249,10 +249,14 @@ def eps(value: str) -> str:
 
 
 def points(results: list[Result], picture: str) -> list[dict[str, Any]]:
-    """What a picture shows: methods whose cost and accuracy are known, no controls; the most robust first."""
+    """What a picture shows: recorded methods with known cost and accuracy, no controls; the most robust first."""
     cost_name, attack, *_ = AXES[picture]
     choice = several_seeds(results) if picture == "seeds" else shown(results)
-    choice = {name: result for name, result in choice.items() if result.setting["score"] not in ("chance", "oracle")}
+    choice = {
+        name: result
+        for name, result in choice.items()
+        if result.setting["score"] not in ("chance", "oracle") and result.group != "reported"
+    }
     found = []
     for name, result in sorted(choice.items(), key=lambda item: -(item[1].mean(attack) or 0.0)):
         cost, accuracy, clean = (result.mean(figure) for figure in (cost_name, attack, "clean"))

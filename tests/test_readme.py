@@ -54,12 +54,14 @@ def test_runs_that_differ_in_the_seed_are_one_result(plane, tmp_path):
         return ",".join(str(cells.get(name, "")) for name in plane.COLUMNS)
 
     three = [
-        run(method="A", allocation="uniform", steps="3/3/3", eps=8 / 255, weights="last", seed=seed, clean=82, pgd20=51,
+        run(method="A", command="train", allocation="uniform", steps="3/3/3", eps=8 / 255, weights="last", seed=seed, clean=82, pgd20=51,
             apgd=accuracy + 1, apgd_images=4000, autoattack=accuracy, autoattack_images=10000, minutes=2, passes=9)
         for seed, accuracy in ((0, 48), (1, 49), (2, 50))
     ]  # fmt: skip
     other = run(method="A", eps=0.031, weights="averaged", seed=0, clean=90, autoattack=60, autoattack_images=1000)
-    sweep = run(method="B", eps=0.031, weights="last", seed=0, clean=80, pgd20=39.55, apgd=47, apgd_images=1000)
+    sweep = run(
+        method="B", command="train", eps=0.031, weights="last", seed=0, clean=80, pgd20=39.55, apgd=47, apgd_images=1000
+    )
     file = tmp_path / "plane.csv"
     file.write_text("\n".join([",".join(plane.COLUMNS), other, *three, sweep]) + "\n")
     results = plane.read(file)
@@ -72,7 +74,7 @@ def test_runs_that_differ_in_the_seed_are_one_result(plane, tmp_path):
     assert every.splitlines()[2].startswith("| A | – | – | 90.0 |")  # AutoAttack 60 %
     assert "| 39.6 | 47.0 | – | 1 seed, 1,000 images, last weights |" in every
     assert "weights" not in plane.long_table(results[1:])
-    assert [result.group for result in results] == ["reported"] * 3
+    assert [result.group for result in results] == ["reported", "8/255", "0.031"]
     assert {result.group for result in plane.read()} == {"8/255", "0.031", "reported"}
     with pytest.raises(SystemExit, match="no method 'B' with three seeds"):
         plane.table(results, ["B"])
