@@ -20,7 +20,7 @@ from bullettrain.augmix import ViewMaker
 from bullettrain.cli.train import print_comparison, print_result
 from bullettrain.config import Config, ConfigError, recipe
 from bullettrain.data import load
-from bullettrain.evaluation import view_accuracy
+from bullettrain.evaluation.accuracy import survive, view_round
 from bullettrain.reporting import write_report
 from bullettrain.run_folder import RunFolder
 from bullettrain.training import run as runs
@@ -189,7 +189,9 @@ def test_a_run_counts_its_work_and_shares(both):
     assert 0 <= epoch["validation_robust"] <= 1
     # What is said of the saved weights holds of them.
     test = load_data(small(), None)[2]
-    again = view_accuracy(bt.load(folder / "bullettrain", weights="last"), test, ViewMaker(), device=CPU.device)
+    again = survive(
+        [view_round(bt.load(folder / "bullettrain", weights="last"), ViewMaker())], test, device=CPU.device
+    ).share
     assert again == mined.accuracy["last"]["views"]
 
 

@@ -1,5 +1,6 @@
 """The report: what it says, that it is complete in itself, and that a real browser shows it."""
 
+import errno
 import json
 import math
 import os
@@ -618,10 +619,10 @@ def test_replaced_at_once_or_not_at_all(tmp_path, monkeypatch):
     write_log(tmp_path, [])
 
     def full(source, destination):
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(RunError, match=r"report.html could not be written to .*: no space left"):
         write_report(tmp_path)
     assert target.read_text() == before
     assert sorted(tmp_path.iterdir()) == files

@@ -285,10 +285,3 @@ def robust_accuracy(
     """
     rounds = [clean_round(model), *pgd_rounds(model, attack)]
     return survive(rounds, data, device=device, batch_size=batch_size, seed=seed).share
-
-
-def view_accuracy(
-    model: nn.Module, data: ImageSet, views: ViewMaker, *, device: torch.device, batch_size: int = 500, seed: int = 0
-) -> float:
-    """Return the share of ``data`` that is classified correctly as an AugMix view. ``seed`` determines the views."""
-    return survive([view_round(model, views)], data, device=device, batch_size=batch_size, seed=seed).share

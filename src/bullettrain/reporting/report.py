@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from importlib.resources import files
@@ -16,7 +15,7 @@ from bullettrain.formatting import number, settings
 from bullettrain.reporting import evaluated, examples, figures, headline, tables
 from bullettrain.reporting.plotting import drawing
 from bullettrain.reporting.run import COMPARISON, Comparison, Contents, Run, read_contents
-from bullettrain.run_folder import RunError
+from bullettrain.run_folder import RunError, RunFolder
 
 NAME = "report.html"
 AUTOATTACK = "AutoAttack, the standard measure of robustness; PGD alone overestimates it."
@@ -45,13 +44,8 @@ def write_page(contents: Contents) -> Path:
     with drawing():
         values = _run(contents.runs[0], contents.comparison) if contents.runs else _evaluation(contents)
         page = render("bullettrain.reporting", title=headline.title(contents.folder), **values)
-    target, beside = contents.folder / NAME, contents.folder / f".{NAME}.{os.getpid()}"
-    try:
-        beside.write_text(page, encoding="utf-8")
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
-    return target
+    RunFolder(contents.folder).write(NAME, page.encode())
+    return contents.folder / NAME
 
 
 def render(package: str, **values: Any) -> str:
