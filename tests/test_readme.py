@@ -55,7 +55,8 @@ def test_runs_that_differ_in_the_seed_are_one_result(plane, tmp_path):
 
     three = [
         run(method="A", command="train", allocation="uniform", steps="3/3/3", eps=8 / 255, weights="last", seed=seed,
-            clean=82, pgd20=51, apgd=accuracy + 1, apgd_images=4000, autoattack=accuracy, autoattack_images=10000, minutes=2, passes=9)
+            clean=82, pgd20=51, apgd=accuracy + 1, apgd_images=4000, autoattack=accuracy, autoattack_images=10000,
+            minutes=2, passes=9)
         for seed, accuracy in ((0, 48), (1, 49), (2, 50))
     ]  # fmt: skip
     other = run(method="A", eps=0.031, weights="averaged", seed=0, clean=90, autoattack=60, autoattack_images=1000)
