@@ -1,5 +1,6 @@
 """Each mistake gets one sentence that says what to do, and changes nothing."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 import bullettrain as bt
-from bullettrain import BulletTrain, StepBudget
+from bullettrain import BulletTrain, StepBudget, baselines
 from bullettrain.attacks import pgd
 from bullettrain.attacks.losses import margin
 from bullettrain.augmix import ViewMaker
@@ -251,6 +252,19 @@ def test_a_scheme_that_allocates_nonsense_is_named():
         Y,
         r"allocate returned float32 .*integer tensor of shape \(16,\), e\.g\. by \.long\(\)",
     )
+
+
+def test_the_signature_of_an_objective_has_what_it_takes():
+    for objective, beta, refused in (
+        (bt.TRADES, 6.0, None),
+        (bt.PGDAT, None, "beta"),
+        (baselines.Free, None, "attack"),
+    ):
+        shown = inspect.signature(objective).parameters
+        assert (shown["beta"].default if beta else None) == beta
+        assert refused not in shown
+        objective(**{name: argument.default for name, argument in shown.items()})
+    assert inspect.signature(bt.MART).parameters["selection"].default == "train"
 
 
 def test_an_allocation_of_several_tensors_has_to_name_them():

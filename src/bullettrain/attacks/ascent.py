@@ -35,6 +35,9 @@ class WholeNetwork:
 
     passes: float = 2
 
+    def __repr__(self) -> str:
+        return type(self).__name__
+
     def __call__(self, net: nn.Module, images: Tensor, gradient: LogitGradient, move: Move) -> tuple[Tensor, Tensor]:
         """Move along the gradient at ``images``."""
         at = images.detach().requires_grad_()

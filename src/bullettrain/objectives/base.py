@@ -228,16 +228,17 @@ class Objective(ABC):
 
 def names_its_class(init: Constructor) -> Constructor:
     """Let errors about the arguments of a constructor, which subclasses share, name the class that is made."""
-    known = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
     def checked(self: AdversarialObjective, *args: Any, **kwargs: Any) -> None:
-        name, optional = type(self).__name__, ("beta", *SMOOTHED)
+        name = type(self).__name__
         if args:
             raise TypeError(f"{name} takes its arguments by name, e.g. {name}(eps=8/255)")
-        if unknown := [key for key in kwargs if key not in known]:
-            taken = [key for key in known if key not in optional or self.takes(key)]
-            raise TypeError(f"{name} takes no {unknown[0]}{instead(unknown[0], taken)}")
+        taken = [argument.name for argument in self.arguments()]
+        if refused := [key for key in kwargs if key not in taken]:
+            others = inspect.signature(init).parameters  # which other objectives take
+            mend = "; leave it out" if refused[0] in others else instead(refused[0], taken)
+            raise TypeError(f"{name} takes no {refused[0]}{mend}")
         init(self, **kwargs)
 
     return cast(Constructor, checked)
@@ -290,15 +291,6 @@ class AdversarialObjective(Objective):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(self.own_selection if selection is None else selection)
-        given: dict[str, object] = {
-            "beta": beta,
-            "selection": selection,
-            "attack_mode": attack_mode,
-            "generator": generator,
-        }
-        given |= {"attack": None if attack == NO_CHANGES else attack, "label_smoothing": label_smoothing or None}
-        if refused := [name for name, value in given.items() if value is not None and not self.takes(name)]:
-            raise TypeError(f"{type(self).__name__} takes no {refused[0]}; leave it out")
         norm = find_norm(norm)
         if eps is None and norm is not NORMS["linf"]:
             usual = f"{USUAL_EPS['linf']}, which it is unless given, is of L∞; in L2 {USUAL_EPS['l2']} is usual"
@@ -315,6 +307,19 @@ class AdversarialObjective(Objective):
         self.attack = attack
         self.label_smoothing = check_number(label_smoothing, "label_smoothing", least=0, below=1)
         self.set_up()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__init__" not in vars(cls):
+            cls.__signature__ = inspect.Signature(cls.arguments())  # type: ignore[attr-defined] # help() shows it
+
+    @classmethod
+    def arguments(cls) -> list[inspect.Parameter]:
+        """Return the arguments of the constructor that the class takes, with its own defaults."""
+        own = {"beta": cls.usual_beta, "selection": cls.own_selection, "attack_mode": cls.attack_mode}
+        arguments = list(inspect.signature(AdversarialObjective.__init__).parameters.values())[1:]
+        taken = [a for a in arguments if a.name not in ("beta", *SMOOTHED) or cls.takes(a.name)]
+        return [a.replace(default=own.get(a.name, a.default)) for a in taken]
 
     def __repr__(self) -> str:
         return one_line(self, [option for option in SMOOTHED if not self.takes(option)])
