@@ -233,6 +233,15 @@ def test_a_budget_that_revises_needs_logits():
         bt.GaussianBudget(3).allocate(torch.ones_like(Y))
 
 
+def test_a_budget_that_reads_the_history_needs_one():
+    budget = Budget()
+    budget.allocate = lambda category, score=None, past=None: (past.margin < 0).long()
+    with pytest.raises(
+        ValueError, match=r"the budget reads past, but no history is kept .*give BulletTrain dataset_size="
+    ):
+        bt.BulletTrain(bt.PGDAT(eps=0.1), budget=budget).step(network(), X, Y)
+
+
 def test_examples_that_are_there_twice_are_warned_of():
     train = bt.BulletTrain(bt.PGDAT(eps=0.1), budget=bt.StepBudget.uniform(1), dataset_size=M)
     with pytest.warns(UserWarning, match="11 of 12 examples of a mini-batch, over all processes, are repeated"):

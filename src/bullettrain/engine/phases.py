@@ -228,7 +228,13 @@ class Phases:
         past = weight = None
         if index is not None and train.history.examples:
             past, weight = train.history.of(index), train.history.weight_of(index)
-        allocated = Allocated.of(train.budget.allocate(category, svar, past))
+        try:
+            allocated = Allocated.of(train.budget.allocate(category, svar, past))
+        except AttributeError as error:
+            if past is not None or "NoneType" not in str(error):
+                raise
+            give = "give BulletTrain dataset_size=, and every step index="
+            raise ValueError(f"the budget reads past, but no history is kept ({error}); {give}") from error
         steps = check_returned(allocated.steps, "the budget's allocate", (m,), "integer").long()
         sizes = allocated.step_sizes
         if sizes is None:
