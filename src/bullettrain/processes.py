@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -116,9 +116,14 @@ def leave_group() -> None:
 
 
 class StopRequest:
-    """Context in which SIGINT and SIGTERM are requests to stop; a second signal raises KeyboardInterrupt."""
+    """Context in which SIGINT and SIGTERM are requests to stop; a second signal raises KeyboardInterrupt.
 
-    def __init__(self) -> None:
+    Args:
+        told: called by the handler of the first signal, between any two instructions of the program.
+    """
+
+    def __init__(self, told: Callable[[], None] | None = None) -> None:
+        self.told = told
         self.signal: int | None = None
         self._handlers: dict[int, Any] = {}
 
@@ -136,6 +141,8 @@ class StopRequest:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
+        if self.told is not None:
+            self.told()
 
 
 class StoppedError(Exception):

@@ -63,7 +63,8 @@ def reproduce(options: Reproduce) -> None:
     check_known(scale, SCALES, "--scale is", error=ConfigError)
     if options.precision is not None:
         check_known(options.precision, typing.get_args(Precision), "--precision is", error=ConfigError)
-    check_apart(**{mode: getattr(options, mode) for mode in ("train_only", "tables", "timing", "dry_run")})
+    for modes in (("train_only", "tables", "timing"), ("tables", "timing", "dry_run")):
+        check_apart(**{mode: getattr(options, mode) for mode in modes})
     patterns = [part for text in options.rows or [] for part in text.split(",") if part]
     if options.rows and not patterns:
         raise ConfigError("--rows names no row; leave it out to run all of them")

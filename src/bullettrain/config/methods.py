@@ -78,9 +78,9 @@ def with_method(config: Config, name: str) -> Config:
             return function(config, *(int(number) for number in match.groups() if number is not None))
     if objective := next(iter(guesses(name, [known for known in OBJECTIVES if known not in METHODS])), None):
         unsuited = untaken(OBJECTIVES[objective]).items()
-        changes = {"objective": objective} | {k: v for k, v in unsuited if getattr(config.method, k) != v}
-        words = " ".join(f"--set {key}={as_setting(value)}" for key, value in changes.items())
-        raise ConfigError(f"{name!r} is an objective, not a --method; give {words}")
+        changes = {k: v for k, v in unsuited if k != "beta" and getattr(config.method, k) != v}  # beta follows
+        words = " ".join(f"--set {k}={as_setting(v)}" for k, v in {"objective": objective, **changes}.items())
+        raise ConfigError(f"{objective!r} is an objective, not a --method; give {words}")
     there = ", ".join(EXAMPLES.get(known, known) for known in METHODS)
     raise ConfigError(f"there is no method {name!r}{instead(name, METHODS, f'there are {there}')}")
 

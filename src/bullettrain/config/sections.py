@@ -14,7 +14,7 @@ from typing import Any, Literal
 from bullettrain.allocation import needs_selection
 from bullettrain.attacks.norms import USUAL_EPS, Ball
 from bullettrain.config.format1 import FORMER
-from bullettrain.config.method import MethodConfig
+from bullettrain.config.method import OBJECTIVES, MethodConfig
 from bullettrain.config.settings import TINY, ConfigError, as_setting, find, limited, parse
 from bullettrain.engine.cuda_graphs import CUDNN_BENCHMARK_AFTER
 from bullettrain.errors import raised_as
@@ -254,6 +254,7 @@ class Config:
             section, key, hint = find(path.strip(), sections())
             changes.setdefault(section, {})[key] = parse(text.strip(), hint, f"{section}.{key}")
         self._follow_eps(changes)
+        _follow_objective(changes.get("method", {}))
         # All at once, since some settings are only valid together.
         changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in changes.items()}
         return dataclasses.replace(self, **changed)
@@ -284,6 +285,12 @@ class Config:
         }
         text = json.dumps(changed, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()[:8]
+
+
+def _follow_objective(method: dict[str, Any]) -> None:
+    """Reset beta with an objective that takes none, unless a value is given."""
+    if "objective" in method and not OBJECTIVES[method["objective"]].takes("beta"):
+        method.setdefault("beta", None)
 
 
 def _of_method(error: Exception) -> str:

@@ -120,6 +120,10 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.images.shape[1:]))
+        return f"ImageSet({len(self)} images of {shape}, {len(self.classes)} classes, on {self.images.device})"
+
     def subset(self, indices: Tensor) -> ImageSet:
         """Return the images at ``indices``, int64 (m,), in that order."""
         return ImageSet(self.images[indices], self.labels[indices], self.classes)

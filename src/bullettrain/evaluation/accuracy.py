@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +23,7 @@ from bullettrain.data.base import derive_seed
 from bullettrain.evaluation.specs import PGD
 from bullettrain.loading import try_network
 from bullettrain.precision import arithmetic, at_least_float32
+from bullettrain.validation import described
 
 # ------------------------------------------------------------------------------------------------ the network
 
@@ -230,30 +234,34 @@ def clean_round(model: nn.Module) -> Round:
     return Round("clean", lambda x, y, seed: correct(net, x, y))
 
 
+def attacked(net: nn.Module, x: Tensor, y: Tensor, attack: PGD, seed: int, **how: Any) -> Tensor:
+    """Return x (m, C, H, W) with labels y (m,) after one restart; ``how``: other arguments of :func:`pgd`."""
+    target = None
+    if attack.loss == "kl":
+        with frozen(net), torch.no_grad():
+            target = at_least_float32(net(x)).softmax(dim=1)
+    return pgd(
+        net,
+        x,
+        y,
+        eps=attack.eps,
+        steps=attack.steps,
+        step_size=attack.step,
+        norm=attack.norm,
+        loss=attack.loss,
+        target=target,
+        generator=torch.Generator(x.device).manual_seed(seed),
+        check=False,  # uint8 images are always valid
+        **how,
+    )
+
+
 def pgd_rounds(model: nn.Module, attack: PGD, *, random_start: RandomStart | None = "uniform") -> list[Round]:
     """Return one round per restart. An image survives if the last iterate is classified correctly."""
     net = bare(model)
 
     def survives(x: Tensor, y: Tensor, seed: int) -> Tensor:
-        target = None
-        if attack.loss == "kl":
-            with frozen(net), torch.no_grad():
-                target = at_least_float32(net(x)).softmax(dim=1)
-        x_adv = pgd(
-            net,
-            x,
-            y,
-            eps=attack.eps,
-            steps=attack.steps,
-            step_size=attack.step,
-            norm=attack.norm,
-            loss=attack.loss,
-            target=target,
-            random_start=random_start,
-            generator=torch.Generator(x.device).manual_seed(seed),
-            check=False,  # uint8 images are always valid
-        )
-        return correct(net, x_adv, y)
+        return correct(net, attacked(net, x, y, attack, seed, random_start=random_start), y)
 
     names = [f"restart {number + 1}" for number in range(attack.restarts)] if attack.restarts > 1 else ["pgd"]
     return [Round(name, survives) for name in names]
@@ -270,18 +278,56 @@ def view_round(model: nn.Module, views: ViewMaker) -> Round:
     return Round("views", survives)
 
 
-def clean_accuracy(model: nn.Module, data: ImageSet, *, device: torch.device, batch_size: int = 500) -> float:
-    """Return the share of ``data`` that the network classifies correctly, in eval mode and float32."""
-    return survive([clean_round(model)], data, device=device, batch_size=batch_size).share
+def clean_accuracy(
+    model: nn.Module, data: ImageSet, *, device: torch.device | None = None, batch_size: int = 500
+) -> float:
+    """Return the share of ``data`` that the network classifies correctly, in eval mode and float32.
+
+    Args:
+        model: returns logits (m, K) of images (m, C, H, W) in [0, 1].
+        data: labelled images.
+        device: of the network; by default, that of its parameters.
+        batch_size: images per batch.
+    """
+    _check_images(data)
+    return survive([clean_round(model)], data, device=device or _device(model), batch_size=batch_size).share
 
 
 def robust_accuracy(
-    model: nn.Module, data: ImageSet, attack: PGD, *, device: torch.device, batch_size: int = 500, seed: int = 0
+    model: nn.Module,
+    data: ImageSet,
+    attack: PGD,
+    *,
+    device: torch.device | None = None,
+    batch_size: int = 500,
+    seed: int = 0,
 ) -> float:
     """Return the share of ``data`` that is classified correctly, clean and after every restart of ``attack``.
 
-    An image that is already misclassified is not attacked again. The noise of a batch depends only on ``seed``, the
-    restart and the index of the batch.
+    An image that is already misclassified is not attacked again. Warns if the steps of ``attack`` do not reach the edge
+    of its ball.
+
+    Args:
+        model: returns logits (m, K) of images (m, C, H, W) in [0, 1].
+        data: labelled images.
+        attack: the attack.
+        device: of the network; by default, that of its parameters.
+        batch_size: images per batch.
+        seed: the noise of a batch depends only on it, the restart and the index of the batch.
     """
+    _check_images(data)
+    if attack.shortfall:
+        warnings.warn(attack.shortfall, stacklevel=2)
     rounds = [clean_round(model), *pgd_rounds(model, attack)]
-    return survive(rounds, data, device=device, batch_size=batch_size, seed=seed).share
+    return survive(rounds, data, device=device or _device(model), batch_size=batch_size, seed=seed).share
+
+
+def _check_images(data: object) -> None:
+    if not isinstance(data, ImageSet):
+        give = "bullettrain.data.ImageSet(images uint8 (n, C, H, W), labels int64 (n,), classes)"
+        raise TypeError(f"data is {described(data)}; give {give}")
+
+
+def _device(model: nn.Module) -> torch.device:
+    """Return the device of the network's parameters, or of its buffers; the CPU if it has neither."""
+    return next((t.device for t in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))

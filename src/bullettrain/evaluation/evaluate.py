@@ -21,7 +21,7 @@ from bullettrain.data.sets import fingerprint, sample
 from bullettrain.evaluation import accuracy, autoattack, corruptions, fast_autoattack
 from bullettrain.evaluation.autoattack import Notes, PackageEnsemble
 from bullettrain.evaluation.fast_autoattack import FastEnsemble
-from bullettrain.evaluation.masking import masking_signs, too_short, unbounded
+from bullettrain.evaluation.masking import LOOKED_AT, doubts, masking_signs, too_short, unbounded
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import Entry, Result, Store, class_shares, new_result, pack, worst_cases
 from bullettrain.evaluation.specs import PGD, AttackSpec, AutoAttack, Clean, Corruptions, Defaults, as_dict
@@ -113,7 +113,11 @@ def conclude(entry: Entry, images: ImageSet) -> None:
     for precision in dict.fromkeys(result.precision for result in entry.results):
         results = [result for result in entry.results if result.precision == precision]
         warnings += masking_signs(results, dimensions=images.images[0].numel()) + too_short(results)
-        warnings += [f"{result.name}: {note}" for result in results for note in result.notes]
+        notes: dict[str, list[str]] = {}
+        for result in results:
+            for note in result.notes:
+                notes.setdefault(note, []).append(result.name)
+        warnings += [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in notes.items()]
     entry.warnings = list(dict.fromkeys(warnings))
 
 
@@ -205,6 +209,10 @@ class AttackRunner:
         attack, images, size = job.attack, job.images, self.plan.batch_size
         notes = Notes()
         rounds = [accuracy.clean_round(self.model), *self._rounds(job, notes, lambda passes: bar.partly(passes))]
+        if isinstance(attack, PGD) and clean is not None and clean.any():
+            few = clean.nonzero()[: min(LOOKED_AT, size), 0]
+            x, y = self._images(images, few), images.labels[few].to(self.device)
+            notes += doubts(self.model, x, y, attack, self.plan.seed)
         state, before = self.store.begun(key, len(images)) or (accuracy.Survival.fresh(len(images)), 0.0)
         if clean is not None and not state.shares:
             state.alive = clean.clone()
@@ -251,9 +259,13 @@ class AttackRunner:
             return accuracy.pgd_rounds(self.model, job.attack)
         if not isinstance(job.attack, AutoAttack):
             return []
-        few = to_unit(job.images.images[:2].to(self.device), channels_last=accuracy.channels_last(self.device))
+        few = self._images(job.images, torch.arange(2))
         kind = FastEnsemble if _is_fast(job.attack, self.precision) else PackageEnsemble
         return kind(self.model, job.attack, few, len(job.images.classes), self.plan.seed, notes, tick).rounds()
+
+    def _images(self, images: ImageSet, rows: Tensor) -> Tensor:
+        """Return the images ``rows`` (m,) as attacks get them, (m, C, H, W) on the device."""
+        return to_unit(images.images[rows].to(self.device), channels_last=accuracy.channels_last(self.device))
 
     def _corruptions(self, attack: Corruptions) -> Result:
         """Return the mean accuracy over the common corruptions in the plan's folder."""

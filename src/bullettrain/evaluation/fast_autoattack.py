@@ -17,6 +17,7 @@ from bullettrain.engine.cuda_graphs import CudaGraphRunner
 from bullettrain.engine.frozen_copy import FrozenCopy
 from bullettrain.evaluation.accuracy import EvaluatedModel, float32_logits, is_right
 from bullettrain.evaluation.autoattack import TARGETS, Ensemble, passes
+from bullettrain.evaluation.masking import probabilities_note
 from bullettrain.evaluation.search import ATTACKS, MakeRunner, Search, eager, margins
 from bullettrain.precision import arithmetic
 
@@ -94,8 +95,8 @@ class FastEnsemble(Ensemble):
         """Add a warning if AutoAttack's standard version does not apply to the network."""
         if not torch.allclose(float32_logits(self.model, x), logits, rtol=1e-3, atol=1e-4):
             self.notes.warning("the network is random: the same images have other logits each time")
-        if logits.min() > -1e-5 and (logits.sum(dim=1) - 1).abs().max() < 1e-5:
-            self.notes.warning("the network returns probabilities, not logits")
+        for note in probabilities_note(logits):
+            self.notes.warning(note)
 
 
 class _Searcher:

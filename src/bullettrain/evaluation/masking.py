@@ -1,17 +1,22 @@
-"""Warnings about results: signs of gradient masking, and attacks that are too weak."""
+"""Warnings about results: signs of gradient masking, attacks that are too weak, and networks that PGD cannot attack."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import permutations
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from bullettrain.attacks import bare
+from bullettrain.attacks.ascent import LogitGradient, Move, WholeNetwork
+from bullettrain.evaluation.accuracy import attacked, float32_logits
 from bullettrain.evaluation.results import Result, wilson
-from bullettrain.evaluation.specs import radius
+from bullettrain.evaluation.specs import PGD, radius
 
 UNBOUNDED_LEFT = 0.01
 """Accuracy that an unbounded attack may leave: a few images can be hard to reach in few steps."""
@@ -19,6 +24,8 @@ SQUARE_FINDS = 0.01
 """Share of the images that Square may break after the attacks with gradients."""
 MIN_STEPS = 10
 """Steps with which an unbounded attack has to break everything."""
+LOOKED_AT = 100
+"""Number of images whose gradients are looked at before an attack."""
 
 
 def masking_signs(results: Sequence[Result], *, dimensions: int) -> list[str]:
@@ -31,7 +38,7 @@ def masking_signs(results: Sequence[Result], *, dimensions: int) -> list[str]:
     signs: list[str] = []
     for group in _groups(results, lambda r: (r.role, r.examples)):
         # An attack whose steps do not reach the edge of the ball is weak for another reason.
-        attacks = [r for r in group if r.attack["attack"] == "pgd" and _reaches_edge(r)]
+        attacks = [r for r in group if r.attack["attack"] == "pgd" and not _shortfall(r)]
         for few, many in _rising(attacks, "steps", ("norm", "eps", "loss")):
             what = "one step breaks more than many" if few.attack["steps"] == 1 else "more steps break less"
             signs.append(f"{what}: {_after(few)}, but {_after(many)} at {_eps(few)}")
@@ -53,12 +60,44 @@ def masking_signs(results: Sequence[Result], *, dimensions: int) -> list[str]:
 
 def too_short(results: Sequence[Result]) -> list[str]:
     """Return a sentence for each PGD attack whose steps together do not reach the edge of the ball."""
-    return [
-        f"{result.name} moves by {result.attack['steps']} × {result.attack['step']:g} at most, less than "
-        f"{_eps(result)}: it is weaker than it sounds; give it a larger step"
-        for result in results
-        if result.attack["attack"] == "pgd" and not _reaches_edge(result)
-    ]
+    found = [_shortfall(result) for result in results if result.attack["attack"] == "pgd"]
+    return [text for text in found if text]
+
+
+def doubts(model: nn.Module, x: Tensor, y: Tensor, attack: PGD, seed: int) -> list[str]:
+    """Return a sentence for each reason why ``attack`` cannot attack images x (m, C, H, W) with labels y (m,).
+
+    Takes the attack's first step. Torch's global generators stay as they are, for networks that are random.
+    """
+    look, devices = _Look(), [x.device] if x.is_cuda else []
+    with torch.random.fork_rng(devices=devices, device_type="cuda"):
+        attacked(bare(model), x, y, dataclasses.replace(attack, steps=1), seed, ascent=look)
+        found = probabilities_note(float32_logits(bare(model), x))
+    zero = int((look.gradients.flatten(1) == 0).all(dim=1).sum())
+    if 10 * zero >= len(x):
+        share = f"at least {100 * zero // len(x) // 10 * 10} % of the images"
+        why = "PGD cannot attack these, so its accuracy is too high"
+        found.append(f"{share} have an input gradient of exactly 0: {why}; use AutoAttack, or logits of a normal scale")
+    return found
+
+
+def probabilities_note(logits: Tensor) -> list[str]:
+    """Return a sentence if ``logits`` (m, K), in float32, are probabilities."""
+    are = logits.min() > -1e-5 and (logits.sum(dim=1) - 1).abs().max() < 1e-5
+    return ["the network returns probabilities, not logits"] if are else []
+
+
+class _Look(WholeNetwork):
+    """The usual step, which stores the gradients (m, C, H, W) that it moves along."""
+
+    gradients: Tensor
+
+    def __call__(self, net: nn.Module, images: Tensor, gradient: LogitGradient, move: Move) -> tuple[Tensor, Tensor]:
+        def store(images: Tensor, gradients: Tensor) -> Tensor:
+            self.gradients = gradients
+            return move(images, gradients)
+
+        return super().__call__(net, images, gradient, store)
 
 
 def unbounded(norm: str, dimensions: int) -> float:
@@ -99,8 +138,8 @@ def _groups(results: Sequence[Result], by: Callable[[Result], Iterable[Any]]) ->
     return list(groups.values())
 
 
-def _reaches_edge(result: Result) -> bool:
-    return bool(result.attack["steps"] * result.attack["step"] >= result.attack["eps"] * (1 - 1e-9))
+def _shortfall(result: Result) -> str:
+    return PGD(**{key: value for key, value in result.attack.items() if key != "attack"}).shortfall
 
 
 def _percent(result: Result) -> str:

@@ -179,7 +179,9 @@ def read_evaluations(values: Any) -> Evaluations:
         for result in entry.results:
             settings = dict(result.attack)
             kind = check_known(str(settings.pop("attack", None)), KINDS, f"{result.name}: attack is", error=SchemaError)
-            conform(settings, KINDS[kind], result.name)
+            attack = conform(settings, KINDS[kind], result.name)
+            if missing := vars(attack).keys() - settings.keys():  # a default may not be what was run
+                raise SchemaError(f"{result.name}.{min(missing)} is missing")
             if result.corruptions:
                 conform(result.corruptions, CorruptionDetails, result.name)
             if result.per_class and len(result.per_class) != len(entry.classes):

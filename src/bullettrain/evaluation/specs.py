@@ -47,20 +47,41 @@ class Corruptions(AttackSpec):
 
 @dataclass(frozen=True)
 class PGD(AttackSpec):
-    """Projected gradient ascent from uniform random starts; the worst restart counts for each image."""
+    """Projected gradient ascent from uniform random starts; the worst restart counts for each image.
 
-    steps: int
-    restarts: int
-    step: float
-    loss: Literal["ce", "kl", "margin"]
-    norm: NormName
-    eps: float
+    The defaults are the paper's PGD-20.
+
+    Args:
+        steps: number of steps.
+        restarts: number of random starts.
+        step: step size.
+        loss: "ce", "kl" or "margin".
+        norm: "linf" or "l2".
+        eps: radius of the ball.
+    """
+
+    steps: int = 20
+    restarts: int = 1
+    step: float = PAPER_STEP
+    loss: Literal["ce", "kl", "margin"] = "ce"
+    norm: NormName = "linf"
+    eps: float = USUAL_EPS["linf"]
 
     @property
     def name(self) -> str:
         """`pgd20`, `pgd100x10`, `pgd20-kl`."""
         times = f"x{self.restarts}" if self.restarts > 1 else ""
         return f"pgd{self.steps}{times}" + (f"-{self.loss}" if self.loss != "ce" else "")
+
+    @property
+    def shortfall(self) -> str:
+        """A warning if the steps together do not reach the edge of the ball, else ""."""
+        if self.steps * self.step >= self.eps * (1 - 1e-9):
+            return ""
+        return (
+            f"{self.name} moves by {self.steps} × {self.step:g} at most, less than ε = {radius(self.eps)}: "
+            "it is weaker than it sounds; give it a larger step"
+        )
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from rich.console import Console, Group
@@ -20,6 +21,7 @@ COLOURS = dict(zip(SHARES, ("magenta", "yellow", "cyan"), strict=True))
 WIDTHS = {"loss": 6, "lr": 7, "ex/s": 6, "F_R": 4, "time left": 10}
 """Widths of columns that are wider than their heading. A row fits into 100 columns."""
 ROWS_PER_HEADING = 20
+STOPPING = "stopping; this step is finished first"
 
 
 class Display:
@@ -59,6 +61,17 @@ class Display:
         """Advance the bar to ``position``, in steps of whole epochs."""
         self.position = position
         self.progress.update(self.bar, completed=position)
+
+    def stopping(self) -> None:
+        """Say that the present step is finished first; called by a signal handler.
+
+        It writes past Python's buffers, which the interrupted code may be writing to.
+        """
+        if self.shown:  # the bar is drawn by another thread
+            self.progress.update(self.bar, description=STOPPING)
+        elif self.console is not None:
+            with suppress(OSError):  # stderr is closed
+                os.write(2, f"{STOPPING}\n".encode())
 
     @contextmanager
     def told(self, what: str, kind: str = "") -> Iterator[None]:

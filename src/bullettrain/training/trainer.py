@@ -112,7 +112,7 @@ class Trainer:
         """
         self.display.position = self.position
         self.recorder.begin()
-        with StopRequest() as stop, self.display, self.writer:
+        with StopRequest(self.display.stopping) as stop, self.display, self.writer:
             self.display.stop = None if self.place.together else stop
             try:
                 if self.at.epoch < self.config.training.epochs:
