@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from bullettrain.config import recipe
-from bullettrain.data import load
+from bullettrain.data import load, to_unit
 from bullettrain.evaluation import evaluate as evaluation
+from bullettrain.evaluation.accuracy import EvaluatedModel
 from bullettrain.evaluation.evaluate import Plan, evaluate
-from bullettrain.evaluation.masking import masking_signs
+from bullettrain.evaluation.masking import doubts, masking_signs
 from bullettrain.evaluation.progress import EvaluationProgress
 from bullettrain.evaluation.results import (
     FILE,
@@ -276,8 +277,10 @@ def test_how_far_it_is_is_written_while_it_runs(robust_run, digits, tmp_path, mo
     assert attack == [1, 2, 3, 3]  # the last again, when it was stopped
 
 
-def test_a_file_that_is_no_evaluation_is_refused(tmp_path):
-    for text in ("{", "[]", '{"format": 9}', '{"format": 1, "evaluations": [{}]}'):
+def test_a_file_that_is_no_evaluation_is_refused(robust_run, digits, tmp_path):
+    evaluate_on(load_model(str(robust_run)), digits, tmp_path / "whole", ["pgd2"])
+    half = re.sub(r'"restarts": 1,\s*', "", (tmp_path / "whole" / FILE).read_text())
+    for text in ("{", "[]", '{"format": 9}', '{"format": 1, "evaluations": [{}]}', half):
         (tmp_path / FILE).write_text(text)
         with pytest.raises(RunError, match="choose another --out"):
             Store(tmp_path)
@@ -347,7 +350,83 @@ def test_a_network_without_gradients_is_noticed(robust_run, digits, tmp_path):
     model = LoadedModel("masked", "masked", network=Masked(load_model(str(robust_run)).network))
     entry, _, _ = evaluate_on(model, digits, tmp_path, ["clean"], curves=AT, curve_images=150)
     assert any("without bounds leaves" in warning for warning in entry.warnings)
-    assert all("masked" in warning for warning in entry.warnings)
+    *signs, note = entry.warnings
+    assert all("masked" in sign for sign in signs)
+    assert note.startswith("pgd20: all images that were looked at have an input gradient of exactly 0")
+
+
+class Scaled(nn.Module):
+    """A network whose logits are so large that the softmax saturates."""
+
+    def __init__(self, network, scale):
+        super().__init__()
+        self.network, self.scale = network, scale
+
+    def forward(self, x):
+        return self.scale * self.network(x)
+
+
+NO_GRADIENT = (
+    "images that were looked at have an input gradient of exactly 0: PGD cannot attack these, "
+    "so its accuracy is too high; use AutoAttack, or logits of a normal scale"
+)
+
+
+@pytest.mark.parametrize("text", ["pgd3", "pgd3:loss=kl", "pgd3:norm=l2,eps=1"])
+def test_logits_that_saturate_the_softmax_are_noticed(robust_run, digits, tmp_path, text):
+    network = load_model(str(robust_run)).network
+    for scale in (1, 1e4):
+        model = LoadedModel("scaled", "scaled", network=Scaled(network, scale))
+        entry, asked, _ = evaluate_on(model, digits, tmp_path / str(scale), [text], precisions=("float32", "bf16"))
+        assert len(entry.warnings) == (0 if scale == 1 else 1)
+    assert re.match(rf"{asked[1].name}: at least \d0 % of the {NO_GRADIENT}$", entry.warnings[0])
+    assert all(len(result.notes) == (result.name != "clean") for result in asked)
+
+
+def test_attacks_share_a_warning(robust_run, digits, tmp_path):
+    model = LoadedModel("scaled", "scaled", network=Scaled(load_model(str(robust_run)).network, 1e6))
+    few = digits.subset(torch.arange(60))
+    entry, _, _ = evaluate_on(model, few, tmp_path, ["pgd5", "pgd3"], curves=AT, curve_images=60)
+    (warning,) = (text for text in entry.warnings if "input gradient" in text)
+    assert warning.startswith("pgd5, pgd3: at least ")
+    again, _, _ = evaluate_on(model, few, tmp_path, ["pgd10"])  # a point of the curve
+    assert any(text.startswith("pgd5, pgd3, pgd10: at least ") for text in again.warnings)
+
+
+def test_probabilities_are_noticed(robust_run, digits, tmp_path):
+    network = nn.Sequential(load_model(str(robust_run)).network, nn.Softmax(dim=1))
+    model = LoadedModel("softmax", "softmax", network=network)
+    for precision in ("float32", "bf16"):
+        entry, _, _ = evaluate_on(model, digits, tmp_path / precision, ["pgd3"], precisions=(precision,))
+        assert entry.warnings == ["pgd3: the network returns probabilities, not logits; leave out its last softmax"]
+
+
+@pytest.mark.parametrize(
+    ("zero", "said"), [(9, []), (10, ["at least 10 % of the"]), (59, ["at least 50 % of the"]), (100, ["all"])]
+)
+def test_a_tenth_of_the_images_without_gradient_is_too_much(zero, said):
+    x, y = torch.rand(100, 1, 2, 2), torch.zeros(100, dtype=torch.int64)
+    x[:, 0, 0, 0] = torch.where(torch.arange(100) < zero, 0.9, 0.1)
+
+    def forward(x):
+        return torch.where(x[:, 0, 0, :1] > 0.5, x.detach().flatten(1), x.flatten(1))
+
+    model = nn.Module()
+    model.forward = forward
+    assert doubts(model, x, y, PGD(), 0) == [f"{share} {NO_GRADIENT}" for share in said]
+
+
+def test_a_look_changes_nothing(robust_run, digits):
+    class Random(nn.Module):
+        def forward(self, x):
+            return x + 0.01 * torch.randn_like(x)
+
+    network = nn.Sequential(Random(), load_model(str(robust_run)).network, nn.BatchNorm1d(10)).train()
+    x, y, before, state = to_unit(digits.images[:50]), digits.labels[:50], snapshot(network), torch.get_rng_state()
+    for model in (network, EvaluatedModel(network, dtype=torch.bfloat16)):
+        assert doubts(model, x, y, PGD(), 0) == []
+        assert_same(before, snapshot(network))
+        assert torch.equal(torch.get_rng_state(), state)
 
 
 def pgd_result(steps, eps, alive, *, restarts=1, n=1000, loss="ce"):

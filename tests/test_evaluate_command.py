@@ -312,6 +312,17 @@ def test_a_report_leaves_out_what_was_evaluated_of_earlier_weights(run):
     assert Run.read(run).entries
 
 
+def test_a_network_that_pgd_cannot_attack_is_told_in_terminal_and_report(run):
+    tensors, about = read_weights(run / "last.safetensors")
+    last = list(tensors)[-2:]  # weight and bias of the last layer
+    saturated = {key: value * (1e4 if key in last else 1) for key, value in tensors.items()}
+    (run / "last.safetensors").write_bytes(pack_weights(saturated, about))
+    text = invoke(run, "--attack", "pgd2", "--images", 60, columns=300)
+    found = "images that were looked at have an input gradient of exactly 0: PGD cannot attack these"
+    assert re.search(rf"^warning pgd2: .*{found}", text, re.MULTILINE)
+    assert found in (run / "report.html").read_text()
+
+
 def test_the_folder_of_a_run_that_is_evaluated_stays_a_run(run):
     invoke(run, "--attack", "pgd2", "--images", 20)
     assert RunFolder(run).finished

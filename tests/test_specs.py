@@ -22,7 +22,7 @@ def one(text, defaults=None):
 
 
 def test_the_papers_pgd20():
-    assert one("pgd20") == PGD(20, 1, 0.003, "ce", "linf", 0.031)
+    assert one("pgd20") == PGD(20, 1, 0.003, "ce", "linf", 0.031) == PGD()
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,12 @@ def test_default_steps_reach_across_the_ball(steps):
     attack = one(f"pgd{steps}:eps=0.1")
     assert attack.steps * attack.step >= 0.1
     assert few_steps(steps, 0.1) <= 0.125
+
+
+def test_steps_that_do_not_reach_the_edge_are_told():
+    assert PGD().shortfall == PGD(3, step=0.1, eps=0.3).shortfall == ""  # 3 × 0.1 is more than 0.3 by rounding, or less
+    short = PGD(3, 2, 0.01, "kl", "l2", 8 / 255).shortfall
+    assert short.startswith("pgd3x2-kl moves by 3 × 0.01 at most, less than ε = 8/255: it is weaker")
 
 
 MISTAKES = {

@@ -155,9 +155,11 @@ def test_the_worst_of_the_restarts_counts(norm, loss):
 def test_more_restarts_never_raise_the_accuracy():
     net = shaky_net()
     data = images(40, net)
-    accuracies = [
-        robust_accuracy(net, data, PGD(1, n, 0.001, "ce", "linf", 0.06), device=CPU, batch_size=9) for n in (1, 2, 4, 8)
-    ]
+    with pytest.warns(
+        UserWarning, match=r"pgd1(x\d)? moves by 1 × 0.001 at most, less than ε = 0.06: .* a larger step"
+    ) as told:
+        accuracies = [robust_accuracy(net, data, PGD(1, n, 0.001, eps=0.06), batch_size=9) for n in (1, 2, 4, 8)]
+    assert {warning.filename for warning in told} == {__file__}
     assert accuracies == sorted(accuracies, reverse=True)
     assert accuracies[0] > accuracies[-1]
 
@@ -316,6 +318,31 @@ def test_float32_is_float32_where_the_newer_switches_are_set():
     finally:
         for switch, value in zip(both, before, strict=True):
             switch.fp32_precision = value
+
+
+def test_a_network_is_evaluated_where_it_is():
+    class Nothing(nn.Module):
+        def forward(self, x):
+            return x.flatten(1)[:, :4]
+
+    net, data, devices = shaky_net(), images(12), []
+    net.register_forward_hook(lambda module, args, out: devices.append(args[0].device.type))
+    assert clean_accuracy(net, data) == clean_accuracy(net, data, device=CPU)
+    assert robust_accuracy(net, data, PGD()) == robust_accuracy(net, data, PGD(20, 1, 0.003, "ce", "linf", 0.031))
+    assert set(devices) == {"cpu"}
+    assert clean_accuracy(Nothing(), data) == clean_accuracy(Nothing(), data, device=CPU)  # no parameters
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+        clean_accuracy(nn.Sequential(nn.Flatten(), nn.Linear(108, 4)).to("meta"), data)
+
+
+def test_what_is_no_image_set_says_how_to_make_one():
+    from torch.utils.data import TensorDataset
+
+    data = TensorDataset(torch.rand(12, 3, 6, 6), torch.randint(4, (12,)))
+    how = r"data is TensorDataset; give bullettrain\.data\.ImageSet\(images uint8 \(n, C, H, W\), labels int64 \(n,\), "
+    for call in (clean_accuracy, lambda *arguments: robust_accuracy(*arguments, PGD())):
+        with pytest.raises(TypeError, match=how):
+            call(shaky_net(), data)
 
 
 def test_a_network_without_batch_norm_too():

@@ -113,11 +113,13 @@ def conclude(entry: Entry, images: ImageSet) -> None:
     for precision in dict.fromkeys(result.precision for result in entry.results):
         results = [result for result in entry.results if result.precision == precision]
         warnings += masking_signs(results, dimensions=images.images[0].numel()) + too_short(results)
-        notes: dict[str, list[str]] = {}
-        for result in results:
+        noted = [result for result in results if result.notes]
+        names: dict[str, list[str]] = {}
+        # A point of a curve speaks for all points, if no attack does.
+        for result in [result for result in noted if result.role == "attack"] or noted[:1]:
             for note in result.notes:
-                notes.setdefault(note, []).append(result.name)
-        warnings += [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in notes.items()]
+                names.setdefault(note, []).append(result.name)
+        warnings += [f"{', '.join(dict.fromkeys(attacks))}: {note}" for note, attacks in names.items()]
     entry.warnings = list(dict.fromkeys(warnings))
 
 
@@ -259,12 +261,12 @@ class AttackRunner:
             return accuracy.pgd_rounds(self.model, job.attack)
         if not isinstance(job.attack, AutoAttack):
             return []
-        few = self._images(job.images, torch.arange(2))
+        few = self._images(job.images, slice(2))
         kind = FastEnsemble if _is_fast(job.attack, self.precision) else PackageEnsemble
         return kind(self.model, job.attack, few, len(job.images.classes), self.plan.seed, notes, tick).rounds()
 
-    def _images(self, images: ImageSet, rows: Tensor) -> Tensor:
-        """Return the images ``rows`` (m,) as attacks get them, (m, C, H, W) on the device."""
+    def _images(self, images: ImageSet, rows: Tensor | slice) -> Tensor:
+        """Return these images as attacks get them, (m, C, H, W) on the device."""
         return to_unit(images.images[rows].to(self.device), channels_last=accuracy.channels_last(self.device))
 
     def _corruptions(self, attack: Corruptions) -> Result:

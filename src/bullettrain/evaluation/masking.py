@@ -75,16 +75,16 @@ def doubts(model: nn.Module, x: Tensor, y: Tensor, attack: PGD, seed: int) -> li
         found = probabilities_note(float32_logits(bare(model), x))
     zero = int((look.gradients.flatten(1) == 0).all(dim=1).sum())
     if 10 * zero >= len(x):
-        share = f"at least {100 * zero // len(x) // 10 * 10} % of the images"
-        why = "PGD cannot attack these, so its accuracy is too high"
-        found.append(f"{share} have an input gradient of exactly 0: {why}; use AutoAttack, or logits of a normal scale")
+        share = "all" if zero == len(x) else f"at least {10 * (10 * zero // len(x))} % of the"
+        why = "PGD cannot attack these, so its accuracy is too high; use AutoAttack, or logits of a normal scale"
+        found.append(f"{share} images that were looked at have an input gradient of exactly 0: {why}")
     return found
 
 
 def probabilities_note(logits: Tensor) -> list[str]:
     """Return a sentence if ``logits`` (m, K), in float32, are probabilities."""
     are = logits.min() > -1e-5 and (logits.sum(dim=1) - 1).abs().max() < 1e-5
-    return ["the network returns probabilities, not logits"] if are else []
+    return ["the network returns probabilities, not logits; leave out its last softmax"] if are else []
 
 
 class _Look(WholeNetwork):
