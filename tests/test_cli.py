@@ -134,8 +134,11 @@ def test_train_from_nothing_to_a_report(tmp_path, monkeypatch, invoke):
         True
     ] * 2
     assert re.search(r"last +\d+\.\d % +\d+\.\d %", done.stdout)
-    counted = r"[\d.]+ % of the passes of TRADES with 10 steps for all \(theoretical speed-up [\d.]+×\); counted, not"
-    assert re.search(counted, done.stdout)
+    counted = r"([\d.]+)× less work than TRADES with 10 steps for all \(the paper's formula: ([\d.]+)×\); --compare"
+    less, formula = map(float, re.search(counted, done.stdout).groups())
+    passes = float(re.search(r", ([\d.]+) passes an example", done.stdout)[1])
+    assert less == pytest.approx(27 / passes, rel=0.02)  # TRADES with ten steps has 27
+    assert formula != less
     assert (tmp_path / "runs/digits/report.html").stat().st_size > 10_000
     # Again: the finished run is left alone.
     monkeypatch.chdir(tmp_path)
@@ -363,13 +366,15 @@ def test_the_library_needs_torch_and_numpy_only(tmp_path):
 def test_sigint_prints_the_command_that_goes_on(tmp_path):
     words = [sys.executable, "-m", "bullettrain", "train", *SMALL, "--set", "epochs=500", "--out", "run"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes, text=True, cwd=tmp_path, env=environment) as process:
         for line in process.stdout:
             if line.strip().startswith("2/500"):
                 process.send_signal(signal.SIGINT)
                 break
-        rest = process.stdout.read()
+        rest, said = process.communicate()
     assert process.returncode == 130
+    assert said == "stopping; this step is finished first\n"
     resume = rest.strip().splitlines()[-1].split()
     assert resume[:3] == ["bullettrain", "train", "digits"]
     assert resume[-1] == "--resume"

@@ -16,6 +16,7 @@ from bullettrain.training.collapse import (
     WrongStreak,
     look_at_epoch,
     look_at_loss,
+    look_at_robustness,
     look_at_test,
     low_probe,
 )
@@ -219,3 +220,45 @@ def test_chance_is_the_share_of_the_largest_class_with_the_noise_of_few_images(r
     message = look_at_test("last", right / 10, images)
     assert (message is not None) == warned
     assert message is None or "always answering 'c' on 40.0 %" in message
+
+
+@pytest.mark.parametrize(
+    ("losses", "advice"),
+    [
+        ((), "; train longer, or lower --lr, or add images"),
+        ((1.1, 0.5), "; train longer, or lower --lr, or add images"),
+        ((1.1, 1.05), "; the training loss has hardly fallen: train longer, or try another --lr, or add images"),
+    ],
+)
+def test_a_network_at_chance_that_has_learned_nothing_is_not_told_to_learn_more_slowly(losses, advice):
+    images = ImageSet(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 0, 1, 1]), ("a", "b"))
+    assert look_at_test("last", 0.5, images, losses).endswith(advice)
+
+
+def test_an_accuracy_near_zero_under_attack_is_said():
+    assert look_at_robustness("last", 0.6, "pgd20", 0.051) is None
+    message = look_at_robustness("last", 0.625, "pgd20", 0.0)
+    assert message.startswith("not robust: the last weights are right on 62.5 % of the clean test images, but on 0.0 %")
+    assert "under PGD-20; train longer, against more steps (method.boundary), or" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        (("boundary=1", "robust=1", "outlier=1"), True),
+        (("boundary=0", "robust=0", "outlier=0"), False),
+        (("clean_warmup=1",), False),
+    ],
+)
+def test_a_run_against_attacks_says_that_it_ended_without_robustness(tmp_path, settings, warned):
+    weak = ("eps=0.3", "method.step_size=0.001", "probe=0", "lr=5e-3", "epochs=12", "data.train_size=0", *settings)
+    assert runs.train(small(*weak), tmp_path / "run", CPU).accuracy["best"]["clean"] > 0.5
+    messages = [record["message"] for record in kinds(tmp_path / "run", "warning")]
+    assert [message.partition(":")[0] for message in messages] == ["not robust"] * warned
+
+
+@pytest.mark.parametrize("settings", [("clean_warmup=1",), ("boundary=0", "robust=0")])
+def test_a_method_without_attacks(settings):
+    assert recipe("digits").method.attacks
+    assert not recipe("digits").with_settings(settings).method.attacks
+    assert not recipe("digits-augmix").method.attacks

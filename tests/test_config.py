@@ -173,7 +173,13 @@ def test_settings():
 def test_settings_that_only_make_sense_together():
     config = recipe("digits").with_settings(["method.boundary=1", "method.robust=0"])
     assert config.method.budget().boundary == 1
-    recipe("digits").with_settings(["objective=pgd-at", "beta=null"])
+
+
+def test_a_new_objective_without_beta_drops_that_of_the_recipe():
+    digits = recipe("digits")
+    said, plain = digits.with_settings(["objective=pgd-at", "beta=null"]), digits.with_settings(["objective=pgd-at"])
+    assert (plain, plain.identity(), plain.method.beta) == (said, said.identity(), None)
+    assert digits.with_settings(["objective=mart"]).method.beta == digits.method.beta == 6
 
 
 def test_the_step_of_the_evaluation_goes_with_its_eps():
@@ -240,12 +246,12 @@ def test_every_setting_can_be_set_as_it_is_shown(name):
         ("gamma=2", "gamma is 2"),
         ("average=1", "training.average is 1"),
         ("data.validation=-1", "data.validation is -1"),
-        ("objective=pgd-at", "beta is 6.0, but pgd-at takes none: --set beta=null$"),
+        ("objective=pgd-at beta=6", "beta is 6.0, but pgd-at takes none: --set beta=null$"),
     ],
 )
 def test_bad_settings(setting, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        recipe("digits").with_settings([setting])
+        recipe("digits").with_settings(setting.split())
     assert "\n" not in str(caught.value)
 
 
@@ -344,8 +350,10 @@ def test_a_batch_that_is_larger_than_the_training_set_is_noted():
     assert config.doubts(128) == config.doubts() == []
     assert config.doubts(80) == [
         "80 training images do not fill a batch of 128, so an epoch is one step; "
-        "give smaller ones and a rate in proportion, e.g. --batch-size 8 --lr 0.006"
+        "give smaller ones, e.g. --batch-size 8 --lr 0.025 --epochs 60"
     ]
+    assert config.with_settings(["epochs=90"]).doubts(96)[0].endswith("--batch-size 9 --lr 0.027 --epochs 90")
+    assert config.doubts(3)[0].endswith("--batch-size 1 --lr 0.0088 --epochs 200")
 
 
 def test_a_large_network_on_a_cpu_is_noted():

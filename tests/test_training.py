@@ -1,13 +1,16 @@
 """The training command, end to end on small data: what a run leaves and what it learns."""
 
+import io
 import json
 import math
+import signal
 
 import numpy as np
 import pytest
 import torch
 import yaml
 from PIL import Image
+from rich.console import Console
 
 import bullettrain as bt
 from bullettrain.config import Config, recipe
@@ -19,9 +22,10 @@ from bullettrain.reporting.tables import evaluations
 from bullettrain.reproduction.records import record_of, run_name
 from bullettrain.run_folder import RunError, RunFolder, read_weights
 from bullettrain.training import run as runs
+from bullettrain.training.display import STOPPING
 from bullettrain.training.setup import load_data
 from bullettrain.training.trainer import Trainer
-from short_runs import CPU, kinds, small
+from short_runs import CPU, interrupt_at_the_third_group, kinds, small
 
 FILES = {"config.yaml", "metrics.jsonl", "last.safetensors", "averaged.safetensors", "checkpoint.pt"}
 
@@ -180,6 +184,20 @@ def test_the_recipe_for_ones_own_images_takes_any_size(tmp_path):
     assert result.finished
     network = bt.load(result.folder)
     assert (network.image_size, set(network.classes)) == (16, {"dark", "light"})
+
+
+def test_an_image_set_is_shown_in_a_line():
+    assert repr(load("digits", split="train")) == "ImageSet(1438 images of 1×8×8, 10 classes, on cpu)"
+
+
+@pytest.mark.parametrize("shown", ["nowhere", "in lines", "live"])
+def test_a_request_to_stop_is_answered_at_once(tmp_path, capfd, monkeypatch, shown):
+    interrupt_at_the_third_group(monkeypatch)
+    screen = io.StringIO()
+    console = None if shown == "nowhere" else Console(file=screen, force_terminal=shown == "live", width=80)
+    assert runs.train(small("engine=eager"), tmp_path / "run", CPU, console=console).signal == signal.SIGINT
+    assert capfd.readouterr().err == f"{STOPPING}\n" * (shown == "in lines")
+    assert (STOPPING in screen.getvalue()) == (shown == "live")  # in the bar
 
 
 # --------------------------------------------------------------------------------------------- settings

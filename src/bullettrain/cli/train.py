@@ -204,11 +204,12 @@ def print_result(console: Console, result: RunResult) -> None:
     lines = [f"trained {duration(end['seconds'])}{formatting.plain(captured)}, {end['work']:.1f} passes an example"]
     if end["boundary"] < 1:
         lines.append(", ".join(f"{name} {percent(end[name])}" for name in SHARES) + _paper_boundary(result))
-        method, theoretical = RunFolder(result.folder).config().method, formatting.times(end["theoretical_speedup"])
+        method, ratio = RunFolder(result.folder).config().method, end["work_speedup"]
+        paper = formatting.times(end["theoretical_speedup"])
         steps = f"{method.boundary} {formatting.plural('step', method.boundary)}"
         full = f"{objective_title(method.objective)} with {steps} for all"
-        part = f"{percent(1 / end['work_speedup'])} of the passes of {full} (theoretical speed-up {theoretical})"
-        lines.append(f"{part}; counted, not timed: --compare times both")
+        less = f"{max(ratio, 1 / ratio):.2f}× {'less' if ratio >= 1 else 'more'} work"
+        lines.append(f"{less} than {full} (the paper's formula: {paper}); --compare times both")
     console.print(f"{result.folder}", style="bold", soft_wrap=True)
     show_table(console, ["weights", *map(attack_name, attacks)], rows)
     say(console, "\n".join(lines))

@@ -157,6 +157,11 @@ class MethodConfig:
         """The threat model, or None for AugMix, which has no attack."""
         return Threat(self.norm, self.eps) if issubclass(self.kind, AdversarialObjective) else None
 
+    @property
+    def attacks(self) -> bool:
+        """Whether any example is attacked in training."""
+        return self.threat is not None and self.budget().uniform_steps != 0 and self.clean_warmup < 1
+
     def budget(self) -> StepBudget:
         """Return the steps of each category."""
         steps = (self.boundary, self.robust, self.outlier)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -151,6 +152,8 @@ class EvaluationConfig:
     """Number of PGD restarts; an image counts as correct if it withstands all of them."""
 
 
+FEWEST_UPDATES = 600
+"""Updates for which a small training set gets enough epochs, in advice."""
 SPEED = ("engine", "paired_forward", "size_multiple", "channels_last", "compile", "threads")
 _OTHERS = ("cudnn_benchmark_after", "seed", "average", "log_every", "save_minutes", "probe")
 NOT_LEARNT = {f"training.{key}" for key in (*SPEED, *_OTHERS)} | {"evaluation.batch_size", "evaluation.search"}
@@ -200,8 +203,9 @@ class Config:
         doubts, size = [self.method.shortfall()], self.training.batch_size
         if images is not None and images < size:
             smaller = max(1, images // 10)
-            lr = self.optimizer.lr * smaller / size
-            mend = f"give smaller ones and a rate in proportion, e.g. --batch-size {smaller} --lr {lr:.1g}"
+            lr = self.optimizer.lr * math.sqrt(smaller / size)
+            epochs = max(self.training.epochs, math.ceil(FEWEST_UPDATES / math.ceil(images / smaller)))
+            mend = f"give smaller ones, e.g. --batch-size {smaller} --lr {lr:.2g} --epochs {epochs}"
             doubts.append(f"{images} training images do not fill a batch of {size}, so an epoch is one step; {mend}")
         name, side = self.network.name, self.data.image_size or 0
         if on_cpu and name != "small-cnn" and ":" not in name:

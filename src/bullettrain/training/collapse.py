@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from bullettrain.data import ImageSet
 from bullettrain.evaluation.results import wilson
-from bullettrain.formatting import percent, plain
+from bullettrain.formatting import attack_name, percent, plain
 from bullettrain.objectives import AdversarialObjective
 from bullettrain.step import BulletTrain
 from bullettrain.training.metrics import Sums
@@ -20,6 +21,10 @@ MIN_WRONG_EXAMPLES = 1000
 """Examples in a row without a correct prediction that mean collapse; fewer can be chance."""
 ATTACKED_FACTOR = 20
 """Multiplies MIN_WRONG_EXAMPLES if only attacked examples are counted: an untrained network gets all of them wrong."""
+
+
+HARDLY_FALLEN = 0.9
+"""Share of the first epoch's loss from which on the last one's counts as hardly fallen."""
 
 
 class CollapseError(RuntimeError):
@@ -86,17 +91,43 @@ def look_at_epoch(robust_accuracy: float, probe: float | None, *, classes: int, 
     )
 
 
-def look_at_test(weights: str, accuracy: float, images: ImageSet) -> str | None:
+def look_at_test(weights: str, accuracy: float, images: ImageSet, losses: Sequence[float] = ()) -> str | None:
     """Return a message if clean test accuracy is that of chance.
 
     It is if its 95 % interval reaches down to the share of the largest class: always answering that does as well.
+
+    Args:
+        weights: name of the weights.
+        accuracy: clean, on all test images.
+        images: the test images.
+        losses: mean training loss of each epoch, as far as it is known.
     """
     n, counts = len(images), images.labels.bincount()
     largest = int(counts.argmax())
     share = float(counts[largest]) / n
     if wilson(accuracy * n, n)[0] > share:
         return None
+    stuck = len(losses) > 1 and losses[-1] > HARDLY_FALLEN * losses[0]
+    mend = "the training loss has hardly fallen: train longer, or try another" if stuck else "train longer, or lower"
     return plain(
         f"no better than chance: the {weights} weights are right on {percent(accuracy)} of {n} clean test images, and "
-        f"always answering {images.classes[largest]!r} on {percent(share)}; lower --lr, train longer, or add images"
+        f"always answering {images.classes[largest]!r} on {percent(share)}; {mend} --lr, or add images"
+    )
+
+
+def look_at_robustness(weights: str, clean: float, attack: str, robust: float) -> str | None:
+    """Return a message if a network that was trained against attacks loses nearly every test image to one.
+
+    Args:
+        weights: name of the weights.
+        clean: clean accuracy, above chance.
+        attack: name of the attack.
+        robust: accuracy under it.
+    """
+    if robust > NEAR_ZERO:
+        return None
+    return plain(
+        f"not robust: the {weights} weights are right on {percent(clean)} of the clean test images, but on "
+        f"{percent(robust)} under {attack_name(attack)}; train longer, against more steps (method.boundary), or with a "
+        f"smaller --eps"
     )

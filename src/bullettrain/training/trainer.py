@@ -27,6 +27,7 @@ from bullettrain.training.collapse import (
     WrongStreak,
     look_at_epoch,
     look_at_loss,
+    look_at_robustness,
     look_at_test,
     low_probe,
 )
@@ -341,14 +342,22 @@ class Trainer:
         if average_statistics(self):
             self.save()
         self._share_statistics()
-        clean = {}
+        found: dict[str, dict[str, float]] = {}
         for record in self.evaluator.records(state.networks(self), self.test_set, self.at.epoch):
             self.recorder.log(record)
-            if record["attack"] == "clean":
-                clean[record["weights"]] = record["accuracy"]
-        chosen = preferred(clean)
-        if problem := look_at_test(chosen, clean[chosen], self.test_set):
+            found.setdefault(record["weights"], {})[record["attack"]] = record["accuracy"]
+        if problem := self._look_at_test(preferred(found), found[preferred(found)]):
             self.recorder.warn(problem, self.at.step)
+
+    def _look_at_test(self, weights: str, accuracies: dict[str, float]) -> str | None:
+        """Return a message if test accuracy is at chance, or near zero under the attack after training against one."""
+        records = self.folder.records() if self.place.first else []
+        losses = [record["loss"] for record in records if record.get("kind") == "epoch" and record["loss"] is not None]
+        (_, clean), (attack, robust) = accuracies.items()
+        problem = look_at_test(weights, clean, self.test_set, losses)
+        if problem is None and self.config.method.attacks:
+            problem = look_at_robustness(weights, clean, attack, robust)
+        return problem
 
     def _end(self, reason: str) -> None:
         self.writer.wait()
