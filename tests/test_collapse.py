@@ -227,6 +227,7 @@ def test_chance_is_the_share_of_the_largest_class_with_the_noise_of_few_images(r
     [
         ((), "; train longer, or lower --lr, or add images"),
         ((1.1, 0.5), "; train longer, or lower --lr, or add images"),
+        ((1.1,), "; the training loss has hardly fallen: train longer, or try another --lr, or add images"),
         ((1.1, 1.05), "; the training loss has hardly fallen: train longer, or try another --lr, or add images"),
     ],
 )

@@ -107,7 +107,7 @@ def look_at_test(weights: str, accuracy: float, images: ImageSet, losses: Sequen
     share = float(counts[largest]) / n
     if wilson(accuracy * n, n)[0] > share:
         return None
-    stuck = len(losses) > 1 and losses[-1] > HARDLY_FALLEN * losses[0]
+    stuck = bool(losses) and losses[-1] > HARDLY_FALLEN * losses[0]
     mend = "the training loss has hardly fallen: train longer, or try another" if stuck else "train longer, or lower"
     return plain(
         f"no better than chance: the {weights} weights are right on {percent(accuracy)} of {n} clean test images, and "
