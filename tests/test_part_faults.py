@@ -12,6 +12,7 @@ from bullettrain import baselines
 from bullettrain.allocation import Allocated
 from bullettrain.attacks import Attack, pgd
 from bullettrain.attacks.losses import closed_form, gradient_at_logits, kl
+from bullettrain.engine.distributed import checksum
 from bullettrain.history import HistorySampler, LeaveOut
 
 M, K = 12, 4
@@ -250,6 +251,33 @@ def test_examples_that_are_there_twice_are_warned_of():
         warnings.simplefilter("error")
         train.check_every = 1
         train.step(network(), X, Y, index=INDEX)
+
+
+def test_a_checksum_is_of_every_bit_of_the_weights():
+    weights = [torch.randn(5), torch.randn(3, 2).T, torch.ones(2, dtype=torch.bfloat16), torch.ones(1).double()]
+    before = checksum(weights)
+    for weight in weights:
+        weight[0] += 2e-2
+        assert checksum(weights) != before
+        before = checksum(weights)
+    assert checksum([]) == 0
+    assert checksum([torch.zeros(3)]) == 1
+
+
+def test_a_penalty_of_ones_own_has_to_take_weights():
+    class Penalised(bt.PGDAT):
+        def penalty(self, model, x, y, start):
+            return torch.zeros(())
+
+    class Weighted(bt.StepBudget):
+        def allocate(self, category, score=None, past=None):
+            return Allocated(torch.ones_like(category), weight=torch.ones(len(category)))
+
+    plain = bt.BulletTrain(Penalised(eps=0.1), budget=bt.StepBudget.uniform(1))
+    plain.step(network(), X, Y)
+    weighted = bt.BulletTrain(Penalised(eps=0.1), budget=Weighted.uniform(1))
+    with pytest.raises(TypeError, match=r"Penalised's penalty takes .*it is called with .*weight"):
+        weighted.step(network(), X, Y)
 
 
 def test_processes_share_the_examples_of_an_epoch():

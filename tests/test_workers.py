@@ -125,8 +125,8 @@ def by_itself(part):
 
 
 def warnings_of(net, parts):
-    """Train with values checked at every step; what was warned of."""
-    train = BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(3, 1), check_every=1)
+    """Train with values checked at other steps in each process; what was warned of."""
+    train = BulletTrain(bt.TRADES(eps=0.05), budget=StepBudget(3, 1), check_every=1 + dist.get_rank())
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         run(net, train, parts)
@@ -284,7 +284,7 @@ def test_a_network_that_is_not_wrapped_is_noticed(two):
     """Gradients are not averaged, so that weights differ after the first step."""
     for process in two:
         bare, wrapped = process["warned"]
-        assert len(bare) == 2
+        assert len(bare) == 1  # the second process checks the first step and the third
         assert all("different weights, so gradients are not averaged; wrap the network" in text for text in bare)
         assert wrapped == []
 

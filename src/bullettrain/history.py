@@ -69,8 +69,9 @@ class History:
     def keep(self, index: Tensor, score: Tensor | None, margin: Tensor, steps: Tensor) -> None:
         """Store new values for the examples ``index`` (m,); NaN, from a forward that overflowed, becomes 0."""
         if score is not None:  # +0.0 means not seen, −0.0 is a wrong prediction's
+            score = score.to(self.score.dtype)
             zero = (score == 0) & ~torch.signbit(score)
-            score = score.masked_fill(zero, torch.finfo(torch.float32).tiny)
+            score = score.masked_fill(zero, torch.finfo(score.dtype).tiny)
         for mine, new in ((self.score, score), (self.margin, margin), (self.steps, steps)):
             if new is not None:
                 mine.index_copy_(0, index, new.to(mine.dtype).nan_to_num(nan=0.0) if mine.is_floating_point() else new)

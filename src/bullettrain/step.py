@@ -21,7 +21,7 @@ from bullettrain.attacks.state import bare
 from bullettrain.brief import brief
 from bullettrain.cost import Work
 from bullettrain.engine.attack import run_attack
-from bullettrain.engine.distributed import JointBatches, find_group
+from bullettrain.engine.distributed import JointBatches, checksum, find_group
 from bullettrain.engine.forwards import Forwards
 from bullettrain.engine.phases import (
     EAGER,
@@ -60,7 +60,8 @@ def algorithm(
     `tests/reference.py` has the algorithm once more, one example at a time.
     """
     examples, sizes = concatenate(train.objective, batches, run)  # line 3: x, y
-    world = JointBatches(train.process_group(), sizes, examples.x.device)  # the mini-batches of all processes together
+    # the mini-batches of all processes together
+    world = JointBatches(train.process_group(), sizes, examples.x.device, train.weights_checksum)
     # line 4: SVar of h(x)
     svar, logits = run(phases.select, examples, sizes) if train.needs_selection else (None, None)
     joint_scores = JointScores(world.gather(svar), world.sizes, world.local_ranges)  # the quantile is over all of them
@@ -179,6 +180,8 @@ class BulletTrain:
         self.steps_taken = 0
         self.checking = False
         """Whether the values of the current step are checked."""
+        self.weights_checksum = 0
+        """That of a checked step in several processes, else 0."""
         self._checked = False  # whether any step of this process was
         self._network_checked = False
 
@@ -216,9 +219,9 @@ class BulletTrain:
         batch = Batch(x, y, start, index)
         validation.check_module(model)
         with self.validated(model, [batch]), self.checked_forwards(model, y):
+            together = self.checking and self.process_group() is not None
+            self.weights_checksum = checksum(model.parameters()) if together else 0
             (out,) = algorithm(self, Phases(self, Forwards(model)), [batch])
-            if self.checking and (group := self.process_group()) is not None:
-                validation.check_alike_weights(model.parameters(), group)
         return out
 
     def updates(self, phases: Phases, batches: Sequence[Batch], run: Runner = EAGER) -> Iterator[StepOutput]:
@@ -369,6 +372,7 @@ class BulletTrain:
             self._checked = self._checked or due
         finally:
             self.checking = False
+            self.weights_checksum = 0
 
     @contextmanager
     def checked_forwards(self, model: nn.Module, y: Tensor) -> Iterator[None]:

@@ -189,18 +189,6 @@ def check_no_nan(score: Tensor) -> None:
         raise ValueError("the score returned NaN, which says nothing about an example; look at the score")
 
 
-def check_alike_weights(weights: Iterable[Tensor], group: Any) -> None:
-    """Warn if the processes of a group have different weights; synchronises with the device and the processes."""
-    mine = torch.stack([weight.detach().double().sum() for weight in weights]).sum()
-    largest, least = mine.clone(), mine.clone()
-    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=group)
-    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=group)
-    if bool(largest != least):
-        why = "the processes of the group have different weights, so gradients are not averaged"
-        mend = "wrap the network in DistributedDataParallel, or give joint=False if that is meant"
-        warnings.warn(f"{why}; {mend}", stacklevel=4)
-
-
 def check_score_sign(score: Tensor, logits: Tensor, y: Tensor) -> None:
     """Check that a score is negative for misclassified examples; synchronises with the device."""
     wrong = logits.argmax(dim=1) != y

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -27,18 +28,26 @@ class JointBatches:
         group: result of :func:`find_group`; None: only this process.
         sizes: number of examples that this process has of each mini-batch.
         device: device of the collectives.
+        checksum: of the weights, see :func:`checksum`; 0: not computed. Processes with different ones are warned of.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, sizes: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, sizes: Sequence[int], device: torch.device, checksum: int = 0
+    ) -> None:
         self.group, self.rank = group, 0 if group is None else dist.get_rank(group)
         self.sizes_by_rank = [list(sizes)]
         """Number of examples of each mini-batch, by process."""
         if group is not None:
-            mine = torch.tensor(sizes, device=device)
+            mine = torch.tensor([*sizes, checksum], device=device)
             parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
             with collective():
                 dist.all_gather(parts, mine, group=group)
-            self.sizes_by_rank = [part.tolist() for part in parts]
+            rows: list[list[int]] = [part.tolist() for part in parts]
+            self.sizes_by_rank = [row[:-1] for row in rows]
+            if len({row[-1] for row in rows} - {0}) > 1:
+                why = "the processes of the group have different weights, so gradients are not averaged"
+                mend = "wrap the network in DistributedDataParallel, or give joint=False if that is meant"
+                warnings.warn(f"{why}; {mend}", stacklevel=4)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -83,6 +92,13 @@ class JointBatches:
             with collective():
                 dist.all_reduce(values, group=self.group)
         return values
+
+
+def checksum(weights: Iterable[Tensor]) -> int:
+    """Return a number that differs, but for a freak, if any bit of the weights does; synchronises with the device."""
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = [w.detach().view(kinds[w.element_size()]).sum(dtype=torch.int64) for w in weights if w.numel()]
+    return int(torch.stack([s.to(sums[0].device) for s in sums]).sum()) or 1 if sums else 0
 
 
 @contextmanager

@@ -350,8 +350,9 @@ class Phases:
             z_prime = dynamic(z_prime, z_prime.ndim - 2)
         weight = () if assigned.weight is None else (assigned.weight,)
         name = type(objective).__name__
-        if weight and self.train.checking:
+        if weight:
             check_takes(objective.loss, f"{name}'s loss", ("z", "z_prime", "y", "touched", "weight"))
+            check_takes(objective.penalty, f"{name}'s penalty", ("model", "x", "y", "start", "weight"))
         loss = check_returned(loss_of(z, z_prime, y, touched, *weight), f"{name}.loss", (), "floating-point")
         penalty = objective.penalty(self.forwards.model, x, y, start, *weight)
         if penalty is not None:

@@ -116,7 +116,10 @@ class Stepper:
             x, y = next(iter(batches))
             sizes = (len(x), max(2, len(x) // 2)) if compiled else (len(x) if devices else 2,)
             for part in (x[:size] for size in sizes):
-                index = torch.arange(len(part), device=y.device) if engine.history.examples else None
+                index = None
+                if engine.history.examples:  # other examples in each process
+                    first = self.place.rank * len(x)
+                    index = torch.arange(first, first + len(part), device=y.device) % engine.history.examples
                 fast.step(part, y[: len(part)], index=index)
             optimizer.step()
 
