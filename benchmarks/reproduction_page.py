@@ -86,8 +86,7 @@ def told(results: Results, checks: list[Check]) -> str:
     if len(said) > MAX_FIGURES:
         parts = Counter(check.verdict for check in found)
         said = [f"of {len(found)} parts {', '.join(f'{parts[v]} {tables.MARKS[v]}' for v in Verdict if parts[v])}"]
-    near = ", near enough" if verdict is Verdict.HOLDS and any(check.near for check in found) else ""
-    return f"{tables.MARKS[verdict]} {verdict.value}{near}: {'; '.join(said)}"
+    return f"{tables.MARKS[verdict]} {verdict.value}: {'; '.join(said)}"
 
 
 def figure_of(results: Results, found: CheckResult, *, marked: bool) -> str:

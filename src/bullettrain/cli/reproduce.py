@@ -226,7 +226,7 @@ def show(console: Console, results: Results) -> None:
     for text in (*(f"{status}: {'; '.join(names)}" for status, names in statuses.items()), *notes):
         say(console, text, style="dim")
     marks = {verdict: Text(f"{tables.MARKS[verdict]} {verdict.value}", STYLES[verdict]) for verdict in Verdict}
-    say_rows(console, [(marks[verdict], text + remark) for verdict, remark, text, _ in tables.claims(results)])
+    say_rows(console, [(marks[verdict], text) for verdict, text, _ in tables.claims(results)])
     if not results.scale.like_paper:
         say(console, "scale smoke only shows that everything runs; its figures mean nothing", style="dim")
 

@@ -22,8 +22,8 @@ from bullettrain.reproduction.tasks import attack_name
 
 CORRELATIONS = ("rank", "rank_correct")
 TOLERANCES = {**dict.fromkeys(SHARES, 1.0), **dict.fromkeys(CORRELATIONS, 0.02)}
-"""By how much a figure may miss a claim and still meet it, by metric; 5 % for speed-ups, nothing for accuracies, which
-have a standard error instead."""
+"""By how much a figure may miss a claim and be too close to tell, by metric; 5 % for speed-ups, nothing for accuracies,
+which have a standard error instead."""
 NOT_RUN = "not run yet"
 
 
@@ -48,7 +48,6 @@ class CheckResult:
     Args:
         error: standard error of an accuracy, over seeds and images.
         paired: whether ``error`` compares the same images, image by image.
-        near: whether the claim holds only by the tolerance.
     """
 
     check: Check
@@ -56,7 +55,6 @@ class CheckResult:
     verdict: Verdict
     error: float | None = None
     paired: bool = False
-    near: bool = False
 
 
 class Results:
@@ -122,12 +120,11 @@ class Results:
         gap = best.above(other)
         relations = {"≥": check.offset - gap.value, "≤": gap.value - check.offset, "≈": abs(gap.value) - check.offset}
         missing, noise = relations[check.relation], chance_errors(len(values)) * gap.error
-        short = missing - _tolerance(check)
-        verdict = Verdict.HOLDS if short <= -noise else Verdict.CHANCE if short <= noise else Verdict.FAILS
+        allowed = max(noise, _tolerance(check))
+        verdict = Verdict.HOLDS if missing <= -noise else Verdict.CHANCE if missing <= allowed else Verdict.FAILS
         if len(values) < len(check.rows) and verdict not in (Verdict.CHANCE, FINAL_VERDICTS.get(check.relation)):
             return CheckResult(check, None, Verdict.OPEN)
-        error, near = gap.error if best.figures else None, verdict is Verdict.HOLDS and missing > 0
-        return CheckResult(check, gap.value, verdict, error, gap.paired, near)
+        return CheckResult(check, gap.value, verdict, gap.error if best.figures else None, gap.paired)
 
     def verdict(self, checks: Iterable[Check]) -> tuple[Verdict, list[CheckResult]]:
         """Return the verdict of a claim: it holds if all its ``checks`` do, and in part if some do."""

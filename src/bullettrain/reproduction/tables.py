@@ -176,19 +176,18 @@ def in_words(results: Results, result: CheckResult) -> str:
     kind = ("paired; " if result.paired else "unpaired; ") if check.against and result.error is not None else ""
     if check.against and (len(check.rows) > 1 or check.against != results.rows[check.rows[0]].baseline):
         text += f" against {results.rows[check.against].title}"
-    return f"{text} ({kind}asked: {bound}{'; near enough' * result.near})"
+    return f"{text} ({kind}asked: {bound})"
 
 
-def claims(results: Results) -> list[tuple[Verdict, str, str, list[tuple[Verdict, str]]]]:
-    """Return for each claim its verdict, a remark on that, its text, and its checks."""
+def claims(results: Results) -> list[tuple[Verdict, str, list[tuple[Verdict, str]]]]:
+    """Return for each claim its verdict, its text, and its checks."""
     rows = []
     for text, asked in results.claims.items():
         verdict, checks = results.verdict(asked)
-        remark = ", near enough" if verdict is Verdict.HOLDS and any(check.near for check in checks) else ""
         measured = any(check.found is not None for check in checks)
         described = [(check.verdict, in_words(results, check)) for check in checks] if measured else []
         own = " (not in the paper)" if text in OWN_CLAIMS else ""
-        rows.append((verdict, remark, text + own, described))
+        rows.append((verdict, text + own, described))
     return rows
 
 
@@ -263,8 +262,8 @@ def below(results: Results, figures: Sequence[tuple[str, str]], remarks: Sequenc
     """Return what follows the table as Markdown: notes, claims, ``remarks`` and figures."""
     lines = [text for note in (results.study.about, *results.notes()) if note for text in ("", note)]
     lines += [""] if results.claims else []
-    for verdict, remark, text, checks in claims(results):
-        lines.append(f"* {MARKS[verdict]} **{verdict.value}**{remark}: {text}")
+    for verdict, text, checks in claims(results):
+        lines.append(f"* {MARKS[verdict]} **{verdict.value}**: {text}")
         lines += [f"  * {MARKS[part]} {description}" for part, description in checks]
     lines += remarks
     for address, caption in figures:
