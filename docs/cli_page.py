@@ -4,12 +4,12 @@ python docs/cli_page.py [--check]
 """
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
+from settings_page import write
 
 from bullettrain.cli.app import app
 
@@ -90,14 +90,5 @@ def _text(text: str) -> str:
     return re.sub(r"(?<![\w`-])--[a-z][a-z-]*", r"`\g<0>`", " ".join(text.split())).replace("|", "\\|")
 
 
-def main() -> None:
-    """Write the page; with --check fail where it is not up to date."""
-    if "--check" in sys.argv[1:]:
-        if not FILE.is_file() or FILE.read_text(encoding="utf-8") != page():
-            sys.exit(f"{FILE.name} is out of date: run python docs/cli_page.py")
-    else:
-        FILE.write_text(page(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write(FILE, page(), "cli_page.py")

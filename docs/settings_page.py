@@ -11,14 +11,13 @@ from bullettrain.config.describe import page
 FILE = Path(__file__).resolve().parent / "settings.md"
 
 
-def main() -> None:
-    """Write the page; with --check fail where it is not up to date."""
-    if "--check" in sys.argv[1:]:
-        if not FILE.is_file() or FILE.read_text(encoding="utf-8") != page():
-            sys.exit(f"{FILE.name} is out of date: run python docs/settings_page.py")
-    else:
-        FILE.write_text(page(), encoding="utf-8")
+def write(file: Path, text: str, script: str) -> None:
+    """Write a page; with --check fail where it is not up to date. ``script`` is the one that writes it."""
+    if "--check" not in sys.argv[1:]:
+        file.write_text(text, encoding="utf-8")
+    elif not file.is_file() or file.read_text(encoding="utf-8") != text:
+        sys.exit(f"{file.name} is out of date: run python docs/{script}")
 
 
 if __name__ == "__main__":
-    main()
+    write(FILE, page(), "settings_page.py")
